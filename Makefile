@@ -1,0 +1,38 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint types layers pytest clean
+
+$(STAMP): pyproject.toml constraints.txt
+	tests/install_system_packages.sh
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/shoal testnet --out runs/demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# trio ships its own types, but a dependency of libp2p installs outdated stubs that would hide them.
+.typing/trio: $(STAMP)
+	ln -sfn "$$($(BIN)/python -c 'import os, trio; print(os.path.dirname(trio.__file__))')" .typing/trio
+
+types: .typing/trio
+	$(BIN)/mypy -p shoal.protocol -p shoal.swarm -p shoal.collectives -p shoal.node -p shoal.cli -p shoal.testnet
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+pytest: $(STAMP)
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile
+
+test: lint types layers pytest
+
+clean:
+	rm -rf .venv runs build dist *.egg-info

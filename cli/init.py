@@ -1,0 +1,86 @@
+"""`shoal init`, which founds a swarm, and `shoal id`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+
+DEFAULT_INNER_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitOptions:
+    """What the user asked `shoal init` for."""
+
+    data_dir: DataDir = DEFAULT_DATA_DIR
+    name: Annotated[str, option("--name", help="A name for people.")] = "shoal"
+    workload: Annotated[
+        str, option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
+    ] = "text"
+    strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
+    admission: Annotated[Literal["open", "allowlist", "invite"], option("--admission", help="Who may join.")] = "open"
+    output: Annotated[Path, option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
+        "swarm.toml"
+    )
+    force: Annotated[bool, option("--force", help="Replace an existing file.")] = False
+
+
+def init(options: InitOptions) -> None:
+    """Found a swarm: make this node's keys and write a commented manifest for all its members."""
+    from shoal.node.store import write_atomically
+
+    _refuse_to_overwrite(options)
+    node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
+    authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
+    manifest = found(options, node, authority)
+    write_atomically(options.output, render_manifest(manifest).encode())
+    typer.echo(
+        f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
+        f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
+        f"next: read {options.output}, then `{_next_command(options)}`"
+    )
+
+
+def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
+    """The manifest of a new swarm with `node` as its one founder. Raises ConfigError."""
+    tables = {
+        "swarm": {
+            "name": options.name,
+            "founders": [node.peer_id],
+            "authority": authority.peer_id,
+            "admission": options.admission,
+        },
+        "workload": {"name": options.workload},
+        "sync": {"inner_steps": DEFAULT_INNER_STEPS, "strategy": options.strategy},
+    }
+    return validate_manifest(tables, source="the new manifest")
+
+
+def _refuse_to_overwrite(options: InitOptions) -> None:
+    if options.output.is_dir():
+        raise ConfigError(f"{options.output} is a folder; give the name of a file with -o")
+    if options.output.exists() and not options.force:
+        raise ConfigError(f"{options.output} exists; choose another name with -o, or replace it with --force")
+    if not options.output.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {options.output.parent}; make it first, or choose another -o")
+
+
+def _next_command(options: InitOptions) -> str:
+    words = ["shoal", "run", str(options.output)]
+    if options.data_dir != DEFAULT_DATA_DIR:
+        words += ["--data-dir", str(options.data_dir)]
+    return shlex.join(words)
+
+
+def show_id(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Print this node's PeerId; its key is made if there is none yet."""
+    typer.echo(Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id)

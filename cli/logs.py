@@ -1,0 +1,95 @@
+"""Where log records go: to stderr, as text or as one JSON object a line, above a live display if there is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from shoal.cli.options import option
+from shoal.cli.text import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How log lines on stderr are written.")]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], option("--log-level", help="The least severe records shown.")
+]
+
+
+class TextFormatter(logging.Formatter):
+    """`12:30:59 warning shoal.node.engine: text`, and the traceback below; `brief`, for a person who watches, leaves
+    out what goes without saying. A peer's text cannot forge a line.
+    """
+
+    def __init__(self, *, brief: bool) -> None:
+        super().__init__()
+        self._brief = brief
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more for a traceback."""
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        origin = "" if self._brief and record.levelno == logging.INFO else f"{record.levelname.lower()} "
+        origin += "" if self._brief else f"{record.name}: "
+        line = f"{at} {origin}{escaped(record.getMessage())}"
+        return line if record.exc_info is None else f"{line}\n{_traceback(record)}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: at (wall-clock seconds), level, logger, message and, of an error, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        fields: dict[str, str | float] = {
+            "at": round(record.created, 4),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            fields["traceback"] = _traceback(record)
+        return json.dumps(fields, separators=(",", ":"))
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    assert record.exc_info is not None
+    return "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints records through the console of a live display, which keeps its place below them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record; never raises."""
+        try:
+            style = (
+                "red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else None
+            )
+            self._console.print(self.format(record), style=style, markup=False, highlight=False, soft_wrap=True)
+        except Exception:  # logging's contract: a record that cannot be shown must not stop the program
+            self.handleError(record)
+
+
+def configure(*, log_format: str, level: str, console: Console | None) -> None:
+    """Send this program's records, and warnings of others, to stderr: through `console` if there is one.
+
+    Replaces what an earlier call set up.
+    """
+    handler: logging.Handler = logging.StreamHandler() if console is None else ConsoleHandler(console)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=console is not None))
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old.formatter, TextFormatter | JsonFormatter)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    shown = logging.getLevelNamesMapping()[level.upper()]
+    root.setLevel(max(shown, logging.WARNING))
+    logging.getLogger("shoal").setLevel(shown)
+    # libp2p reports every connection that peers break; what matters of that, Shoal says itself.
+    logging.getLogger("libp2p").setLevel(logging.DEBUG if level == "debug" else logging.CRITICAL)

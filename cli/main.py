@@ -1,0 +1,107 @@
+"""The `shoal` command: which commands there are, and how whatever they raise ends as a line and an exit code.
+
+    0    done
+    1    the job failed
+    2    wrong usage or configuration: one line on stderr says what is wrong and what to do
+    130  interrupted after a clean leave
+
+What a command needs beyond the standard library and the protocol, it imports itself: `shoal --help` starts at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+
+import typer
+import typer.main
+
+from shoal.cli.init import InitOptions, init, show_id
+from shoal.cli.options import command_of
+from shoal.cli.run import RunOptions, run
+from shoal.cli.status import leave, pause, resume, status
+from shoal.cli.testnet import TestnetOptions, testnet
+from shoal.cli.text import in_one_line
+from shoal.node.control_client import NodeNotRunning
+from shoal.protocol.errors import ConfigError, LocalError, ShoalError
+
+DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command("init")(command_of(InitOptions, init))
+app.command("run")(command_of(RunOptions, run))
+app.command("status")(status)
+app.command("leave")(leave)
+app.command("pause")(pause)
+app.command("resume")(resume)
+app.command("id")(show_id)
+app.command("testnet")(command_of(TestnetOptions, testnet))
+
+
+@app.callback(
+    invoke_without_command=True, epilog="Every --some-option is also the environment variable SHOAL_SOME_OPTION."
+)
+def shoal(context: typer.Context) -> None:
+    """Train one model on many machines that nobody owns together."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code, whatever happened."""
+    try:
+        result = typer.main.get_command(app).main(list(arguments), prog_name="shoal", standalone_mode=False)
+    except typer.TyperException as error:
+        return _complain(_usage_error(error), WRONG_USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BaseException as error:
+        if isinstance(error, SystemExit | GeneratorExit):
+            raise
+        return _explain(error)
+    return result if isinstance(result, int) else DONE
+
+
+def _explain(error: BaseException) -> int:
+    """Say on stderr what went wrong: one line for what is foreseen, a traceback for a bug. Returns the exit code."""
+    causes = list(_leaves(error))
+    bugs = [cause for cause in causes if not isinstance(cause, ShoalError | KeyboardInterrupt)]
+    bugs += [cause for cause in causes if isinstance(cause, LocalError)]
+    if bugs:
+        traceback.print_exception(error)
+        return _complain(f"this is a bug in Shoal: {type(bugs[0]).__name__}: {bugs[0]}", FAILED)
+    for cause in causes:
+        if isinstance(cause, ShoalError):
+            wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning)
+            return _complain(str(cause), WRONG_USAGE if wrong_usage else FAILED)
+    return INTERRUPTED
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside nested groups, in order; a plain exception is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _usage_error(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = "shoal" if context is None else context.command_path
+    return f"{error.format_message().rstrip('.')}; see `{command} --help`"
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"shoal: {in_one_line(text)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

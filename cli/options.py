@@ -1,0 +1,90 @@
+"""Options that commands share, the environment variable of each, and how the texts of some become values.
+
+An option --some-thing is also SHOAL_SOME_THING, whatever command it belongs to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import platformdirs
+import typer
+
+from shoal.protocol.errors import ConfigError
+
+DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
+NODE_KEY_NAME = "node.key"
+AUTHORITY_KEY_NAME = "authority.key"
+RATE_LIMIT_BYTES_PER_S = 10**12
+PORT_LIMIT = 65_535
+
+_RATE = re.compile(r"(?P<number>\d{1,12}(\.\d{1,6})?) ?(?P<prefix>[kKMG]i?)?(?P<unit>B|bit|bps)?(/s)?", re.ASCII)
+_PREFIXES = {None: 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+OptionsT = TypeVar("OptionsT")
+
+
+def option(*names: str, help: str, hidden: bool = False, metavar: str | None = None) -> Any:
+    """A Typer option with the environment variable of its first long name."""
+    long_name = next(name for name in names if name.startswith("--"))
+    variable = "SHOAL_" + long_name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+    return typer.Option(*names, help=help, envvar=variable, show_envvar=False, hidden=hidden, metavar=metavar)
+
+
+DataDir = Annotated[Path, option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
+AsJson = Annotated[bool, option("--json", help="Print one JSON document on stdout.")]
+
+
+def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> Callable[..., None]:
+    """`execute`, which takes one dataclass, as the function with a parameter per option that Typer asks for."""
+    hints = get_type_hints(options, include_extras=True)
+
+    def command(**values: Any) -> None:
+        execute(options(**values))
+
+    # Typer reads a command's options off its signature; no call in this program relies on it.
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=hints[field.name],
+                default=_default_of(field.default, field.default_factory),
+            )
+            for field in fields(options)  # type: ignore[arg-type]  # a dataclass by contract
+        ]
+    )
+    command.__annotations__ = hints
+    command.__doc__ = execute.__doc__
+    return command
+
+
+def _default_of(default: object, factory: object) -> object:
+    if default is not MISSING:
+        return default
+    return factory() if callable(factory) else inspect.Parameter.empty
+
+
+def parse_rate(text: str, option: str) -> int:
+    """Bytes per second out of "10M", "5MiB/s" or "80Mbit". Raises ConfigError that names `option`."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{option}: {text!r} is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second")
+    bits_per_unit = 1 if match["unit"] in ("bit", "bps") else 8
+    rate = int(float(match["number"]) * _PREFIXES[match["prefix"]] * bits_per_unit / 8)
+    if not 1 <= rate <= RATE_LIMIT_BYTES_PER_S:
+        raise ConfigError(f"{option}: {text!r} is no useful rate; leave {option} out for no limit")
+    return rate
+
+
+def parse_host_port(text: str, option: str) -> tuple[str, int]:
+    """Host and port of "0.0.0.0:4100" or "[::]:4100"; port 0 lets the system choose. Raises ConfigError."""
+    match = re.fullmatch(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})", text, re.ASCII)
+    if match is None or int(match["port"]) > PORT_LIMIT:
+        raise ConfigError(f"{option}: {text!r} is not HOST:PORT; write 0.0.0.0:4100, or [::]:4100 for IPv6")
+    return match["v6"] or match["host"], int(match["port"])

@@ -1,0 +1,145 @@
+"""What a person sees: tables and a live line on a terminal, plain lines everywhere else.
+
+Results go to stdout. Progress goes the way of the log, to stderr, so that the two can never write into each other; on
+a terminal one more line below it, redrawn in place, says what goes on right now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.cli import logs
+from shoal.cli.text import count, escaped, in_one_line, number, quantity
+from shoal.node.control_client import Status
+from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundCertified, StateFetched, TrainerTraceback
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TRACEBACK_LIMIT_LINES = 200
+
+log = logging.getLogger("shoal.progress")
+
+ShowNow = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def progress_display(*, log_format: str, log_level: str) -> Iterator[ShowNow]:
+    """Set up logging and, where stderr is a terminal, a live line below it; yields what changes that line.
+
+    With JSON logs, or into a file, there is no live line and setting it does nothing.
+    """
+    if log_format == "json" or not sys.stderr.isatty():
+        logs.configure(log_format=log_format, level=log_level, console=None)
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    logs.configure(log_format=log_format, level=log_level, console=console)
+    with console.status(Text("starting")) as live:
+        yield lambda text: live.update(Text(escaped(text)))
+
+
+class RunProgress:
+    """Tells how a run of a node goes on: what is worth keeping in the log, what passes in the live line."""
+
+    def __init__(self, show_now: ShowNow) -> None:
+        self._show_now = show_now
+        self._certified = ""
+
+    def __call__(self, event: Progress) -> None:
+        """Take one event; never blocks for long, never raises."""
+        match event:
+            case PhaseChanged():
+                self._show_now(f"round {event.round}: {event.phase}{self._certified}")
+            case StateFetched():
+                self._show_now(f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks")
+                if event.done_chunks == event.total_chunks:
+                    log.info("fetched the swarm's state, %s", count(event.total_chunks, "chunk"))
+            case RoundCertified():
+                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+                self._certified = f" · round {event.round} was certified{loss}"
+                log.info("%s", certified_line(event))
+            case Notice():
+                log.warning("%s", event.text)
+            case TrainerTraceback():
+                log.error("the workload failed: %s", event.summary)
+                for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
+                    log.error("  %s", line)
+
+
+def certified_line(event: RoundCertified) -> str:
+    """`round 3 certified: 4 of 5 members contributed, loss 1.2345, 8.1 s`."""
+    who = f"{event.contributors} of {count(event.members, 'member')} contributed"
+    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+    return f"round {event.round} certified: {who}{loss}, {event.seconds:.1f} s"
+
+
+def print_status(status: Status) -> None:
+    """A node's status on stdout: a table of the members on a terminal, plain lines into a file."""
+    for line in status_lines(status):
+        print(line)
+    rows = member_rows(status)
+    if sys.stdout.isatty():
+        print_table(("member", "phase", "tokens/s"), rows)
+    else:
+        for peer, phase, speed in rows:
+            print(f"member     {peer} {phase} {speed} tokens/s")
+
+
+def status_lines(status: Status) -> list[str]:
+    """All of a status but its members, a fact a line."""
+    facts = [
+        ("peer id", status.peer_id),
+        ("swarm", status.swarm_id),
+        *(("address", address) for address in status.addresses),
+        ("phase", status.phase),
+        ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
+        ("loss", number(status.loss)),
+        ("speed", f"{number(status.tokens_per_s, 1)} tokens/s"),
+        ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
+    ]
+    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts]
+    return lines + missing_lines(status)
+
+
+def missing_lines(status: Status) -> list[str]:
+    """Who of the members is not there, what that means and what helps; nothing if all are there."""
+    if not status.missing:
+        return []
+    electorate = {member.peer_id for member in status.members}.union(status.missing)
+    here, all_members = len(electorate) - len(status.missing), count(len(electorate), "member")
+    if 2 * here > len(electorate):
+        effect = f"rounds go on with {here} of {all_members}"
+    else:
+        wait = "may wait" if 2 * here == len(electorate) else "wait"  # of two halves, one has the casting vote
+        effect = f"rounds {wait} for a majority, {here} of {all_members} here; this node trains on alone meanwhile"
+    who = "this node" if len(status.missing) == 1 else "these nodes"
+    lines = [f"missing    {in_one_line(peer)}" for peer in status.missing]
+    return [*lines, f"help       {effect}; start {who} again, `shoal run` with the same --data-dir"]
+
+
+def member_rows(status: Status) -> list[tuple[str, str, str]]:
+    """PeerId, phase and tokens/s of every member, safe to print."""
+    return [
+        (in_one_line(member.peer_id), in_one_line(member.phase), number(member.tokens_per_s, 1))
+        for member in status.members
+    ]
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console | None = None) -> None:
+    """A table on the terminal; the cells are text, not markup."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    (console or Console()).print(table)

@@ -1,0 +1,144 @@
+"""`shoal run`: one node, from the command line to its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.logs import LogFormat, LogLevel
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option, parse_host_port, parse_rate
+from shoal.cli.render import RunProgress, progress_display
+from shoal.node.config import Hold, NodeConfig
+from shoal.node.outcome import Outcome, Progress
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import check_workload_allowed, load_manifest
+
+LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
+THREAD_LIMIT = 4096
+ROUND_LIMIT = 2**53
+HOLD_LIMIT = 256
+
+EXIT_CODES = {Outcome.DONE: 0, Outcome.LEFT: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 130}
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the user asked `shoal run` for, as written."""
+
+    manifest: Annotated[Path, typer.Argument(help="The swarm's manifest; `shoal init` writes one.", metavar="MANIFEST")]
+    data_dir: DataDir = DEFAULT_DATA_DIR
+    join: Annotated[
+        list[str], option("--join", help="A member's address, as its `shoal status` shows it. Repeatable.")
+    ] = field(default_factory=list)
+    listen: Annotated[
+        list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")
+    ] = field(default_factory=lambda: [LISTEN_ANYWHERE])
+    lane_listen: Annotated[str, option("--lane-listen", help="Where to listen for bulk data.", metavar="HOST:PORT")] = (
+        "0.0.0.0:0"
+    )
+    device: Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")] = "auto"
+    threads: Annotated[int, option("--threads", help="CPU threads of the trainer; 0: its own choice.")] = 0
+    data: Annotated[
+        str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
+    ] = None
+    rounds: Annotated[int | None, option("--rounds", help="Stop after so many certified rounds.")] = None
+    dashboard: Annotated[str, option("--dashboard", help="Only off in this version.", metavar="HOST:PORT|off")] = "off"
+    max_upload: Annotated[str | None, option("--max-upload", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = None
+    max_download: Annotated[str | None, option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = (
+        None
+    )
+    mdns: Annotated[bool, option("--mdns/--no-mdns", help="Find members on the local network.")] = True
+    allow_workload: Annotated[
+        list[str],
+        option(
+            "--allow-workload",
+            help="Code that a manifest may name besides installed workloads. Repeatable.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = field(default_factory=list)
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    test_mode: Annotated[bool, option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
+        False
+    )
+    hold: Annotated[list[str], option("--hold", help="ROUND:PHASE[:PROGRESS] to stop at.", hidden=True)] = field(
+        default_factory=list
+    )
+
+
+def run(options: RunOptions) -> None:
+    """Be a node of a swarm, until interrupted, told to leave, or done."""
+    config = config_of(options)
+    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
+        outcome = run_to_end(config, RunProgress(show_now))
+    raise typer.Exit(EXIT_CODES[outcome])
+
+
+def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> Outcome:
+    """Run the node. Raises ShoalError, or an ExceptionGroup of what its tasks raised."""
+    import trio
+
+    from shoal.node.daemon import run_node
+
+    return trio.run(partial(run_node, config, on_progress=on_progress))
+
+
+def config_of(options: RunOptions) -> NodeConfig:
+    """The checked configuration of one run. Raises ConfigError for the first option that cannot be used."""
+    from shoal.node.workload import installed_workloads
+
+    _check(options)
+    manifest = load_manifest(options.manifest)
+    check_workload_allowed(
+        manifest, from_peer=False, entry_points=installed_workloads(), allowed=options.allow_workload
+    )
+    return NodeConfig(
+        manifest=manifest,
+        data_dir=options.data_dir,
+        join=tuple(options.join),
+        listen=tuple(options.listen),
+        lane_listen=parse_host_port(options.lane_listen, "--lane-listen"),
+        device=options.device,
+        threads=options.threads,
+        data=options.data,
+        rounds=options.rounds,
+        max_upload=_rate(options.max_upload, "--max-upload"),
+        max_download=_rate(options.max_download, "--max-download"),
+        mdns=options.mdns,
+        test_mode=options.test_mode,
+        holds=tuple(Hold.parse(text) for text in options.hold),
+    )
+
+
+def _rate(text: str | None, option: str) -> int | None:
+    return None if text is None else parse_rate(text, option)
+
+
+def _check(options: RunOptions) -> None:
+    from shoal.swarm.address import parse_address, parse_listen_address
+
+    for address in options.join:
+        parse_address(address)
+    for address in options.listen:
+        parse_listen_address(address)
+    if not _DEVICE.fullmatch(options.device):
+        raise ConfigError(f"--device: {options.device!r} is none of auto, cpu, cuda, cuda:N, mps")
+    if not 0 <= options.threads <= THREAD_LIMIT:
+        raise ConfigError(f"--threads: {options.threads} is not in 0..{THREAD_LIMIT}; 0 lets the trainer choose")
+    if options.rounds is not None and not 1 <= options.rounds <= ROUND_LIMIT:
+        raise ConfigError(f"--rounds: {options.rounds} is no number of rounds; leave --rounds out to go on for ever")
+    if options.dashboard != "off":
+        raise ConfigError("--dashboard: this version has none; leave it out or write --dashboard off")
+    if options.data is not None and not Path(options.data).exists():
+        raise ConfigError(f"--data: there is no {options.data}; check the path")
+    if options.hold and not options.test_mode:
+        raise ConfigError("--hold works with --test-mode only; it is for tests")
+    if len(options.hold) > HOLD_LIMIT:
+        raise ConfigError(f"--hold: at most {HOLD_LIMIT}")

@@ -1,0 +1,47 @@
+"""The commands that talk to a running node through its control socket: status, leave, pause, resume."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+
+from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, DataDir
+from shoal.cli.render import print_status
+from shoal.node.control_client import Status, request
+from shoal.protocol.errors import NetworkError
+
+STATUS_DEADLINE_S = 10.0
+ORDER_DEADLINE_S = 35.0
+
+
+def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+    """Show what the node that runs here knows: its phase, round, members, and addresses to give to others."""
+    reply = request(data_dir, "status", deadline_s=STATUS_DEADLINE_S)
+    try:
+        known = msgspec.convert(reply, Status)
+    except msgspec.ValidationError as error:
+        raise NetworkError(
+            f"the node on {data_dir} is of another version than this command ({error}); restart it"
+        ) from None
+    if as_json:
+        typer.echo(msgspec.json.encode(known))
+    else:
+        print_status(known)
+
+
+def leave(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Let the node that runs here leave the swarm gracefully, and stop."""
+    request(data_dir, "leave", deadline_s=ORDER_DEADLINE_S)
+    typer.echo(f"the node on {data_dir} is leaving; it stops as soon as the others know")
+
+
+def pause(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Let the node that runs here stop using the accelerator; it stays a member."""
+    request(data_dir, "pause", deadline_s=ORDER_DEADLINE_S)
+    typer.echo(f"the node on {data_dir} stops training; go on with `shoal resume`")
+
+
+def resume(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Let the node that runs here train again."""
+    request(data_dir, "resume", deadline_s=ORDER_DEADLINE_S)
+    typer.echo(f"the node on {data_dir} trains again")

@@ -1,0 +1,80 @@
+"""`shoal testnet`: a swarm of real node processes on this machine, with faults, checked and reported."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.logs import LogFormat, LogLevel
+from shoal.cli.options import AsJson, option
+from shoal.cli.render import ShowNow, progress_display
+
+if TYPE_CHECKING:
+    from shoal.testnet.report import Report
+    from shoal.testnet.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestnetOptions:
+    """What the user asked `shoal testnet` for; None leaves it to the scenario."""
+
+    __test__ = False  # for pytest, which takes the name for its own
+
+    nodes: Annotated[
+        int | None, option("--nodes", help="How many nodes; without a --scenario no faults. [demo: 4]")
+    ] = None
+    rounds: Annotated[
+        int | None, option("--rounds", help="How many rounds; without a --scenario no faults. [demo: 8]")
+    ] = None
+    seed: Annotated[int | None, option("--seed", help="Of the parameters and the data. [demo: 1]")] = None
+    scenario: Annotated[
+        Path | None, option("--scenario", help="What to run and which faults to inject.", metavar="FILE")
+    ] = None
+    strategy: Annotated[str | None, option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
+    codec: Annotated[str | None, option("--codec", help="fp32, bf16 or int8. [demo: int8]")] = None
+    out: Annotated[
+        Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
+    ] = None
+    as_json: AsJson = False
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+
+
+def testnet(options: TestnetOptions) -> None:
+    """Run a swarm of real nodes on this machine; with no options the demo, in which one is killed and one joins."""
+    from shoal.testnet.scenario import choose_scenario
+
+    scenario = choose_scenario(
+        options.scenario,
+        nodes=options.nodes,
+        rounds=options.rounds,
+        seed=options.seed,
+        strategy=options.strategy,
+        codec=options.codec,
+    )
+    from shoal.cli.testnet_report import summary
+    from shoal.testnet.report import ok, to_json
+
+    out = options.out or Path("runs") / time.strftime("testnet-%Y%m%d-%H%M%S")
+    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
+        report = run_to_end(scenario, out, show_now)
+    if options.as_json:
+        typer.echo(to_json(report))
+    else:
+        typer.echo("\n".join(summary(report, out)))
+    raise typer.Exit(0 if ok(report) else 1)
+
+
+def run_to_end(scenario: Scenario, out: Path, show_now: ShowNow) -> Report:
+    """Run the testnet. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
+    import trio
+
+    from shoal.cli.testnet_report import TestnetProgress
+    from shoal.testnet.swarm import run_testnet
+
+    return trio.run(partial(run_testnet, scenario, out, TestnetProgress(show_now, rounds=scenario.rounds)))

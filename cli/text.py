@@ -1,0 +1,36 @@
+"""Texts for people: safe to print wherever they came from, and short."""
+
+from __future__ import annotations
+
+LINE_LIMIT_CHARS = 4096
+
+
+def escaped(text: str) -> str:
+    """`text` in one line that no terminal takes for a command: what cannot be printed is written as an escape."""
+    shown = text[:LINE_LIMIT_CHARS] + ("…" if len(text) > LINE_LIMIT_CHARS else "")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
+
+
+def in_one_line(text: str) -> str:
+    """`text` with line breaks turned into blanks, then `escaped`."""
+    return escaped(" ".join(text.split()))
+
+
+def quantity(value: float, unit: str) -> str:
+    """`12.3 kB`: three digits or so and a decimal prefix."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 1000 or prefix == "T":
+            digits = 0 if prefix == "" and value == int(value) else 1
+            return f"{value:.{digits}f} {prefix}{unit}"
+        value /= 1000
+    raise AssertionError("the last prefix takes what is left")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """`value`, or a dash if there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def count(value: int, noun: str) -> str:
+    """`1 member`, `2 members`."""
+    return f"{value} {noun}{'' if value == 1 else 's'}"

@@ -1,0 +1,124 @@
+"""A node's contribution to a round: encoded once, committed to by one root, and never changed.
+
+What travels to the owner of a chunk is
+
+    payload = encoded chunk ‖ Merkle path of its BLAKE3 hash under the contribution's root
+
+The root is in the signed Ready and in the plan. With the path beside the bytes an owner checks each chunk by itself, on
+arrival, for 32 bytes per doubling of the number of chunks; so a contributor cannot send one thing to the first owner of
+a chunk and another to the owner after a re-plan. (Frames are not signed one by one: this protects the sum, and does not
+give third parties a proof against the sender.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+import numpy as np
+
+from shoal.collectives.codecs import F32, U8, Codec, codec
+from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
+from shoal.collectives.grid import Grid
+from shoal.protocol.errors import LocalError
+
+
+def payload_bytes(grid: Grid, codec: Codec, chunk: int) -> int:
+    """How long the payload of a contributed chunk is."""
+    return codec.encoded_bytes(grid.length(chunk)) + path_bytes(chunk, grid.chunks)
+
+
+def encoded_part(payload: U8, *, grid: Grid, codec: Codec, chunk: int, root: bytes) -> U8 | None:
+    """The encoded chunk in a payload of the right length, or None if it is not what `root` commits to."""
+    size = codec.encoded_bytes(grid.length(chunk))
+    encoded, path = payload[:size], payload[size:].tobytes()
+    proven = path_proves(root, chunk_hash(encoded.data), chunk, grid.chunks, path)
+    return encoded if proven else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodedContribution:
+    """All payloads of one contribution, in one read-only buffer: payload c lies at offsets[c] … offsets[c + 1].
+
+    squares: per chunk the sum of squares of the decoded values, in float64. For audit and clipping; it enters no
+    arithmetic whose bits matter.
+    """
+
+    grid: Grid
+    codec: Codec
+    buffer: U8
+    offsets: tuple[int, ...]
+    root: bytes
+    squares: tuple[float, ...]
+
+    @classmethod
+    def encode(cls, values: F32, grid: Grid, name: str, *, threads: int = 1) -> Self:
+        """The contribution of `values`, (numel,) float32, in the codec called `name`.
+
+        Raises LocalError if they do not fit the grid or are not all finite, ConfigError for an unknown codec.
+        """
+        if values.shape != (grid.numel,):
+            raise LocalError(f"{values.shape} values on a grid of {grid.numel}")
+        how = codec(name)
+        sizes = (payload_bytes(grid, how, chunk) for chunk in range(grid.chunks))
+        offsets = tuple(accumulate(sizes, initial=0))
+        buffer = np.empty(offsets[-1], np.uint8)
+
+        def encode_chunk(chunk: int) -> tuple[bytes, float]:
+            size = how.encoded_bytes(grid.length(chunk))
+            encoded = buffer[offsets[chunk] : offsets[chunk] + size]
+            how.encode(values[slice(*grid.span(chunk))], out=encoded)
+            decoded = np.empty(grid.length(chunk), np.float32)
+            how.decode_into(encoded, decoded)
+            return chunk_hash(encoded.data), float(np.square(decoded, dtype=np.float64).sum())
+
+        with ThreadPoolExecutor(threads) as pool:
+            hashes, squares = zip(*pool.map(encode_chunk, range(grid.chunks)), strict=True)
+        tree = MerkleTree(hashes)
+        for chunk in range(grid.chunks):
+            path = tree.path(chunk)
+            buffer[offsets[chunk + 1] - len(path) : offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
+        buffer.flags.writeable = False
+        return cls(grid=grid, codec=how, buffer=buffer, offsets=offsets, root=tree.root, squares=squares)
+
+    def payload(self, chunk: int) -> memoryview:
+        """What is sent to the owner of `chunk`."""
+        return self.buffer[self.offsets[chunk] : self.offsets[chunk + 1]].data
+
+    def encoded(self, chunk: int) -> U8:
+        """The encoded chunk alone, read-only."""
+        size = self.codec.encoded_bytes(self.grid.length(chunk))
+        return self.buffer[self.offsets[chunk] : self.offsets[chunk] + size]
+
+    def concatenated(self) -> bytes:
+        """All encoded chunks in order, without the paths: what an audit is given."""
+        return b"".join(self.encoded(chunk).tobytes() for chunk in range(self.grid.chunks))
+
+    def decoded(self) -> F32:
+        """What everyone else sees of the contribution: (numel,) float32."""
+        values = np.empty(self.grid.numel, np.float32)
+        for chunk in range(self.grid.chunks):
+            self.codec.decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
+        return values
+
+
+def residual_after(values: F32, contribution: EncodedContribution, included: Sequence[bool]) -> F32:
+    """What of `values` a certified round did not count, to be carried into the next: (numel,) float32.
+
+    values: what `contribution` was encoded from. included: per chunk, whether the certified bitmap names this node.
+    An included chunk leaves its quantisation error, an excluded one all of it. Raises LocalError if sizes differ.
+    """
+    grid = contribution.grid
+    if values.shape != (grid.numel,) or len(included) != grid.chunks:
+        raise LocalError("values, contribution and bitmaps of different sizes")
+    residual = contribution.decoded()
+    for chunk in range(grid.chunks):
+        at = slice(*grid.span(chunk))
+        if included[chunk]:
+            np.subtract(values[at], residual[at], out=residual[at])
+        else:
+            residual[at] = values[at]
+    return residual

@@ -1,0 +1,153 @@
+"""Reduced chunks: the bytes that everyone decodes, and the owner's signed word about each.
+
+What an owner sends to all is
+
+    payload = encoded chunk ‖ contributor bitmap ‖ Ed25519 signature of the ChunkStatement
+
+The statement's other fields (plan, chunk, owner, BLAKE3 of the bytes) are known to the receiver, so final and
+statement travel as one and neither can be there without the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from shoal.collectives.codecs import F32, U8, Codec, Encoded, codec
+from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash
+from shoal.collectives.grid import Grid
+from shoal.collectives.partition import owner_by_chunk
+from shoal.collectives.state import frozen
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
+from shoal.protocol.messages import ChunkStatement, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FinalChunk:
+    """One reduced chunk as its owner sent it: `payload` (read-only) and the statement it carries."""
+
+    payload: U8
+    encoded: U8
+    statement: ChunkStatement
+
+
+class FinalFormat:
+    """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.plan_hash = plan.hash
+        self.grid = Grid.of(plan)
+        self.codec: Codec = codec(plan.codec)
+        self.owners = owner_by_chunk(plan)
+        self._contributors = frozenset(plan.contributors())
+
+    def owner(self, chunk: int) -> PeerId:
+        """Who reduces `chunk`."""
+        return self.plan.participants[self.owners[chunk]].peer
+
+    def encoded_bytes(self, chunk: int) -> int:
+        """How long the encoded chunk is."""
+        return self.codec.encoded_bytes(self.grid.length(chunk))
+
+    def payload_bytes(self, chunk: int) -> int:
+        """How long the final payload of `chunk` is."""
+        return self.encoded_bytes(chunk) + bitmap_bytes(len(self.plan.participants)) + SIGNATURE_BYTES
+
+    def sign(self, identity: Identity, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+        """Encode `mean`, once and for all, and sign what came out."""
+        size = self.encoded_bytes(chunk)
+        payload = np.empty(self.payload_bytes(chunk), np.uint8)
+        self.codec.encode(mean, out=payload[:size])
+        bits = bitmap(included, len(self.plan.participants))
+        statement = ChunkStatement.sign(
+            identity, plan=self.plan_hash, chunk=chunk, bitmap=bits, result=chunk_hash(payload[:size].data)
+        )
+        payload[size:] = np.frombuffer(bits + statement.signature, np.uint8)
+        payload.flags.writeable = False
+        return FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
+
+    def open(self, chunk: int, data: Encoded, out: F32) -> FinalChunk:
+        """Check a final payload and decode it into `out`, (values of the chunk,) float32.
+
+        Raises RemoteError, naming the owner, if the bytes are not what the owner signed, if the bitmap names who does
+        not contribute, or if they do not decode. `out` then holds nothing of use.
+        """
+        owner, size = self.owner(chunk), self.encoded_bytes(chunk)
+        payload = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        if payload.shape != (self.payload_bytes(chunk),):
+            raise RemoteError(f"the final of chunk {chunk} has {payload.size} bytes", peer=owner)
+        trailer = payload[size:].tobytes()
+        statement = ChunkStatement(
+            plan=self.plan_hash,
+            chunk=chunk,
+            bitmap=trailer[:-SIGNATURE_BYTES],
+            result=chunk_hash(payload[:size].data),
+            owner=owner,
+            signature=trailer[-SIGNATURE_BYTES:],
+        )
+        if not statement.valid():
+            raise RemoteError(f"the final of chunk {chunk} is not what its owner signed", peer=owner)
+        try:
+            included = bitmap_indices(statement.bitmap, len(self.plan.participants))
+            self.codec.decode_into(payload[:size], out)
+        except RemoteError as error:
+            raise RemoteError(f"the final of chunk {chunk}: {error}", peer=owner) from None
+        if not self._contributors.issuperset(included):
+            raise RemoteError(f"the final of chunk {chunk} includes who does not contribute", peer=owner)
+        payload.flags.writeable = False
+        return FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finals:
+    """All reduced chunks of one plan. update: (numel,) float32, read-only: the chunks decoded."""
+
+    plan: Plan
+    chunks: tuple[FinalChunk, ...]
+    update: F32
+
+    @classmethod
+    def open(cls, plan: Plan, payloads: Sequence[Encoded]) -> Self:
+        """The finals of `plan` from all payloads in order, wherever they were kept. Raises RemoteError."""
+        form = FinalFormat(plan)
+        if len(payloads) != plan.chunks:
+            raise RemoteError(f"{len(payloads)} finals of a plan of {plan.chunks} chunks")
+        update = np.empty(plan.numel, np.float32)
+        chunks = tuple(
+            form.open(chunk, payload, update[slice(*form.grid.span(chunk))]) for chunk, payload in enumerate(payloads)
+        )
+        return cls(plan=plan, chunks=chunks, update=frozen(update))
+
+    @property
+    def bitmaps(self) -> tuple[bytes, ...]:
+        """Per chunk, who is in it."""
+        return tuple(chunk.statement.bitmap for chunk in self.chunks)
+
+    @property
+    def bitmaps_root(self) -> bytes:
+        """What a Report and a certified value carry of the bitmaps."""
+        return bitmaps_root(self.bitmaps)
+
+    def included(self, place: int) -> tuple[bool, ...]:
+        """Per chunk, whether participant number `place` is in it."""
+        return tuple(bool(bits[place // 8] >> place % 8 & 1) for bits in self.bitmaps)
+
+    @property
+    def tokens(self) -> int:
+        """Trained on by those whose contribution is in at least one chunk."""
+        return sum(p.tokens for i, p in enumerate(self.plan.participants) if any(self.included(i)))
+
+    @property
+    def coverage(self) -> float:
+        """The share of (chunk, contributor) pairs that were included: 1.0 in an undisturbed round."""
+        pairs = [self.included(place) for place in self.plan.contributors()]
+        return sum(map(sum, pairs)) / (len(pairs) * len(self.chunks)) if pairs else 1.0
+
+    def concatenated(self) -> bytes:
+        """All encoded chunks in order, without bitmaps and signatures: what an audit compares."""
+        return b"".join(chunk.encoded.tobytes() for chunk in self.chunks)

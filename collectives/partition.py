@@ -1,0 +1,98 @@
+"""Dealing chunks to owners, so that all links of a reduce finish at the same time.
+
+Of the encoded data D, an owner of the share s uploads D·(1 − s) of contributions and (n − 1)·s·D of finals, and
+downloads as much: D·(1 + (n − 2)·s) each way. With b the slower of its two rates it needs T = D·(1 + (n − 2)·s) / b.
+The largest T is least when it is the same for all who own anything, s = (T·b/D − 1) / (n − 2), and those too slow
+even for their own data (T·b < D) own nothing. T follows from Σ s = 1: water-filling. A cap per owner keeps one
+owner's death, or one wrong measurement, from costing most of a round.
+
+All arithmetic is on integers and fractions: the same deal on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+from shoal.protocol.errors import LocalError
+from shoal.protocol.messages import OwnedRange, Plan
+
+CAP_FAIR_SHARES = 2
+"""No owner is dealt more than this many times an equal share."""
+
+
+def deal(
+    rates: Sequence[tuple[int, int]], chunks: int, *, eligible: Collection[int] | None = None
+) -> tuple[OwnedRange, ...]:
+    """Ranges that cover all `chunks` once, in order, each owner's contiguous; who gets none is not named.
+
+    rates: (upload, download) bytes/s of each participant, in plan order; zero is unknown and counts as the median.
+    eligible: places that may own chunks; None means all.
+
+    Raises LocalError if nobody may own anything.
+    """
+    places = sorted(set(range(len(rates)) if eligible is None else eligible))
+    if not places or places[0] < 0 or places[-1] >= len(rates):
+        raise LocalError(f"no owners to deal to among {len(rates)} participants: {places}")
+    shares = _shares(_known([min(rates[i]) for i in places]), len(rates))
+    ranges, start = [], 0
+    for place, count in zip(places, _apportion(shares, chunks), strict=True):
+        if count:
+            ranges.append(OwnedRange(place, start, start + count))
+            start += count
+    return tuple(ranges)
+
+
+def owner_by_chunk(plan: Plan) -> tuple[int, ...]:
+    """The place of each chunk's owner. Raises LocalError for a plan that `check_plan` would not have passed."""
+    ranges = plan.owners
+    bounds = [0, *(owned.stop for owned in ranges)]
+    if [owned.start for owned in ranges] != bounds[:-1] or bounds[-1] != plan.chunks:
+        raise LocalError("a plan that does not deal every chunk once")
+    if any(owned.owner >= len(plan.participants) or owned.stop <= owned.start for owned in ranges):
+        raise LocalError("a plan that deals chunks to nobody")
+    return tuple(owned.owner for owned in ranges for _ in range(owned.start, owned.stop))
+
+
+def _known(rates: list[int]) -> list[int]:
+    """`rates` with the lower median of the known ones in place of unknown ones; all 1 if none is known."""
+    known = sorted(rate for rate in rates if rate > 0) or [1]
+    return [rate if rate > 0 else known[(len(known) - 1) // 2] for rate in rates]
+
+
+def _shares(rates: list[int], participants: int) -> list[Fraction]:
+    """The share of each owner; they sum to one."""
+    cap = min(Fraction(CAP_FAIR_SHARES, len(rates)), Fraction(1))
+    if participants <= 2:  # every share costs the same
+        return [Fraction(1, len(rates))] * len(rates)
+    level = _water_level(rates, participants - 2, cap)
+    return [_share_at(level, rate, participants - 2, cap) for rate in rates]
+
+
+def _share_at(level: Fraction, rate: int, slope: int, cap: Fraction) -> Fraction:
+    return min(max((level * rate - 1) / slope, Fraction(0)), cap)
+
+
+def _water_level(rates: list[int], slope: int, cap: Fraction) -> Fraction:
+    """The T/D at which the shares sum to one.
+
+    Their sum grows piecewise linearly in T, bending where an owner gets its first chunk or reaches its cap; so find
+    the first bend where it is one or more, and go back along the line that ends there.
+    """
+    bends = sorted({Fraction(1, r) for r in rates} | {(1 + cap * slope) / r for r in rates})
+    below, sum_below = Fraction(0), Fraction(0)
+    for bend in bends:
+        total = sum((_share_at(bend, rate, slope, cap) for rate in rates), Fraction(0))
+        if total >= 1:
+            return below + (bend - below) * (1 - sum_below) / (total - sum_below)
+        below, sum_below = bend, total
+    raise LocalError("the caps leave chunks that nobody may own")
+
+
+def _apportion(shares: list[Fraction], chunks: int) -> list[int]:
+    """Whole chunks by the largest remainder, ties to the earlier place."""
+    counts = [int(share * chunks) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i] * chunks, i))
+    for i in by_remainder[: chunks - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -1,0 +1,205 @@
+"""The certified state, the header that names its chunks, and its assembly from chunks that anyone may bring.
+
+The digest that members vote on is
+
+    H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M]))
+
+with A and M the Merkle roots over the BLAKE3 hashes of the anchor's and the momentum's chunks (little-endian fp32).
+So whoever trusts a certificate checks a header against its digest, and then each chunk against the header, in any
+order and from any donor; no chunk needs the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.collectives.grid import CHUNK_LIMIT_VALUES, Grid
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.messages import Count, Hash, Message, Term, domain_hash
+from shoal.protocol.wire import HASH_BYTES, canonical
+
+STATE_CHUNK_LIMIT = 16_000
+"""Two hashes per chunk have to fit into one message (`wire.MESSAGE_LIMIT_BYTES`)."""
+
+Hashes = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES * STATE_CHUNK_LIMIT)]
+
+# The bytes of an array are what is hashed and sent. A big-endian port would have to swap them in `chunk_bytes`.
+assert sys.byteorder == "little"
+
+
+class StateKind(StrEnum):
+    """The two vectors of a state."""
+
+    ANCHOR = "anchor"
+    MOMENTUM = "momentum"
+
+
+def frozen(array: F32) -> F32:
+    """`array` itself, from now on read-only."""
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CertifiedState:
+    """S(e): what all members hold bit-identically after round e.
+
+    anchor, momentum: (numel,) float32 in canonical parameter order, contiguous and read-only.
+    tokens: trained on so far by certified contributions. layout_hash: of the names and shapes of the parameters.
+
+    Raises LocalError for arrays of another kind.
+    """
+
+    term: Term
+    round: int
+    tokens: int
+    layout_hash: bytes
+    anchor: F32
+    momentum: F32
+
+    def __post_init__(self) -> None:
+        for array in (self.anchor, self.momentum):
+            if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
+                raise LocalError("a certified state holds contiguous (numel,) float32 vectors")
+            if array.flags.writeable:
+                raise LocalError("a certified state is read-only; freeze the vectors first")
+        if self.anchor.shape != self.momentum.shape or len(self.layout_hash) != HASH_BYTES:
+            raise LocalError("anchor, momentum and layout of a certified state do not fit together")
+
+    @property
+    def numel(self) -> int:
+        """How many parameters there are."""
+        return self.anchor.size
+
+
+class StateHeader(Message, frozen=True, kw_only=True):
+    """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order."""
+
+    term: Term
+    round: Count
+    tokens: Count
+    numel: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    chunk_values: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_LIMIT_VALUES)]
+    layout: Hash
+    anchor: Hashes
+    momentum: Hashes
+
+    def __post_init__(self) -> None:
+        expected = HASH_BYTES * -(-self.numel // self.chunk_values)
+        if not len(self.anchor) == len(self.momentum) == expected:
+            raise ValueError("a state header without exactly one hash per chunk")
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of both vectors."""
+        return Grid(self.numel, self.chunk_values)
+
+    @property
+    def digest(self) -> bytes:
+        """What members vote on; the preimage is at the top of this module."""
+        term = [self.term.rebases, self.term.rollbacks]
+        counters = [self.round, self.tokens, self.numel, self.chunk_values]
+        roots = [merkle_root(_split(self.anchor)), merkle_root(_split(self.momentum))]
+        return domain_hash("state", canonical([*term, *counters, self.layout, *roots]))
+
+    def chunk_hash(self, kind: StateKind, chunk: int) -> bytes:
+        """The BLAKE3 hash that chunk `chunk` of that vector must have."""
+        hashes = self.anchor if kind is StateKind.ANCHOR else self.momentum
+        return hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
+
+
+def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHeader:
+    """The header of `state`, hashing every chunk in `threads` threads.
+
+    Raises LocalError if the grid is another state's or too fine.
+    """
+    if grid.numel != state.numel or grid.chunks > STATE_CHUNK_LIMIT:
+        raise LocalError(f"{grid.chunks} chunks of {grid.numel} values are no grid of a state of {state.numel} values")
+    pieces = [(kind, chunk) for kind in StateKind for chunk in range(grid.chunks)]
+    with ThreadPoolExecutor(threads) as pool:
+        hashes = list(pool.map(lambda piece: chunk_hash(chunk_bytes(state, grid, *piece)), pieces))
+    return StateHeader(
+        term=state.term,
+        round=state.round,
+        tokens=state.tokens,
+        numel=state.numel,
+        chunk_values=grid.chunk_values,
+        layout=state.layout_hash,
+        anchor=b"".join(hashes[: grid.chunks]),
+        momentum=b"".join(hashes[grid.chunks :]),
+    )
+
+
+def chunk_bytes(state: CertifiedState, grid: Grid, kind: StateKind, chunk: int) -> memoryview:
+    """The bytes of one chunk of a vector, a read-only view. Raises LocalError outside the grid."""
+    start, stop = grid.span(chunk)
+    vector = state.anchor if kind is StateKind.ANCHOR else state.momentum
+    return vector[start:stop].data.cast("B")
+
+
+class StateAssembly:
+    """A state growing out of verified chunks, from any number of donors and threads.
+
+    `header` must have the `digest` that a certificate names, else RemoteError: nothing about a state is believed,
+    and no memory taken, on a donor's word alone.
+    """
+
+    def __init__(self, header: StateHeader, *, digest: bytes) -> None:
+        if header.digest != digest:
+            raise RemoteError("a state header that is not the certified one")
+        self.header = header
+        self._vectors = {kind: np.empty(header.numel, np.float32) for kind in StateKind}
+        self._missing = {(kind, chunk) for kind in StateKind for chunk in range(header.grid.chunks)}
+        self._lock = threading.Lock()
+
+    def accept(self, kind: StateKind, chunk: int, data: bytes | bytearray | memoryview) -> bool:
+        """Write a chunk if its bytes are the certified ones; False if it was there already.
+
+        Raises RemoteError otherwise, with nothing written.
+        """
+        if not 0 <= chunk < self.header.grid.chunks:
+            raise RemoteError(f"chunk {chunk} of a state of {self.header.grid.chunks} chunks")
+        if chunk_hash(data) != self.header.chunk_hash(kind, chunk):
+            raise RemoteError(f"chunk {chunk} of the {kind} is not the certified one")
+        start, stop = self.header.grid.span(chunk)
+        if len(data) != 4 * (stop - start):
+            raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {4 * (stop - start)}")
+        with self._lock:
+            if (kind, chunk) not in self._missing:
+                return False
+            self._vectors[kind][start:stop] = np.frombuffer(data, np.float32)
+            self._missing.remove((kind, chunk))
+            return True
+
+    def missing(self) -> list[tuple[StateKind, int]]:
+        """What has yet to come, anchor first, in order."""
+        with self._lock:
+            return sorted(self._missing)
+
+    def finish(self) -> CertifiedState:
+        """The complete state; the assembly's memory becomes the state's. Raises LocalError while chunks are missing."""
+        if missing := self.missing():
+            raise LocalError(f"{len(missing)} chunks of the state are still missing")
+        header = self.header
+        return CertifiedState(
+            term=header.term,
+            round=header.round,
+            tokens=header.tokens,
+            layout_hash=header.layout,
+            anchor=frozen(self._vectors[StateKind.ANCHOR]),
+            momentum=frozen(self._vectors[StateKind.MOMENTUM]),
+        )

@@ -1,0 +1,1 @@
+"""One node's life: daemon, trainer process, workloads, state on disk."""

@@ -1,0 +1,56 @@
+"""What one run of a node needs to know beside the manifest: where it keeps things, where it listens, whom it joins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest
+
+HOLD_PHASES = ("train", "plan", "reduce", "certify", "transfer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Test mode: stop at this point of this round until released. `progress` is in 0..1 of the phase."""
+
+    round: int
+    phase: str
+    progress: float = 0.0
+
+    @staticmethod
+    def parse(text: str) -> Hold:
+        """A hold written ROUND:PHASE[:PROGRESS]. Raises ConfigError."""
+        try:
+            round_text, phase, *rest = text.split(":")
+            hold = Hold(round=int(round_text), phase=phase, progress=float(rest[0]) if rest else 0.0)
+        except (ValueError, IndexError):
+            raise ConfigError(f"a hold is written ROUND:PHASE[:PROGRESS], like 3:reduce:0.4, not {text!r}") from None
+        if phase not in HOLD_PHASES or not 0 <= hold.progress <= 1:
+            raise ConfigError(f"a hold's phase is one of {', '.join(HOLD_PHASES)} and its progress in 0..1: {text!r}")
+        return hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node's local settings.
+
+    data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
+    swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
+    """
+
+    manifest: Manifest
+    data_dir: Path
+    join: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    lane_listen: tuple[str, int] = ("0.0.0.0", 0)
+    device: str = "auto"
+    threads: int = 0
+    data: str | None = None
+    rounds: int | None = None
+    max_upload: int | None = None
+    max_download: int | None = None
+    mdns: bool = True
+    test_mode: bool = False
+    holds: tuple[Hold, ...] = field(default=())

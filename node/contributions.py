@@ -1,0 +1,94 @@
+"""What this node has learnt and no certificate has counted yet: made into one contribution a round, counted once.
+
+    input(e)    = pseudo-gradient of round e + residual
+    residual'   = input − decoded   where the certificate of e includes the chunk (the quantisation error)
+                = input             where it does not
+
+The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
+limit of rounds belongs to an anchor long gone, and is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.contribution import EncodedContribution, residual_after
+from shoal.collectives.grid import Grid
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Value
+from shoal.protocol.planning import CONTRIBUTOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Made:
+    """One round's contribution: what went in, what is sent, and its weight."""
+
+    round: int
+    number: int
+    tokens: int
+    values: F32
+    encoded: EncodedContribution
+
+    def ready(self, head: Value, state: bytes, *, upload: int, download: int, reaches: Iterable[PeerId]) -> Ready:
+        """The announcement of it for the round after `head`; caps in bytes/s, 0 where there are none."""
+        return Ready(
+            term=head.term,
+            round=self.round,
+            base=head.hash,
+            role=CONTRIBUTOR,
+            state=state,
+            root=self.encoded.root,
+            squares=self.encoded.squares,
+            tokens=self.tokens,
+            upload=upload,
+            download=download,
+            reaches=tuple(sorted(reaches))[:MEMBER_LIMIT],
+        )
+
+
+class Contributions:
+    """The contribution of the round under way, and the residual behind it."""
+
+    def __init__(self, grid: Grid, codec: str, staleness_rounds: int) -> None:
+        self._grid = grid
+        self._codec = codec
+        self._staleness_rounds = staleness_rounds
+        self._residual: F32 = np.zeros(grid.numel, np.float32)
+        self._carried_tokens = 0
+        self._rounds_excluded = 0
+        self.made: Made | None = None
+        self.taken = 0
+        """Number of the newest contribution that was ever taken from the trainer."""
+
+    def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32) -> Made:
+        """Encode this round's contribution, once. Raises LocalError if it is not finite."""
+        values = np.add(pseudo_gradient, self._residual)
+        encoded = EncodedContribution.encode(values, self._grid, self._codec, threads=2)
+        weight = min(tokens + self._carried_tokens, WEIGHT_LIMIT)
+        self.made = Made(round=round, number=number, tokens=weight, values=values, encoded=encoded)
+        self.taken = number
+        return self.made
+
+    def settle(self, round: int, included: Sequence[bool] | None) -> None:
+        """The round is certified; `included` says per chunk whether this node's contribution is in it."""
+        made, self.made = self.made, None
+        if made is None or made.round != round:
+            return
+        bits = included if included is not None else [False] * self._grid.chunks
+        if any(bits):
+            self._carried_tokens, self._rounds_excluded = 0, 0
+        else:
+            self._carried_tokens, self._rounds_excluded = made.tokens, self._rounds_excluded + 1
+        if self._rounds_excluded > self._staleness_rounds:
+            self.forget()
+        else:
+            self._residual = residual_after(made.values, made.encoded, bits)
+
+    def forget(self) -> None:
+        """Drop the residual: the state it belongs to was lost or left behind."""
+        self._residual = np.zeros(self._grid.numel, np.float32)
+        self._carried_tokens, self._rounds_excluded = 0, 0

@@ -1,0 +1,154 @@
+"""The caller's side of the control socket: how a command finds a running node and asks it one thing.
+
+The socket lies in the node's data folder, `control.sock`. A path of a Unix-domain socket has room for about 100
+bytes; where the folder's own path is longer, the socket lies in a private folder elsewhere and the file
+`control.path` in the data folder says where.
+
+A request is one line of JSON, {"op": "status"}; the reply is one line, {"ok": true, …} or {"ok": false, "error": "…"}.
+Nothing here needs an event loop, so that `shoal status` starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+
+SOCKET_NAME = "control.sock"
+POINTER_NAME = "control.path"
+SOCKET_PATH_LIMIT_BYTES = 100
+REQUEST_LIMIT_BYTES = 4096
+REPLY_LIMIT_BYTES = 8 << 20
+REQUEST_DEADLINE_S = 10.0
+_RECEIVE_BYTES = 65_536
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+
+
+class NodeNotRunning(ConfigError):
+    """No process answers for this data folder."""
+
+
+class ControlRefused(ShoalError):
+    """The node understood and said no; the text is its reason."""
+
+
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One member as the asked node sees it."""
+
+    peer_id: str
+    phase: str
+    tokens_per_s: float | None
+
+
+class BytesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes since this node started, lanes and control."""
+
+    sent: int
+    received: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of."""
+
+    peer_id: str
+    swarm_id: str
+    addresses: list[str]
+    phase: str
+    term: str
+    round: int
+    digest: str | None
+    members: list[MemberStatus]
+    missing: list[str]
+    loss: float | None
+    tokens_per_s: float | None
+    bytes: BytesStatus
+
+
+def socket_path(data_dir: Path) -> Path:
+    """Where the node of this data folder listens, or last did, or would."""
+    try:
+        return Path(os.fsdecode((data_dir / POINTER_NAME).read_bytes()))
+    except OSError:
+        return data_dir.absolute() / SOCKET_NAME
+
+
+def request(data_dir: Path, op: str, *, deadline_s: float = REQUEST_DEADLINE_S) -> dict[str, JsonValue]:
+    """Ask the node that runs on `data_dir`; returns its reply without `ok`. Blocks for at most `deadline_s`.
+
+    Raises NodeNotRunning (a ConfigError), ControlRefused with the node's reason, NetworkError if it does not answer
+    in time or not as it should.
+    """
+    ends_at = time.monotonic() + deadline_s
+    path = socket_path(data_dir)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            _allow_until(connection, ends_at)
+            _connect(connection, path, data_dir)
+            connection.sendall(msgspec.json.encode({"op": op}) + b"\n")
+            line = _receive_line(connection, ends_at)
+        except TimeoutError:
+            raise NetworkError(
+                f"the node on {data_dir} gave no answer to {op!r} in {deadline_s:g} s; look at its log"
+            ) from None
+        except OSError as error:
+            raise NetworkError(f"the node on {data_dir} broke off: {error.strerror or error}") from None
+    return _parse_reply(line, data_dir)
+
+
+def _connect(connection: socket.socket, path: Path, data_dir: Path) -> None:
+    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT_BYTES:  # no node can have bound it
+        raise _not_running(data_dir)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        raise _not_running(data_dir) from None
+    except PermissionError:
+        raise ConfigError(f"the node on {data_dir} belongs to another user; run this command as that user") from None
+
+
+def _not_running(data_dir: Path) -> NodeNotRunning:
+    return NodeNotRunning(
+        f"no node is running on {data_dir}; start one with `shoal run MANIFEST --data-dir {shlex.quote(str(data_dir))}`"
+    )
+
+
+def _allow_until(connection: socket.socket, ends_at: float) -> None:
+    remaining_s = ends_at - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError
+    connection.settimeout(remaining_s)
+
+
+def _receive_line(connection: socket.socket, ends_at: float) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        _allow_until(connection, ends_at)
+        part = connection.recv(_RECEIVE_BYTES)
+        if not part:
+            raise ConnectionResetError("the connection ended within its answer")
+        received += part
+        if len(received) > REPLY_LIMIT_BYTES:
+            raise NetworkError(f"an answer of more than {REPLY_LIMIT_BYTES} bytes; is that a node?")
+    return bytes(received)
+
+
+def _parse_reply(line: bytes, data_dir: Path) -> dict[str, JsonValue]:
+    try:
+        reply = msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NetworkError(f"what answers for {data_dir} does not speak as a node of this version does") from None
+    match reply.pop("ok", None), reply.get("error"):
+        case True, _:
+            return reply  # type: ignore[return-value]  # decoded JSON holds JsonValues and nothing else
+        case False, str(error):
+            raise ControlRefused(error)
+    raise NetworkError(f"what answers for {data_dir} does not speak as a node of this version does")

@@ -1,0 +1,431 @@
+"""The daemon: one root nursery in which everything a node does lives and dies.
+
+    store ── identity, boot counter, logs          host ── links ── members   (who is there)
+    trainer process ── desk ─┐                     lanes ── router ─┬─ plan traffic ── reductions
+    control socket ── status ┴── engine ───────────────────────────┴─ chunk exchange ── catch-up
+
+Leaving: a promise to sign nothing more, said to the others while the links are still up; then the nursery is
+cancelled and every part closes within its own deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import trio
+
+from shoal.collectives.outer import OuterSettings
+from shoal.collectives.traffic import PlanTraffic
+from shoal.node.audit import AuditTrail
+from shoal.node.catchup import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, CatchUp, Librarian
+from shoal.node.config import NodeConfig
+from shoal.node.control import ControlServer, Handler, JsonValue
+from shoal.node.custody import Custody, CustodyParts
+from shoal.node.engine import Engine, EngineParts
+from shoal.node.events import EventLog
+from shoal.node.frames import FrameRouter
+from shoal.node.holds import Holds
+from shoal.node.inbox import SetPaused
+from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.reducing import ReduceDesk
+from shoal.node.round_log import RoundLog
+from shoal.node.states import StateShelf
+from shoal.node.status import node_record, status
+from shoal.node.store import Store, disk_errors, write_atomically
+from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed, TrainerSpec
+from shoal.node.trainer_messages import Evaluated, InnerSettings
+from shoal.node.training import TrainingDesk
+from shoal.node.workload import WorkloadError
+from shoal.protocol.certificate import Chain, genesis
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError, StorageError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, render_manifest
+from shoal.protocol.records import Phase
+from shoal.protocol.wire import Sealer
+from shoal.swarm.chunks import ChunkExchange
+from shoal.swarm.host import Host
+from shoal.swarm.lane import LaneLimits, RateLimit
+from shoal.swarm.lanes import LanePool
+from shoal.swarm.links import Links
+from shoal.swarm.mdns import LocalDiscovery
+from shoal.swarm.members import Members
+from shoal.swarm.streams import MessageStream
+
+LANE_PROTOCOL = "/shoal/lane/1"
+LANE_REQUEST_DEADLINE_S = 5.0
+LANE_REQUEST_LIMIT_BYTES = 64 << 10
+JOIN_DEADLINE_S = 10.0
+JOIN_RETRY_S = 2.0
+DRAIN_DEADLINE_S = 3.0
+FAREWELL_S = 0.5
+"""After saying goodbye, time for it to reach the others."""
+EVALUATION_DEADLINE_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Daemon:
+    """One node. Made by `run_node`, which also owns the store and the event log."""
+
+    def __init__(
+        self, config: NodeConfig, store: Store, events: EventLog, on_progress: Callable[[Progress], None]
+    ) -> None:
+        manifest = config.manifest
+        self.config = config
+        self.store = store
+        self.events = events
+        self.on_progress = on_progress
+        self.identity = Identity.load_or_create(store.folder / "node.key")
+        self.swarm_id = manifest.swarm_id
+        self.boot = store.next_boot()
+        self.chain = Chain(genesis(self.swarm_id, manifest.swarm.founders))
+        try:
+            for certificate in store.certificates():
+                self.chain.extend(certificate)
+        except RemoteError as error:
+            raise StorageError(
+                f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew"
+            ) from None
+        self.shelf = StateShelf(store.folder, manifest.round.chunk_values)
+        self.host = Host(identity=self.identity, listen=config.listen)
+        sealer = Sealer(self.identity, self.swarm_id, self.boot)
+        self.router = FrameRouter()
+        self.lanes = LanePool(
+            me=self.identity.peer_id,
+            swarm_id=self.swarm_id,
+            sink=self.router,
+            listen=config.lane_listen,
+            request=self._request_lane,
+            limits=LaneLimits(upload=_cap(config.max_upload), download=_cap(config.max_download)),
+        )
+        self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.shelf.lookup)
+        self.traffic = PlanTraffic(post=self.lanes.post)
+        self.router.connect(self.traffic, self.chunks)
+        self.members = Members(
+            host=self.host,
+            sealer=sealer,
+            swarm_id=self.swarm_id,
+            manifest=manifest,
+            record=lambda: node_record(self),
+            deliver=lambda peer, message: self.engine.hear(peer, message),
+        )
+        self.links: Links = self.members.links
+        self.holds = Holds(config.holds, events)
+        self.trainer = Trainer(_trainer_spec(config))
+        self.desk = TrainingDesk(self.trainer, seed=manifest.workload.seed, inner_steps=manifest.sync.inner_steps)
+        outer = OuterSettings(lr=manifest.sync.outer_lr, momentum=manifest.sync.outer_momentum)
+        catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=outer)
+        self.custody = Custody(
+            CustodyParts(
+                store=store,
+                chain=self.chain,
+                shelf=self.shelf,
+                catchup=catchup,
+                links=self.links,
+                holds=self.holds,
+                on_progress=on_progress,
+            )
+        )
+        self.reduce = ReduceDesk(
+            identity=self.identity,
+            lanes=self.lanes,
+            traffic=self.traffic,
+            catchup=catchup,
+            holds=self.holds,
+            done=lambda finals, seconds: self.engine.reduced(finals, seconds),
+        )
+        self.engine = Engine(self._engine_parts())
+        self.outcome = Outcome.DONE
+        self._over = trio.Event()
+
+    def _engine_parts(self) -> EngineParts:
+        return EngineParts(
+            config=self.config,
+            identity=self.identity,
+            store=self.store,
+            custody=self.custody,
+            shelf=self.shelf,
+            links=self.links,
+            lanes=self.lanes,
+            reduce=self.reduce,
+            desk=self.desk,
+            log=RoundLog(self.events),
+            holds=self.holds,
+            audit=AuditTrail(self.store.folder / "rounds", enabled=self.config.test_mode),
+            traffic_bytes=self.traffic_bytes,
+            on_progress=self.on_progress,
+        )
+
+    @property
+    def record_phase(self) -> Phase:
+        """The phase in this node's record."""
+        if self._over.is_set() or self.engine.leaving:
+            return "leaving"
+        if self.engine.machine is None:
+            return "joining"
+        return "paused" if self.desk.paused else "training"
+
+    def traffic_bytes(self) -> dict[str, int]:
+        """Bytes that went over lanes and control since this node started."""
+        return {
+            "lanes_sent": self.lanes.bytes_sent,
+            "lanes_received": self.lanes.bytes_received,
+            "control_sent": self.host.traffic.bytes_sent,
+            "control_received": self.host.traffic.bytes_received,
+        }
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Live until the rounds are done, the user says so, or training fails.
+
+        Raises ConfigError for a port in use or a workload that cannot be built, StorageError for a full disk.
+
+        Cancellation: everything is closed, the trainer stopped; nothing is said to the others.
+        """
+        began = time.monotonic()
+        self.events.write("started", peer_id=self.identity.peer_id, pid=os.getpid(), boot=self.boot)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.host.run)
+            self.host.serve(LANE_PROTOCOL, self._answer_lane)
+            self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
+            await nursery.start(self.lanes.run)
+            await nursery.start(self.members.run)
+            await nursery.start(ControlServer(self.store.folder, self._handlers()).run)
+            self.events.write(
+                "listening",
+                addresses=self.host.addresses,
+                lanes=self.lanes.addresses,
+                seconds=round(time.monotonic() - began, 3),
+            )
+            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(self._watch_alive)
+            nursery.start_soon(self._watch_left)
+            nursery.start_soon(self.reduce.run)
+            for address in (*self.config.join, *self.config.manifest.network.bootstrap):
+                nursery.start_soon(self._join, address)
+            if self.config.mdns:
+                nursery.start_soon(self._discover)
+            nursery.start_soon(self._train_and_take_part)
+            await self._over.wait()
+            await self.links.drain(deadline_s=DRAIN_DEADLINE_S)
+            await trio.sleep(FAREWELL_S)
+            nursery.cancel_scope.cancel()
+        return self.outcome
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        if not self._over.is_set():
+            self.outcome = outcome
+            self.events.write("left", reason=reason)
+            self.members.announce()
+            self._over.set()
+
+    async def _train_and_take_part(self) -> None:
+        """Start the trainer, then take part in rounds; the end of either ends the node."""
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.trainer.run)
+                nursery.start_soon(self._watch_trainer)
+                await self.engine.run(numel=self.trainer.layout.numel)
+        except* WorkloadError as group:
+            error = _first(group)
+            self.on_progress(TrainerTraceback(summary=str(error), traceback=getattr(error, "traceback", "")))
+            self.events.write("failed", message=str(error))
+            self._end(Outcome.FAILED, "the workload failed")
+
+    async def _watch_trainer(self) -> None:
+        async for event in self.trainer.events:
+            self.desk.heard(event)
+            if isinstance(event, TrainerFailed):
+                await self._training_failed(event)
+            else:
+                self._note_trainer(event)
+                if isinstance(event, Restarted):
+                    await self.desk.restarted()
+                self.engine.put(event)
+
+    async def _training_failed(self, event: TrainerFailed) -> None:
+        self.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
+        self.events.write("failed", message=event.summary)
+        self._leave_then(Outcome.FAILED)
+
+    def _note_trainer(self, event: TrainerEvent) -> None:
+        if isinstance(event, Evaluated):
+            metric = self.trainer.started.metric
+            self.events.write("evaluated", round=event.round, loss=event.value, metric=metric)
+        elif isinstance(event, Restarted):
+            logger.warning("the trainer was started again: %s", event.cause)
+            self.events.write("trainer_restarted", cause=event.cause)
+
+    async def _watch_signals(self) -> None:
+        """The first SIGINT or SIGTERM leaves in order, the second at once."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                if self.engine.leaving or self.engine.finished:
+                    self._end(Outcome.INTERRUPTED, "interrupted while leaving")
+                    return
+                self.on_progress(Notice(text="leaving the swarm; press Ctrl-C again to stop at once"))
+                logger.info("signal %d: leaving", number)
+                self._leave_then(Outcome.INTERRUPTED)
+
+    def _leave_then(self, outcome: Outcome) -> None:
+        """Leave in order where this node takes part already, else at once."""
+        if self.engine.finished:
+            return
+        if self.engine.machine is not None:
+            self.outcome = outcome
+            self.engine.ask_to_leave()
+        else:
+            self._end(outcome, "left before taking part")
+
+    async def _watch_left(self) -> None:
+        await self.engine.left.wait()
+        if self.engine.finished:
+            await self.desk.wait_evaluated(EVALUATION_DEADLINE_S)
+            self._end(Outcome.DONE, "rounds done")
+        self._end(self.outcome, "left")
+
+    # -- peers -----------------------------------------------------------------------------------------------
+
+    async def _join(self, address: str) -> None:
+        """Keep trying one address until a link comes of it, or its peer says no."""
+        while True:
+            try:
+                await self.links.join(address, deadline_s=JOIN_DEADLINE_S)
+                return
+            except NetworkError as error:
+                logger.info("cannot join through %s yet: %s", address, error)
+            except ConfigError as error:
+                logger.warning("%s", error)  # a bootstrap list may well name this very node
+                return
+            except RemoteError as error:
+                self.on_progress(Notice(text=f"{address}: {error}"))
+                logger.warning("%s: %s", address, error)
+                return
+            await trio.sleep(JOIN_RETRY_S)
+
+    async def _discover(self) -> None:
+        discovery = LocalDiscovery(
+            peer=self.identity.peer_id, swarm_id=self.swarm_id.hex(), addresses=self.host.addresses
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discovery.run)
+            async for found in discovery.found:
+                self.members.found(found.peer, found.addresses)
+
+    async def _watch_alive(self) -> None:
+        async for change in self.members.changes:
+            self.events.write(change.kind, peer=change.peer)
+            self.engine.alive(self.members.alive())
+            if change.kind == "linked":
+                record = self.members.record_of(change.peer)
+                self.engine.linked(change.peer, 0 if record is None else record.round)
+
+    async def _request_lane(self, peer: PeerId, offer: bytes) -> bytes:
+        return await self.host.request(
+            peer, LANE_PROTOCOL, offer, deadline_s=LANE_REQUEST_DEADLINE_S, limit_bytes=LANE_REQUEST_LIMIT_BYTES
+        )
+
+    async def _answer_lane(self, stream: MessageStream) -> None:
+        self._check_admitted(stream)
+        offer = await stream.receive(deadline_s=LANE_REQUEST_DEADLINE_S)
+        await stream.send(await self.lanes.answer(stream.peer, offer), deadline_s=LANE_REQUEST_DEADLINE_S)
+        await stream.aclose()
+
+    async def _answer_fetch(self, stream: MessageStream) -> None:
+        self._check_admitted(stream)
+        await Librarian(chain=self.chain, shelf=self.shelf).serve(stream)
+
+    def _check_admitted(self, stream: MessageStream) -> None:
+        if stream.peer not in self.links.linked():
+            raise RemoteError("wants something without having been admitted", peer=stream.peer)
+
+    async def _ask(self, peer: PeerId, request: bytes) -> bytes:
+        return await self.host.request(
+            peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
+        )
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> Mapping[str, Handler]:
+        async def show() -> Mapping[str, JsonValue]:
+            return status(self)
+
+        async def leave() -> Mapping[str, JsonValue]:
+            self._leave_then(Outcome.LEFT)
+            return {}
+
+        async def pause() -> Mapping[str, JsonValue]:
+            self.engine.put(SetPaused(True))
+            return {}
+
+        async def resume() -> Mapping[str, JsonValue]:
+            self.engine.put(SetPaused(False))
+            return {}
+
+        async def release() -> Mapping[str, JsonValue]:
+            self.holds.release()
+            return {}
+
+        handlers: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
+        return {**handlers, "release": release} if self.config.test_mode else handlers
+
+
+def _cap(bytes_per_s: int | None) -> RateLimit | None:
+    return None if bytes_per_s is None else RateLimit(bytes_per_s)
+
+
+def _first(group: BaseExceptionGroup[ShoalError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _trainer_spec(config: NodeConfig) -> TrainerSpec:
+    manifest = config.manifest
+    inner = manifest.inner
+    return TrainerSpec(
+        workload=manifest.workload.name,
+        options=manifest.workload.options,
+        seed=manifest.workload.seed,
+        inner=InnerSettings(
+            lr=inner.lr,
+            weight_decay=inner.weight_decay,
+            betas=(inner.betas[0], inner.betas[1]),
+            clip_norm=inner.clip_norm,
+            warmup_tokens=inner.warmup_tokens,
+        ),
+        data=config.data,
+        device=config.device,
+        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
+    )
+
+
+def _check_same_swarm(store: Store, manifest: Manifest) -> None:
+    """A data folder belongs to one swarm: another swarm's votes and state have no business in it."""
+    path = store.folder / "swarm"
+    with disk_errors(store.folder):
+        known = path.read_text().strip() if path.exists() else None
+    if known is not None and known != manifest.swarm_id.hex():
+        raise ConfigError(
+            f"{store.folder} belongs to another swarm ({known[:16]}…); choose another --data-dir for this manifest"
+        )
+    if known is None:
+        write_atomically(path, manifest.swarm_id.hex().encode())
+    write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
+
+
+async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Run one node until it is done; see `Daemon.run`."""
+    with Store(config.data_dir) as store:
+        _check_same_swarm(store, config.manifest)
+        events = EventLog(store.folder / "events.jsonl")
+        try:
+            return await Daemon(config, store, events, on_progress or (lambda _: None)).run()
+        finally:
+            events.close()

@@ -1,0 +1,59 @@
+"""Test mode: points at which a node stops until it is told to go on, so that a fault hits exactly there.
+
+`at` is for the daemon's own tasks, `at_in_thread` for the lanes' threads. Both write a `holding` event when they stop.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import trio
+
+from shoal.node.config import Hold
+from shoal.node.events import EventLog
+
+HOLD_LIMIT_S = 120.0
+"""A hold that nobody releases ends by itself: nothing waits for ever, not even a test."""
+
+
+class Holds:
+    """The holds of one run; each is met once."""
+
+    def __init__(self, holds: tuple[Hold, ...], events: EventLog) -> None:
+        self._waiting = list(holds)
+        self._events = events
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let whatever holds go on."""
+        self._released.set()
+
+    def _meet(self, round: int, phase: str, progress: float) -> Hold | None:
+        with self._lock:
+            for hold in self._waiting:
+                if hold.round == round and hold.phase == phase and progress >= hold.progress:
+                    self._waiting.remove(hold)
+                    self._released.clear()
+                    self._events.write("holding", round=round, phase=phase, progress=round_to(progress))
+                    return hold
+        return None
+
+    def at_in_thread(self, round: int, phase: str, progress: float = 0.0) -> None:
+        """Stop this thread here if a hold says so."""
+        hold = self._meet(round, phase, progress)
+        if hold is not None:
+            self._released.wait(HOLD_LIMIT_S)
+            self._events.write("released", round=round, phase=phase)
+
+    async def at(self, round: int, phase: str, progress: float = 0.0) -> None:
+        """Stop this task here if a hold says so."""
+        hold = self._meet(round, phase, progress)
+        if hold is not None:
+            await trio.to_thread.run_sync(self._released.wait, HOLD_LIMIT_S, abandon_on_cancel=True)
+            self._events.write("released", round=round, phase=phase)
+
+
+def round_to(progress: float) -> float:
+    """Progress as it stands in events: three decimals."""
+    return round(progress, 3)

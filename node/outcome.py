@@ -1,0 +1,60 @@
+"""What a run of a node tells while it goes on, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Why a node stopped: its rounds are done, it was told to leave, a signal interrupted it, or it failed."""
+
+    DONE = "done"
+    LEFT = "left"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged:
+    """The node went on to another phase of this round."""
+
+    phase: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCertified:
+    """A round has its certificate. `loss` is the training loss, None if nobody told; `seconds` the whole round."""
+
+    round: int
+    members: int
+    contributors: int
+    loss: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFetched:
+    """So much of the certified state has come from peers."""
+
+    done_chunks: int
+    total_chunks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One line that the user should see, such as a quorum that is missing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerTraceback:
+    """The workload raised in the trainer: one line, and the whole traceback."""
+
+    summary: str
+    traceback: str
+
+
+Progress = PhaseChanged | RoundCertified | StateFetched | Notice | TrainerTraceback

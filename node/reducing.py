@@ -1,0 +1,180 @@
+"""The reductions of a round: one under way at a time, its lanes, its stalls; and finals fetched when there was none.
+
+Whatever way the finals of a plan come, they are handed to `done`, with the seconds they took.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import trio
+
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.reduce import ReduceProgress, Reduction
+from shoal.collectives.traffic import PlanTraffic
+from shoal.node.catchup import CatchUp
+from shoal.node.holds import Holds
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Plan, Value
+from shoal.swarm.frame import SCOPE_BYTES
+from shoal.swarm.lanes import LanePool
+
+LANE_DEADLINE_S = 5.0
+STALL_S = 6.0
+"""Nothing from a peer that owes a contribution for this long is reported to the lead."""
+FINAL_STALL_S = 15.0
+"""The same for a final, whose owner may itself be waiting."""
+MEND_PERIOD_S = 0.1
+MEND_RETRY_S = 0.5
+JOB_LIMIT = 256
+
+Done = Callable[[Finals, float], None]
+
+logger = logging.getLogger(__name__)
+
+
+class ReduceDesk:
+    """Starts and stops reductions for the engine."""
+
+    def __init__(
+        self, *, identity: Identity, lanes: LanePool, traffic: PlanTraffic, catchup: CatchUp, holds: Holds, done: Done
+    ) -> None:
+        self._identity = identity
+        self._lanes = lanes
+        self._traffic = traffic
+        self._catchup = catchup
+        self._holds = holds
+        self._done = done
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
+        self._reduction: Reduction | None = None
+        self._started = 0.0
+        self._accused_at = 0.0
+        self._fetching: set[bytes] = set()
+        self._mending: set[PeerId] = set()
+
+    async def run(self) -> None:
+        """Own the work that goes on beside the engine. Cancellation closes the reduction under way."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._mend)
+                async for job in self._job_queue:
+                    nursery.start_soon(job)
+        finally:
+            self._reduction = None
+            self._traffic.close()
+
+    def start(self, plan: Plan, contribution: EncodedContribution | None) -> None:
+        """Begin the reduction of `plan`, in place of the one under way."""
+        token = trio.lowlevel.current_trio_token()
+
+        def on_progress(progress: ReduceProgress) -> None:
+            for exclusion in progress.excluded:
+                logger.warning("chunk %d: %s left out: %s", progress.chunk, exclusion.peer, exclusion.reason)
+            self._holds.at_in_thread(plan.round, "reduce", progress.final / progress.total)
+            if progress.final == progress.total:
+                token.run_sync_soon(self._finished, reduction)
+
+        place = plan.number(self._identity.peer_id)
+        counted = place is not None and plan.participants[place].weight > 0
+        reduction = Reduction(
+            plan=plan,
+            identity=self._identity,
+            contribution=contribution if counted else None,
+            post=partial(self._traffic.post, plan, plan.hash[:SCOPE_BYTES]),
+            on_progress=on_progress,
+        )
+        self._traffic.begin(reduction)
+        self._reduction = reduction
+        self._started = self._accused_at = time.monotonic()
+        self._jobs.send_nowait(partial(self._run_reduction, reduction))
+
+    def stop(self) -> None:
+        """Close the reduction under way, if any."""
+        self._traffic.end()
+        self._reduction = None
+
+    def forget(self) -> None:
+        """A new round: whatever was being fetched for the old one is of no interest."""
+        self.stop()
+        self._fetching.clear()
+
+    def _finished(self, reduction: Reduction) -> None:
+        if self._reduction is reduction:
+            self._done(reduction.result(), time.monotonic() - self._started)
+
+    async def _run_reduction(self, reduction: Reduction) -> None:
+        async with trio.open_nursery() as nursery:
+            for participant in reduction.plan.participants:
+                if participant.peer != self._identity.peer_id:
+                    nursery.start_soon(self.ensure_lane, participant.peer)
+        if self._reduction is reduction:
+            await trio.to_thread.run_sync(reduction.start)
+
+    async def _mend(self) -> None:
+        """Send everything again to those whose lane failed under it, over a new one."""
+        while True:
+            await trio.sleep(MEND_PERIOD_S)
+            for peer in self._traffic.owed() - self._mending:
+                if self._reduction is not None:
+                    self._mending.add(peer)
+                    self._jobs.send_nowait(partial(self._post_again, self._reduction, peer))
+
+    async def _post_again(self, reduction: Reduction, peer: PeerId) -> None:
+        try:
+            while self._reduction is reduction:
+                if await self.ensure_lane(peer):
+                    await trio.to_thread.run_sync(self._traffic.post_again, peer)
+                    return
+                await trio.sleep(MEND_RETRY_S)
+        finally:
+            self._mending.discard(peer)
+
+    async def ensure_lane(self, peer: PeerId) -> bool:
+        """Have a lane to `peer`, if it can be had; a peer without one stalls, and that is noticed."""
+        try:
+            await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
+        except (NetworkError, RemoteError) as error:
+            logger.info("no lane: %s", error)
+            return False
+        return True
+
+    def stalled(self) -> set[PeerId]:
+        """Peers that owe something and have been silent; not told again before another STALL_S."""
+        reduction, now = self._reduction, time.monotonic()
+        if reduction is None or now - self._accused_at < STALL_S or reduction.final_chunks == reduction.plan.chunks:
+            return set()
+        waiting, progress = reduction.waiting_for(), reduction.progress_by_peer
+
+        def silent(peers: Iterable[PeerId], limit_s: float) -> set[PeerId]:
+            return {p for p in peers if now - max(progress[p].last_s, self._started) >= limit_s}
+
+        accused = silent(waiting.contributions, STALL_S) or silent(waiting.finals, FINAL_STALL_S)
+        if accused:
+            self._accused_at = now
+        return accused
+
+    def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
+        """Get the finals of a plan that this node does not reduce, from those who did."""
+        under_way = self._reduction is not None and self._reduction.plan.hash == value.plan
+        if not under_way and value.plan not in self._fetching:
+            self._fetching.add(value.plan)
+            self._jobs.send_nowait(partial(self._fetch, value, peers))
+
+    async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
+        started = time.monotonic()
+        try:
+            finals = await self._catchup.finals(value.plan, peers)
+        except (NetworkError, RemoteError) as error:
+            logger.info("round %d: %s", value.round, error)
+            self._fetching.discard(value.plan)
+            return
+        plan = finals.plan
+        if (plan.term, plan.round, plan.base) != (value.term, value.round, value.base):
+            logger.warning("round %d: the lead proposes a plan of another round", value.round)
+            return  # and it stays among those fetched: once is enough
+        self._done(finals, time.monotonic() - started)

@@ -1,0 +1,54 @@
+"""The smallest workload: fit a noisy linear map. A model for writing your own.
+
+Every method of the interface is here and nothing else. The data come from a generator seeded by the
+assignment, so no two members of a round see the same samples, and nothing has to be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from shoal.node.workload import Assignment
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RegressionWorkload:
+    """Learn ``y = W x + noise``; the options of the manifest are the fields below."""
+
+    inputs: int = 16
+    outputs: int = 4
+    batch: int = 32
+    noise: float = 0.05
+    metric = "mean squared error"
+
+    def build(self) -> torch.nn.Module:
+        """A linear layer: ``inputs × outputs`` weights and a bias."""
+        return torch.nn.Linear(self.inputs, self.outputs)
+
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        """Endless samples, drawn under a seed that no other member or round shares."""
+        generator = torch.Generator().manual_seed(assignment.stream_seed)
+        while True:
+            yield self._sample(generator, self.batch)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Mean squared error, weighed by the number of samples."""
+        x, y = batch
+        return torch.nn.functional.mse_loss(model(x), y), len(x)
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Mean squared error on 256 samples that are never trained on."""
+        x, y = self._sample(torch.Generator().manual_seed(-1), 256)
+        device = next(model.parameters()).device
+        return float(torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)))
+
+    def _sample(self, generator: torch.Generator, count: int) -> Batch:
+        """Draw `count` pairs: x ``(count, inputs)``, y ``(count, outputs)``."""
+        truth = torch.randn(self.inputs, self.outputs, generator=torch.Generator().manual_seed(1))
+        x = torch.randn(count, self.inputs, generator=generator)
+        return x, x @ truth + self.noise * torch.randn(count, self.outputs, generator=generator)

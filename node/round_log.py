@@ -1,0 +1,92 @@
+"""What the event log says about rounds; the fields are listed in docs/protocol.md."""
+
+from __future__ import annotations
+
+from shoal.collectives.finals import Finals
+from shoal.node.events import EventLog
+from shoal.node.trainer_messages import Contribution
+from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.messages import Certificate, Plan, Term, Value
+
+
+def term_text(term: Term) -> str:
+    """A term as it stands in events, folder names and status."""
+    return f"{term.rebases}.{term.rollbacks}"
+
+
+class RoundLog:
+    """Writes the round events."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+
+    def started(self, head: Value, role: str) -> None:
+        """The round after `head` begins."""
+        self._events.write(
+            "round_started", term=term_text(head.term), round=head.round + 1, members=len(head.members), role=role
+        )
+
+    def contributed(self, event: Contribution, tokens: int) -> None:
+        """This node's contribution is announced."""
+        self._events.write(
+            "contributed",
+            round=event.round,
+            tokens=tokens,
+            loss=event.loss,
+            steps=event.steps,
+            seconds=round(event.seconds, 3),
+        )
+
+    def planned(self, plan: Plan) -> None:
+        """A plan was accepted here."""
+        self._events.write(
+            "planned",
+            round=plan.round,
+            view=plan.view,
+            attempt=plan.attempt,
+            participants=len(plan.participants),
+            contributors=len(plan.contributors()),
+            evicted=plan.evicted,
+            planner=plan.planner,
+        )
+
+    def reduced(self, finals: Finals, digest: bytes, seconds: float) -> None:
+        """All finals of a plan are here and lead to `digest`."""
+        self._events.write(
+            "reduced",
+            round=finals.plan.round,
+            plan=finals.plan.hash.hex(),
+            digest=digest.hex(),
+            seconds=round(seconds, 4),
+        )
+
+    def caught_up(self, round: int) -> None:
+        """The state of a round that this node did not compute is here."""
+        self._events.write("caught_up", round=round)
+
+    def persisted(self, record: DurableRecord) -> None:
+        """A vote or proposal is on disk."""
+        names = {"vote": "voted", "propose": "proposed", "promise": "view_changed"}
+        if record.kind in names:
+            self._events.write(names[record.kind], round=record.round, view=record.view)
+
+    def certified(
+        self, certificate: Certificate, finals: Finals, *, reduce_s: float, total_s: float, traffic: dict[str, int]
+    ) -> None:
+        """The round has its certificate, and its state is applied here. `traffic`: bytes since the node started."""
+        value = certificate.value
+        self._events.write(
+            "certified",
+            term=term_text(value.term),
+            round=value.round,
+            digest=value.digest.hex(),
+            value=value.hash.hex(),
+            view=certificate.view,
+            members=value.members,
+            contributors=len(finals.plan.contributors()),
+            coverage=finals.coverage,
+            tokens=value.tokens,
+            reduce_s=round(reduce_s, 4),
+            total_s=round(total_s, 4),
+            **traffic,
+        )

@@ -1,0 +1,61 @@
+"""What a member does when the others do not let it go on: without a quorum, or when nobody makes a contribution.
+
+no quorum for ALONE_S            say so once; when this node has contributed already, train on locally
+nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.protocol.round import Phase, RoundMachine
+
+ALONE_S = 3.0
+IDLE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do now; nothing by default."""
+
+    say_no_quorum: bool = False
+    train_on: bool = False
+    contribute_after_all: bool = False
+
+
+class Solitude:
+    """Watches one round after the other. `without_quorum` is for status."""
+
+    def __init__(self) -> None:
+        self.without_quorum = False
+        self._quorum_lost_at: float | None = None
+        self._training_on = False
+        self._idle_since = 0.0
+
+    def begin_round(self, now: float) -> None:
+        """Another round begins; whether there is a quorum does not change by that."""
+        self._training_on = False
+        self._idle_since = now
+
+    def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool) -> Advice:
+        """Look at the round. `contributed`: this node's contribution is made; `may_train`: neither paused nor going."""
+        alone = self._alone(machine, now)
+        say = alone and not self.without_quorum
+        self.without_quorum = alone
+        train_on = alone and contributed and may_train and not self._training_on
+        self._training_on |= train_on
+        waiting = machine.agreement.member and machine.phase is Phase.PLAN and not contributed and may_train
+        if not waiting or not machine.nobody_trains():
+            self._idle_since = now
+        contribute = now - self._idle_since >= IDLE_S
+        if contribute:
+            self._idle_since = now
+        return Advice(say_no_quorum=say, train_on=train_on, contribute_after_all=contribute)
+
+    def _alone(self, machine: RoundMachine, now: float) -> bool:
+        if machine.has_quorum():
+            self._quorum_lost_at = None
+            return False
+        if self._quorum_lost_at is None:
+            self._quorum_lost_at = now
+        return now - self._quorum_lost_at >= ALONE_S

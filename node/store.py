@@ -1,0 +1,224 @@
+"""What a node keeps on disk, and the order in which it gets there.
+
+    node.key            identity (0600)
+    lock                held while a node runs on this folder
+    boot                how often a node started here: orders its records
+    swarm.toml          the manifest it runs
+    agreement.log       promises, votes, proposals: durable before they are sent
+    chain.log           certificates, in order
+    state/<round>.safetensors   the certified states of the last rounds
+    finals/<plan>       encoded finals of the last rounds, for members that were late
+    events.jsonl        the event log
+    rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied
+
+The two logs are append-only. A record is framed as length ‖ BLAKE3 of the payload (8 bytes) ‖ payload, so that a write
+cut short by a crash is recognised and cut off at the next start; nothing after a bad record is believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Self
+
+import msgspec
+from blake3 import blake3
+
+from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
+from shoal.protocol.messages import Certificate
+from shoal.protocol.wire import canonical, decode
+
+_CHECK_BYTES = 8
+_HEAD_BYTES = 4 + _CHECK_BYTES
+RECORD_LIMIT_BYTES = 1 << 20
+AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
+"""Past this size the agreement log is rewritten with what still binds."""
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError of this folder's disk into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"the disk under {path} is full; free some space or choose another --data-dir"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StorageError(
+                f"{path} cannot be written; give this user the folder or choose another --data-dir"
+            ) from error
+        raise StorageError(f"{path}: {error.strerror}; check the disk or choose another --data-dir") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` such that a crash leaves either the old or the new content."""
+    with disk_errors(path.parent):
+        partial = path.with_name(path.name + ".partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder, so that a rename in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class RecordLog:
+    """An append-only file of checked records."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with disk_errors(path.parent):
+            self.recovered, good = _read_records(path)
+            self._file = path.open("ab", buffering=0)
+            # What follows the last whole record was cut short by a crash: it was never acted upon.
+            self._file.truncate(good)
+
+    def append(self, payload: bytes) -> None:
+        """Write one record and return when it is on disk. Raises StorageError, and then it is not there."""
+        if len(payload) > RECORD_LIMIT_BYTES:
+            raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
+        head = len(payload).to_bytes(4, "little") + blake3(payload).digest(_CHECK_BYTES)
+        good = self.size
+        with disk_errors(self._path.parent):
+            try:
+                if self._file.write(head + payload) != len(head) + len(payload):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(good)  # half a record would hide all that come after it
+                raise
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def rewrite(self, payloads: list[bytes]) -> None:
+        """Replace all records by these, atomically. Raises StorageError, and then it goes on with the old ones."""
+        heads = (len(p).to_bytes(4, "little") + blake3(p).digest(_CHECK_BYTES) + p for p in payloads)
+        write_atomically(self._path, b"".join(heads))
+        with disk_errors(self._path.parent):
+            file = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _read_records(path: Path) -> tuple[list[bytes], int]:
+    if not path.exists():
+        return [], 0
+    data = path.read_bytes()
+    records, at = [], 0
+    while at + _HEAD_BYTES <= len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        check = data[at + 4 : at + _HEAD_BYTES]
+        payload = data[at + _HEAD_BYTES : at + _HEAD_BYTES + length]
+        if length > RECORD_LIMIT_BYTES or len(payload) < length or blake3(payload).digest(_CHECK_BYTES) != check:
+            break
+        records.append(payload)
+        at += _HEAD_BYTES + length
+    return records, at
+
+
+class Store:
+    """A node's data folder, locked for one running node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with contextlib.ExitStack() as opened:  # all of it, or nothing
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for name in ("state", "finals"):
+                    (folder / name).mkdir(exist_ok=True)
+                lock = opened.enter_context((folder / "lock").open("w"))
+            self._take(lock)
+            self._agreement = opened.enter_context(contextlib.closing(RecordLog(folder / "agreement.log")))
+            self._chain = opened.enter_context(contextlib.closing(RecordLog(folder / "chain.log")))
+            self._bound = self._read_agreement()
+            self._opened = opened.pop_all()
+
+    def _take(self, lock: IO[str]) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"a node is already running on {self.folder}; stop it with `shoal leave` or choose another --data-dir"
+            ) from None
+
+    def _read_agreement(self) -> list[DurableRecord]:
+        try:
+            return [decode(payload, DurableRecord) for payload in self._agreement.recovered]
+        except RemoteError as error:
+            raise StorageError(
+                f"{self.folder / 'agreement.log'} is damaged ({error}); choose another --data-dir to join as a new node"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._opened.close()
+
+    def next_boot(self) -> int:
+        """Count this start, durably, and return its number."""
+        path = self.folder / "boot"
+        try:
+            with disk_errors(self.folder):
+                number = int(path.read_text()) + 1 if path.exists() else 1
+        except ValueError:
+            raise StorageError(f"{path} is damaged; write a larger number than any before into it") from None
+        write_atomically(path, f"{number}\n".encode())
+        return number
+
+    def durable_records(self) -> list[DurableRecord]:
+        """What this node bound itself to in rounds that are not decided, before a restart and since."""
+        return list(self._bound)
+
+    def persist(self, record: DurableRecord) -> None:
+        """Make a promise durable. Raises StorageError; the message that depends on it must then not be sent."""
+        self._agreement.append(canonical(record))
+        self._bound.append(record)
+
+    def decided(self, round: int) -> None:
+        """What was promised in this round and before binds nobody any more; the log is cut when it has grown."""
+        self._bound = [record for record in self._bound if record.round > round]
+        if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:
+            self._agreement.rewrite([canonical(record) for record in self._bound])
+
+    def certificates(self) -> list[Certificate]:
+        """The chain as far as this node had it."""
+        try:
+            return [msgspec.msgpack.decode(payload, type=Certificate) for payload in self._chain.recovered]
+        except (msgspec.DecodeError, RemoteError) as error:
+            raise StorageError(
+                f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
+            ) from None
+
+    def append_certificate(self, certificate: Certificate) -> None:
+        """Extend the chain on disk."""
+        self._chain.append(canonical(certificate))

@@ -1,0 +1,171 @@
+"""One trainer process as the daemon holds it: spawned, spoken with, stopped, reaped.
+
+`running_child` owns the process from spawn to reaping. What comes of it is told by exceptions: `ChildDied` when
+it ended unasked, `ChildRaised` when it reported what its workload raised. The policy (start again or give up)
+is `shoal.node.trainer`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import IO
+
+import trio
+
+from shoal.node.trainer_messages import Command, Failed, Framing, Report, Stop, pack, unpack_report
+
+SEND_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 2.0
+LOG_DEADLINE_S = 1.0
+LOG_LINE_LIMIT_BYTES = 4096
+READ_BYTES = 64 << 10
+PROGRAM = ("-m", "shoal.node.trainer_process")
+
+logger = logging.getLogger("shoal.trainer")
+
+
+class ChildDied(Exception):
+    """The child ended, or had to be ended, without being asked to; the text says how."""
+
+
+class ChildRaised(Exception):
+    """The child reported what its workload raised."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.summary)
+        self.failed = failed
+
+
+class TrainerChild:
+    """A running trainer: one task receives, any task sends."""
+
+    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
+        self.process = process
+        self._stream = stream
+        self._sending = trio.Lock()
+        self._framing = Framing()
+        self._frames: deque[bytes] = deque()
+
+    async def send(self, command: Command) -> None:
+        """Send a command; to a dead child it goes nowhere, which `receive` will notice.
+
+        A child that does not read for `SEND_DEADLINE_S` is killed. Cancellation: delivered whole or not at
+        all, since half a frame would garble what follows.
+        """
+        data = pack(command)
+        async with self._sending:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + SEND_DEADLINE_S) as scope:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return
+            if scope.cancelled_caught:
+                logger.warning("the trainer reads no orders; killing it")
+                self.process.kill()
+
+    async def receive(self) -> Report:
+        """Return the next report. Raises `ChildDied` at its end, `ChildRaised` in place of a `Failed`.
+
+        Cancellation: nothing is lost.
+        """
+        while not self._frames:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except trio.BrokenResourceError:
+                data = b""
+            if not data:
+                await self._reap(patience_s=STOP_DEADLINE_S)
+                raise ChildDied(_describe_exit(self.process.returncode))
+            self._frames.extend(self._framing.feed(data))
+        report = unpack_report(self._frames.popleft())
+        if isinstance(report, Failed):
+            raise ChildRaised(report)
+        return report
+
+    async def stop(self) -> None:
+        """Ask the child to stop, kill it if it does not, and reap it. Cancellation: finishes all the same."""
+        with trio.CancelScope(shield=True):
+            if self.process.poll() is None:
+                with suppress(trio.BrokenResourceError), trio.move_on_after(STOP_DEADLINE_S):
+                    if not self._sending.locked():
+                        await self._stream.send_all(pack(Stop()))
+                    await self.process.wait()
+            await self._reap(patience_s=0)
+            await self._stream.aclose()
+
+    async def _reap(self, *, patience_s: float) -> None:
+        """Wait for a child that should be exiting; kill it if it lingers."""
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(patience_s):
+                await self.process.wait()
+            if self.process.returncode is None:
+                self.process.kill()
+                await self.process.wait()
+
+
+@asynccontextmanager
+async def running_child(*, memory: int, threads: int, log_path: str | None) -> AsyncIterator[TrainerChild]:
+    """Spawn a trainer that inherits the descriptor `memory`; stop and reap it on leaving.
+
+    Its output goes to the file `log_path`, or else to the logger `shoal.trainer`, line by line. The body must
+    not let `ChildDied` or `ChildRaised` out: around it is a nursery, which would wrap them in a group.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as stack:
+        stack.enter_context(theirs)
+        stack.callback(ours.close)
+        output: IO[bytes] | int = subprocess.PIPE
+        if log_path is not None:
+            output = stack.enter_context(open(log_path, "ab"))  # noqa: ASYNC230  a local file, opened once
+        process = await _spawn(theirs.fileno(), memory, threads, output)
+        theirs.close()  # or the end of the child would not be the end of the stream
+        child = TrainerChild(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        async with trio.open_nursery() as nursery:
+            if process.stdout is not None:
+                nursery.start_soon(_log_lines, process.stdout)
+            try:
+                yield child
+            finally:
+                await child.stop()
+                nursery.cancel_scope.deadline = trio.current_time() + LOG_DEADLINE_S
+
+
+async def _spawn(control: int, memory: int, threads: int, output: IO[bytes] | int) -> trio.Process:
+    return await trio.lowlevel.open_process(
+        [sys.executable, "-P", "-X", "faulthandler", *PROGRAM, str(control), str(memory)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=(control, memory),
+        process_group=0,  # Ctrl-C goes to the daemon alone
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+    )
+
+
+async def _log_lines(output: trio.abc.ReceiveStream) -> None:
+    """Log what the child prints, a line at a time; a longer line than the limit is cut into several."""
+    line = bytearray()
+    async with output:
+        async for data in output:
+            line += data
+            while (end := line.find(b"\n")) >= 0 or len(line) > LOG_LINE_LIMIT_BYTES:
+                cut = min(end if end >= 0 else LOG_LINE_LIMIT_BYTES, LOG_LINE_LIMIT_BYTES)
+                logger.info("%s", line[:cut].decode(errors="replace"))
+                del line[: cut + (cut == end)]
+    if line:
+        logger.info("%s", line.decode(errors="replace"))
+
+
+def _describe_exit(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"exited with status {status}"
+    name = signal.Signals(-status).name
+    return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -1,0 +1,301 @@
+"""What daemon and trainer say to each other, and how it is framed on their socket pair.
+
+Tensors never travel here: they lie in shared memory (`shared_tensors`), and a message says that they are
+ready. A frame is a 4-byte big-endian length and that many bytes of msgpack: one tagged struct. Both ends
+run code of one installation, yet every frame is bounded and converted strictly, so a confused trainer
+shows up as a clear error and not as a wrong number.
+
+**Progress is counted once.** The trainer keeps three host vectors, each ``(numel,) float32``:
+
+* *base* `b`: the certified anchor it stands on, copied at the last `Apply`;
+* *local* `l`: the live replica, `b` plus all progress no certificate has counted as far as it knows;
+* *mark* `c`: `l` as it was when the newest contribution was written.
+
+A `Contribution` number `n` is `b − l`: everything since `b`, so a later one *replaces* an earlier one of the
+same base and must never be added to it. Once the daemon has encoded contribution `n` for a round it has
+*taken* it: that work is the daemon's from then on (counted by a certificate, or kept by the daemon as a
+residual). Until the round ends it may ask for more local steps only with ``contribute=False``, which leaves
+contribution and mark alone. `Apply` then names the newest number taken, ever:
+
+* ``taken == n`` of the mark: the replica becomes ``anchor + (l − c)``; steps after the mark are kept.
+* ``taken`` is older than this base: nothing of the replica was taken, ``anchor + (l − b)`` keeps it all.
+* anything else would lose or double work, and is refused as a bug of the daemon.
+
+``fresh=True`` drops local progress: the replica becomes the anchor exactly. That is also what a restarted
+trainer begins with; numbers go on rising across restarts, so an `Apply` that names a contribution of the
+dead process is understood as older than this base.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+
+import blake3
+import msgspec
+
+from shoal.protocol.errors import LocalError
+
+FRAME_LIMIT_BYTES = 4 << 20
+TRACEBACK_LIMIT_CHARS = 16_000
+SUMMARY_LIMIT_CHARS = 500
+PARAMETERS_LIMIT = 100_000
+
+Scalar = bool | int | float | str
+
+_LENGTH = struct.Struct(">I")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of everything on the control pipe; the struct's name is its tag."""
+
+
+class InnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The inner AdamW. Warm-up is linear in tokens, certified ones included, so that all nodes share it."""
+
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float = 1.0
+    warmup_tokens: int = 0
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose share of the data: member number `member` of `members` in round `round` of seed `seed`.
+
+    A `member` of `members` or more is a peer outside the electorate, numbered so as to differ from others.
+    """
+
+    seed: int
+    round: int
+    member: int
+    members: int
+
+    @property
+    def stream_seed(self) -> int:
+        """A 63-bit seed that no other member or round shares; `members` plays no part in it."""
+        place = msgspec.msgpack.encode((self.seed, self.round, self.member))
+        return int.from_bytes(blake3.blake3(place).digest()[:8], "little") >> 1
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the flat vector is cut into parameters: sorted by name, tied ones once, all float32."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    numel: int
+
+    @property
+    def digest(self) -> bytes:
+        """BLAKE3 over the msgpack of [names, shapes]: arrays only, so there is one canonical encoding."""
+        return blake3.blake3(msgspec.msgpack.encode((self.names, self.shapes))).digest()
+
+
+# Daemon to trainer.
+
+
+class Start(Message, frozen=True, kw_only=True):
+    """Build the workload. `contributions` is the highest number an earlier process gave out."""
+
+    workload: str
+    options: Mapping[str, Scalar]
+    data: str | None
+    seed: int
+    inner: InnerSettings
+    device: str
+    threads: int
+    contributions: int
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """The shared memory now holds two vectors of `numel` values: map it."""
+
+    numel: int
+
+
+class WriteInitial(Message, frozen=True, kw_only=True):
+    """Write the parameters drawn from the seed, S(0), into the contribution vector."""
+
+
+class Train(Message, frozen=True, kw_only=True):
+    """Make `steps` inner steps on the replica as it is; replaces a running `Train`, whose steps stay.
+
+    An assignment equal to the last one goes on in the same stream of batches. `certified_tokens` is what
+    the swarm has certified so far (for schedules). With `contribute` the stretch ends in a `Contribution`,
+    without it in a `Trained`. `order` numbers the daemon's orders, so that it can tell which one was carried out.
+    """
+
+    round: int
+    steps: int
+    order: int = 0
+    assignment: Assignment
+    certified_tokens: int = 0
+    contribute: bool = True
+
+
+class Apply(Message, frozen=True, kw_only=True):
+    """The anchor vector holds θ(round): stand on it. Ends a running `Train`. See the top of the module."""
+
+    round: int
+    taken: int = 0
+    fresh: bool = False
+
+
+class Pause(Message, frozen=True, kw_only=True):
+    """Make no inner step after the current one."""
+
+
+class Resume(Message, frozen=True, kw_only=True):
+    """Go on with what `Pause` interrupted."""
+
+
+class Evaluate(Message, frozen=True, kw_only=True):
+    """Evaluate the base, not the replica, on held-out data."""
+
+    round: int
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Answer with `Pong` at the next step boundary."""
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """Exit cleanly at the next step boundary."""
+
+
+Command = Start | Attach | WriteInitial | Train | Apply | Pause | Resume | Evaluate | Ping | Stop
+
+
+# Trainer to daemon.
+
+
+class Started(Message, frozen=True, kw_only=True):
+    """The model is built."""
+
+    layout: Layout
+    metric: str
+    device: str
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    """The shared memory is mapped."""
+
+
+class Initial(Message, frozen=True, kw_only=True):
+    """The contribution vector holds S(0)."""
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """Step `step` of the running stretch is done, at mean `loss` so far; about one a second."""
+
+    round: int
+    step: int
+    loss: float
+    tokens_per_s: float
+
+
+class Contribution(Message, frozen=True, kw_only=True):
+    """The contribution vector holds base − local.
+
+    `tokens` are those of all work in it, the stretch's and what was kept from before; `steps`, mean `loss`,
+    `seconds` and `tokens_per_s` are the stretch's alone.
+    """
+
+    number: int
+    round: int
+    tokens: int
+    steps: int
+    loss: float
+    seconds: float
+    tokens_per_s: float
+    order: int = 0
+
+
+class Trained(Message, frozen=True, kw_only=True):
+    """A stretch without a contribution is done; its progress lives in the replica."""
+
+    round: int
+    steps: int
+    loss: float
+    seconds: float
+    tokens_per_s: float
+
+
+class Applied(Message, frozen=True, kw_only=True):
+    """The replica stands on θ(round); the anchor vector may be written again."""
+
+    round: int
+
+
+class Evaluated(Message, frozen=True, kw_only=True):
+    """The workload's metric of the base; lower is better."""
+
+    round: int
+    value: float
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """The trainer is alive and between two steps."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The workload raised, or (`configuration`) cannot be had as it is named. The trainer exits after this."""
+
+    summary: str
+    traceback: str
+    configuration: bool = False
+
+
+Report = Started | Attached | Initial | Progress | Contribution | Trained | Applied | Evaluated | Pong | Failed
+
+
+class Framing:
+    """Cuts a byte stream into frames; bytes in, whole payloads out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield every frame that `data` completes.
+
+        Raises `LocalError` on a frame over `FRAME_LIMIT_BYTES`; the stream is then of no further use.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > FRAME_LIMIT_BYTES:
+                raise LocalError(f"control frame of {length} bytes, over {FRAME_LIMIT_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            frame = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield frame
+
+
+_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def pack(message: Command | Report) -> bytes:
+    """Frame one message. Raises `LocalError` if it is over `FRAME_LIMIT_BYTES`."""
+    payload = msgspec.msgpack.encode(message)
+    if len(payload) > FRAME_LIMIT_BYTES:
+        raise LocalError(f"{type(message).__name__} of {len(payload)} bytes, over {FRAME_LIMIT_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def unpack_command(frame: bytes) -> Command:
+    """Decode what the daemon sent. Raises `LocalError` if it is not a command."""
+    try:
+        return _COMMANDS.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise LocalError(f"not a command: {error}") from error
+
+
+def unpack_report(frame: bytes) -> Report:
+    """Decode what the trainer sent. Raises `LocalError` if it is not a report."""
+    try:
+        return _REPORTS.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise LocalError(f"not a report: {error}") from error

@@ -1,0 +1,200 @@
+"""The trainer: a child process that runs inner steps for its daemon.
+
+Run by `shoal.node.trainer` as ``python -P -m shoal.node.trainer_process CONTROL MEMORY`` with two inherited
+descriptors: a socket for messages (`trainer_messages`) and the file of the shared vectors
+(`shared_tensors`). Everything else, the workload's name included, comes in the first message.
+
+Two threads. The main one trains and looks at its orders between steps. The other reads the socket, and when
+the daemon is gone (end of stream) ends the process at once, even in the middle of a long step: a trainer is
+never an orphan. Nothing is lost by that, since all state worth keeping is the daemon's.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+import torch
+
+from shoal.node import shared_tensors
+from shoal.node.inner_loop import Replica, pick_device
+from shoal.node.trainer_messages import (
+    SUMMARY_LIMIT_CHARS,
+    TRACEBACK_LIMIT_CHARS,
+    Applied,
+    Apply,
+    Attach,
+    Attached,
+    Command,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Framing,
+    Initial,
+    Pause,
+    Ping,
+    Pong,
+    Report,
+    Resume,
+    Start,
+    Started,
+    Stop,
+    Train,
+    WriteInitial,
+    pack,
+    unpack_command,
+)
+from shoal.node.workload import load_workload, one_line
+from shoal.protocol.errors import ConfigError, LocalError
+
+COMMAND_QUEUE_LIMIT = 256
+READ_BYTES = 64 << 10
+EXIT_ORPHANED = 3
+EXIT_CONFUSED = 4
+EXIT_FAILED = 5
+
+
+class Control:
+    """The trainer's end of the control pipe: sends from the main thread, receives in its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._commands: queue.Queue[Command] = queue.Queue(COMMAND_QUEUE_LIMIT)
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+
+    def send(self, report: Report) -> None:
+        """Send a report; a daemon that is gone ends the process."""
+        try:
+            self._connection.sendall(pack(report))
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+
+    def receive(self, *, wait: bool) -> Command | None:
+        """Return the next command, or None if there is none yet and `wait` is false."""
+        try:
+            return self._commands.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        framing = Framing()
+        try:
+            while data := self._connection.recv(READ_BYTES):
+                for frame in framing.feed(data):
+                    self._commands.put_nowait(unpack_command(frame))
+        except OSError:
+            pass
+        except (LocalError, queue.Full) as error:
+            print(f"trainer: the daemon's orders cannot be followed: {one_line(error)}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(EXIT_CONFUSED)
+        os._exit(EXIT_ORPHANED)
+
+
+class TrainerProcess:
+    """Follows commands until `Stop`."""
+
+    def __init__(self, control: Control, memory: int) -> None:
+        self._control = control
+        self._memory = memory
+        self._replica: Replica | None = None
+        self._tensors: shared_tensors.SharedTensors | None = None
+        self._paused = False
+
+    def run(self) -> None:
+        """Train while there is a stretch, listen between steps, wait when there is nothing to do."""
+        while True:
+            replica = self._replica
+            busy = replica is not None and replica.training and not self._paused
+            command = self._control.receive(wait=not busy)
+            if isinstance(command, Stop):
+                return
+            if command is not None:
+                self._follow(command)
+            elif replica is not None and self._tensors is not None:
+                report = replica.step(self._tensors.contribution)
+                if report is not None:
+                    self._control.send(report)
+
+    def _follow(self, command: Command) -> None:
+        if isinstance(command, Start):
+            self._start(command)
+            return
+        if isinstance(command, Ping):
+            self._control.send(Pong())
+            return
+        replica = self._replica
+        if replica is None:
+            raise LocalError(f"{type(command).__name__} before Start")
+        if isinstance(command, Attach):
+            if command.numel != replica.layout.numel:
+                raise LocalError(f"memory for {command.numel} values, the model has {replica.layout.numel}")
+            self._tensors = shared_tensors.attach(self._memory, command.numel)
+            self._control.send(Attached())
+            return
+        if self._tensors is None:
+            raise LocalError(f"{type(command).__name__} before Attach")
+        self._work(command, replica, self._tensors)
+
+    def _start(self, start: Start) -> None:
+        torch.set_num_threads(start.threads)
+        device = pick_device(start.device)
+        workload = load_workload(start.workload, start.options, start.data)
+        self._replica = Replica(
+            workload,
+            seed=start.seed,
+            inner=start.inner,
+            device=device,
+            contributions=start.contributions,
+        )
+        self._control.send(Started(layout=self._replica.layout, metric=workload.metric, device=str(device)))
+
+    def _work(self, command: Command, replica: Replica, tensors: shared_tensors.SharedTensors) -> None:
+        match command:
+            case Train():
+                replica.begin(command)
+            case Apply():
+                replica.apply(tensors.anchor, taken=command.taken, fresh=command.fresh)
+                self._control.send(Applied(round=command.round))
+            case Evaluate():
+                self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
+            case WriteInitial():
+                replica.write_initial(tensors.contribution)
+                self._control.send(Initial())
+            case Pause():
+                self._paused = True
+            case Resume():
+                self._paused = False
+
+
+def describe(error: Exception) -> Failed:
+    """Turn an exception into what a person is shown: one line, and the traceback of the user's error."""
+    summary = str(error) if isinstance(error, ConfigError) else one_line(error)
+    text = "".join(traceback.format_exception(error))
+    return Failed(
+        summary=summary[:SUMMARY_LIMIT_CHARS],
+        traceback=text[-TRACEBACK_LIMIT_CHARS:],
+        configuration=isinstance(error, ConfigError) and error.__cause__ is None,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one daemon; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
+    descriptor, memory = map(int, arguments)
+    control = Control(socket.socket(fileno=descriptor))
+    try:
+        TrainerProcess(control, memory).run()
+    except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
+        control.send(describe(error))
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

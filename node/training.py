@@ -1,0 +1,172 @@
+"""The daemon's dealings with its trainer: hand it the certified state, have it train and evaluate, hear the outcome."""
+
+from __future__ import annotations
+
+import numpy as np
+import trio
+from blake3 import blake3
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.state import CertifiedState, frozen
+from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
+from shoal.node.trainer_messages import (
+    Applied,
+    Apply,
+    Assignment,
+    Contribution,
+    Evaluate,
+    Evaluated,
+    Initial,
+    Pause,
+    Progress,
+    Resume,
+    Train,
+    Trained,
+    WriteInitial,
+)
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Term, Value
+
+INITIAL_DEADLINE_S = 120.0
+APPLY_DEADLINE_S = 900.0
+"""A trainer applies a state at its next step boundary; one step may take this long."""
+OUTSIDER_NUMBERS = 1 << 20
+"""A peer outside the electorate draws its share of the data by hash from this many numbers above the members'."""
+
+
+class TrainingDesk:
+    """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric."""
+
+    def __init__(self, trainer: Trainer, *, seed: int, inner_steps: int) -> None:
+        self._trainer = trainer
+        self._seed = seed
+        self._inner_steps = inner_steps
+        self._initial = trio.Event()
+        self._applied = trio.Event()
+        self._applied.set()
+        self._evaluated = trio.Event()
+        self._evaluated.set()
+        self._orders = 0
+        self._initial_wanted = False
+        self._steps_before = 0
+        self._steps_made = 0  # of the stretch that is to end in the next contribution
+        self.paused = False
+        self.loss: float | None = None
+        self.metric: float | None = None
+        self.tokens_per_s = 0.0
+
+    @property
+    def layout_hash(self) -> bytes:
+        """The hash of the parameters' names and shapes."""
+        return self._trainer.layout.digest
+
+    def heard(self, event: TrainerEvent) -> None:
+        """Take note of what the trainer said."""
+        if isinstance(event, Initial):
+            self._initial.set()
+        elif isinstance(event, Applied):
+            self._applied.set()
+        elif isinstance(event, Evaluated):
+            self.metric = event.value
+            self._evaluated.set()
+        elif isinstance(event, Progress | Contribution | Trained):
+            self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
+            if isinstance(event, Progress):
+                self._steps_made = max(self._steps_made, self._steps_before + event.step)
+            else:
+                self._steps_made = self._steps_before = 0
+        elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
+            self._steps_made = self._steps_before = 0
+            self._applied.set()
+            self._evaluated.set()
+
+    async def restarted(self) -> None:
+        """Give the new trainer the order that the old one took along, if it was to write S(0)."""
+        if self._initial_wanted:
+            await self._trainer.send(WriteInitial())
+
+    async def initial_state(self) -> CertifiedState:
+        """S(0): the parameters drawn from the manifest's seed, no momentum.
+
+        Raises NetworkError if it takes too long.
+        """
+        self._initial_wanted = True
+        await self._trainer.send(WriteInitial())
+        with trio.move_on_after(INITIAL_DEADLINE_S):
+            await self._initial.wait()
+            self._initial_wanted = False
+            anchor = self._trainer.contribution.copy()
+            return CertifiedState(
+                term=Term(),
+                round=0,
+                tokens=0,
+                layout_hash=self.layout_hash,
+                anchor=frozen(anchor),
+                momentum=frozen(np.zeros_like(anchor)),
+            )
+        raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
+
+    async def stand_on(self, state: CertifiedState, *, taken: int) -> None:
+        """Give the trainer the certified anchor, keeping what it learnt that was not taken; then evaluate it.
+
+        Cancellation: the anchor is written whole or not at all.
+        """
+        with trio.move_on_after(APPLY_DEADLINE_S):
+            await self._applied.wait()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
+        self._applied = trio.Event()
+        self._evaluated = trio.Event()
+        await self._trainer.send(Apply(round=state.round, taken=taken))
+        await self._trainer.send(Evaluate(round=state.round))
+
+    async def train(self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True) -> None:
+        """Have it make this round's inner steps on this node's own share of the data.
+
+        A node too slow for the last round goes on where it was, so that it contributes at all: what it lacks of its
+        inner steps is all it makes now.
+        """
+        self._steps_before = self._steps_made
+        self._orders += 1
+        order = Train(
+            order=self._orders,
+            round=previous.round + 1,
+            steps=max(1, self._inner_steps - self._steps_made),
+            assignment=self._assignment(previous, me),
+            certified_tokens=tokens,
+            contribute=contribute,
+        )
+        await self._trainer.send(order)
+
+    def _assignment(self, previous: Value, me: PeerId) -> Assignment:
+        members = previous.members
+        number = members.index(me) if me in members else len(members) + _draw(me)
+        return Assignment(seed=self._seed, round=previous.round + 1, member=number, members=len(members))
+
+    def is_current(self, event: Contribution) -> bool:
+        """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
+        return event.order == self._orders
+
+    def pseudo_gradient(self) -> F32:
+        """A copy of what the trainer contributed last: (numel,) float32."""
+        return self._trainer.contribution.copy()
+
+    async def pause(self) -> None:
+        """Stop after the current step."""
+        self.paused = True
+        await self._trainer.send(Pause())
+
+    async def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        await self._trainer.send(Resume())
+
+    async def wait_evaluated(self, deadline_s: float) -> None:
+        """Return when the evaluation under way is done, or the deadline passes."""
+        with trio.move_on_after(deadline_s):
+            await self._evaluated.wait()
+
+
+def _draw(peer: PeerId) -> int:
+    return int.from_bytes(blake3(peer.encode()).digest(8), "little") % OUTSIDER_NUMBERS

@@ -1,0 +1,158 @@
+"""What Shoal needs to know about a training task, and how a manifest's name becomes one.
+
+A workload is one small class. The manifest names it, by an entry point of the group `shoal.workloads` or as
+``module:Class`` (the current directory can be imported from), and gives the constructor's keyword arguments
+in a table of scalars. Where the data lie is a local setting and arrives as the keyword `data`, which no
+manifest can set: a swarm must not choose which files of yours are read.
+
+This module does not import torch: the daemon can use it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Scalar
+from shoal.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Assignment", "Scalar", "Workload", "WorkloadError", "installed_workloads", "load_workload"]
+
+GROUP = "shoal.workloads"
+METHODS = ("build", "batches", "loss", "evaluate")
+
+
+class Workload(Protocol):
+    """What is trained. Options arrive as keyword arguments of `__init__`, and `data` if it takes that."""
+
+    @property
+    def metric(self) -> str:
+        """What `evaluate` returns, as a person reads it, such as ``bits per byte``; lower is better."""
+
+    def build(self) -> torch.nn.Module:
+        """Make the model. Called once, after `torch.manual_seed`, so that equal seeds give equal models.
+
+        Its floating parameters must be float32; they are what the swarm trains in common. Buffers (running
+        means, tables) stay each node's own.
+        """
+
+    def batches(self, assignment: Assignment) -> Iterator[Any]:
+        """Yield batches of this member's share of the round, for as long as steps are asked for.
+
+        Shares of different members in one round must not overlap. Tensors in tuples, lists and dicts are
+        moved to the trainer's device. An iterator that ends, ends the stretch early.
+        """
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        """Return the scalar mean loss of `batch` and how many tokens (or samples) it weighs."""
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Return `metric` on held-out data, always the same. Called without gradients, in eval mode."""
+
+
+class WorkloadError(ConfigError):
+    """The workload raised: `str()` is one line, `traceback` the whole text."""
+
+    def __init__(self, summary: str, traceback: str) -> None:
+        super().__init__(summary)
+        self.traceback = traceback
+
+
+def installed_workloads() -> tuple[str, ...]:
+    """Name the workloads of the entry-point group: those a manifest from a peer may ask for."""
+    return tuple(sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)}))
+
+
+def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) -> Workload:
+    """Import and construct the workload called `name`.
+
+    Raises `ConfigError`, one line each: unknown name, module that cannot be imported, no such class, a
+    method missing, an option it does not take, a constructor that raises (that exception is the cause).
+    """
+    factory = _import_class(name) if ":" in name else _installed_class(name)
+    arguments = _check_options(name, factory, options, data)
+    try:
+        workload = factory(**arguments)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the cause carries its traceback
+        raise ConfigError(f"workload {name!r} cannot be made: {one_line(error)}") from error
+    for method in METHODS:
+        if not callable(getattr(workload, method, None)):
+            raise ConfigError(f"workload {name!r} has no method {method}(); a workload needs {METHODS}")
+    if not isinstance(getattr(workload, "metric", None), str):
+        raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
+    return cast(Workload, workload)
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one bounded line, as the last line of its traceback would."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return " ".join(text.split())[:SUMMARY_LIMIT_CHARS]
+
+
+def _installed_class(name: str) -> Callable[..., object]:
+    known = installed_workloads()
+    if name not in known:
+        raise ConfigError(
+            f"unknown workload {name!r}{_nearest(name, known)}; installed are {', '.join(known)}, "
+            "and your own is named module:Class"
+        )
+    (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
+    return _import_class(point.value, shown=name)
+
+
+def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
+    module_name, _, class_name = path.partition(":")
+    shown = shown or path
+    if not module_name or not class_name.isidentifier():
+        raise ConfigError(f"workload {shown!r} is not of the form module:Class")
+    if "" not in sys.path:
+        sys.path.append("")  # at the end: a file of the user's must not shadow the standard library
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"module {module_name!r} has no class {class_name!r}{_nearest(class_name, classes)}")
+    return found
+
+
+def _check_options(
+    name: str, factory: Callable[..., object], options: Mapping[str, Scalar], data: str | None
+) -> dict[str, Scalar]:
+    if "data" in options:
+        raise ConfigError("a manifest cannot say where data lie; give the path with --data on each node")
+    signature = inspect.signature(factory)
+    parameters = signature.parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = [key for key in parameters if key != "data"]
+    for key in options:
+        if key not in parameters and not open_ended:
+            raise ConfigError(f"workload {name!r} has no option {key!r}{_nearest(key, known)}")
+    arguments = dict(options)
+    if "data" in parameters:
+        if data is not None:
+            arguments["data"] = data
+    elif data is not None:
+        raise ConfigError(f"workload {name!r} reads no data; leave --data out")
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"workload {name!r}: {error} among its options") from error
+    return arguments
+
+
+def _nearest(given: str, known: tuple[str, ...] | list[str]) -> str:
+    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""

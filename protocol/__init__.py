@@ -1,0 +1,1 @@
+"""What peers say to each other, and the pure machines that decide what it means."""

@@ -1,0 +1,156 @@
+"""Certificates: who leads, what a quorum is, and how a chain of decided values is checked from the founders on.
+
+The hash of a certificate is the hash of its value alone, so certificates of one value that differ in view or
+signers are the same certificate. C(e-1) fixes everything about round e that must not move: its electorate, the
+order of its leads, and whose vote breaks a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId, verify
+from shoal.protocol.messages import (
+    NO_HASH,
+    VOTE_DOMAIN,
+    Certificate,
+    Term,
+    Value,
+    domain_hash,
+    vote_preimage,
+)
+
+# A vote weighs 2, the previous planner's 3: "1 + epsilon" in whole numbers. Exactly half of an even electorate
+# then suffices with the planner in it, and no two disjoint sets can both be quorums.
+VOTE_WEIGHT = 2
+PLANNER_VOTE_WEIGHT = 3
+
+
+def genesis(swarm_id: bytes, founders: Sequence[PeerId]) -> Value:
+    """C(0): nothing decided yet; the electorate of round 1 is the founders named in the manifest."""
+    return Value(
+        swarm=swarm_id,
+        term=Term(),
+        round=0,
+        base=NO_HASH,
+        plan=NO_HASH,
+        planner=founders[0],
+        members=tuple(sorted(founders)),
+        bitmaps=NO_HASH,
+        tokens=0,
+        digest=NO_HASH,
+    )
+
+
+def lead_order(previous: Value) -> tuple[PeerId, ...]:
+    """The electorate in the order in which it leads the views of the round after `previous`."""
+    base = previous.hash
+    return tuple(sorted(previous.members, key=lambda peer: domain_hash("lead", base, peer.encode())))
+
+
+def lead(previous: Value, view: int) -> PeerId:
+    """Lead(e, v): the member whose turn view `view` is, whether it is alive or not."""
+    order = lead_order(previous)
+    return order[view % len(order)]
+
+
+def is_quorum(previous: Value, supporters: Iterable[PeerId], leaves: Collection[PeerId] = ()) -> bool:
+    """Whether `supporters` outweigh half of the electorate less the leaves counted."""
+
+    def weight(peers: Iterable[PeerId]) -> int:
+        return sum(PLANNER_VOTE_WEIGHT if p == previous.planner else VOTE_WEIGHT for p in peers)
+
+    electorate = set(previous.members) - set(leaves)
+    return 2 * weight(electorate.intersection(supporters)) > weight(electorate)
+
+
+def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+    """Whether the others could not go on without counting the leave of `me`.
+
+    Where they can, a promise is of no use: the next certificate drops who is gone. Where they cannot, and several leave
+    at once, not all may promise, or nobody could ever vote again: of those who would have to, the first in the order of
+    leads goes without.
+    """
+    living = [peer for peer in lead_order(previous) if peer in alive and peer not in leaves]
+
+    def stuck_without(peer: PeerId) -> bool:
+        others = [other for other in living if other != peer]
+        return bool(others) and not is_quorum(previous, others, leaves)
+
+    needing = [peer for peer in living if stuck_without(peer)]
+    return me in needing and (len(needing) < len(living) or needing[0] != me)
+
+
+def follows(value: Value, previous: Value) -> bool:
+    """Whether `value` may come right after `previous` in a chain."""
+    return (
+        value.swarm == previous.swarm
+        and value.term == previous.term
+        and value.round == previous.round + 1
+        and value.base == previous.hash
+        and set(value.leaves) <= set(previous.members)
+        and list(value.leaves) == sorted(set(value.leaves))
+        and list(value.members) == sorted(set(value.members))
+    )
+
+
+def check_certificate(certificate: Certificate, previous: Value) -> None:
+    """Check one certificate against the value before it.
+
+    Raises RemoteError naming what is wrong.
+    """
+    value = certificate.value
+    if not follows(value, previous):
+        raise RemoteError(f"the certificate of round {value.round} does not follow round {previous.round}")
+    if len(certificate.signers) != len(certificate.signatures):
+        raise RemoteError(f"the certificate of round {value.round} has signers without signatures")
+    if len(set(certificate.signers)) != len(certificate.signers):
+        raise RemoteError(f"the certificate of round {value.round} counts a signer twice")
+    preimage = vote_preimage(certificate.view, value.hash)
+    for signer, signature in zip(certificate.signers, certificate.signatures, strict=True):
+        if not verify(signer, VOTE_DOMAIN, preimage, signature):
+            raise RemoteError(f"the certificate of round {value.round} has a forged signature", peer=signer)
+    if not is_quorum(previous, certificate.signers, value.leaves):
+        raise RemoteError(f"the certificate of round {value.round} has no quorum")
+
+
+class Chain:
+    """The certificates from genesis to the newest, each checked against the one before it."""
+
+    def __init__(self, genesis_value: Value) -> None:
+        self._genesis = genesis_value
+        self._certificates: list[Certificate] = []
+
+    @property
+    def head(self) -> Value:
+        """The newest decided value."""
+        return self._certificates[-1].value if self._certificates else self._genesis
+
+    def extend(self, certificate: Certificate) -> None:
+        """Append a certificate. Raises RemoteError if it does not follow or does not hold."""
+        check_certificate(certificate, self.head)
+        self._certificates.append(certificate)
+
+    def value(self, round: int) -> Value:
+        """The value decided in `round` (0 is genesis). Raises IndexError past the head."""
+        return self._genesis if round == 0 else self._certificates[round - 1].value
+
+    def certificate(self, round: int) -> Certificate | None:
+        """The certificate of `round`, or None if it is not in this chain."""
+        return self._certificates[round - 1] if 0 < round <= len(self._certificates) else None
+
+    def after(self, round: int, limit: int) -> tuple[Certificate, ...]:
+        """At most `limit` certificates of the rounds after `round`."""
+        return tuple(self._certificates[round : round + limit])
+
+    def recent_members(self, rounds: int) -> frozenset[PeerId]:
+        """Everyone who was a member after one of the last `rounds` rounds, the head's members included."""
+        newest = self.head.round
+        values = (self.value(r) for r in range(max(0, newest - rounds), newest + 1))
+        return frozenset(peer for value in values for peer in value.members)
+
+
+def verify_vote(peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:
+    """Whether `signature` is `peer`'s vote for the value in `view`."""
+    return verify(peer, VOTE_DOMAIN, vote_preimage(view, value_hash), signature)

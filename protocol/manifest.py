@@ -1,0 +1,334 @@
+"""`swarm.toml`, the manifest: what the members of one swarm agree on, and the SwarmId that follows from it.
+
+Everything outside `[network]` must be the same at every member, and
+
+    SwarmId = BLAKE3( canonical msgpack of all sections but [network] )        32 bytes
+
+so two nodes with the same SwarmId have the same settings, and a manifest fetched from a stranger is as good as
+one's own once its SwarmId is the expected one. A peer's manifest cannot make this machine run code of its choice:
+a workload is an entry point that is installed here, or one that the user allowed (`check_workload_allowed`).
+
+A key's description below is also the comment that `shoal init` writes above it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.identity import PeerId, parse_peer_id
+from shoal.protocol.manifest_text import explain_validation, refuse_unknown_keys, render
+from shoal.protocol.wire import Message, SwarmId, canonical, decode
+
+MANIFEST_LIMIT_BYTES = 262_144
+FOUNDER_LIMIT = 64
+ALLOW_LIMIT = 4096
+OPTION_LIMIT = 64
+OPTION_TEXT_LIMIT_CHARS = 1024
+BOOTSTRAP_LIMIT = 64
+ADDRESS_LIMIT_CHARS = 256
+CHUNK_VALUES_STEP = 4096
+STRATEGIES_BUILT = ("diloco",)
+
+Option = str | int | float | bool
+
+_WORKLOAD = r"^([a-z][a-z0-9_-]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)\Z"
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+class SwarmSection(Message, frozen=True, kw_only=True):
+    """Who the swarm is."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*\Z",
+            max_length=64,
+            description="A name for people; it tells nodes nothing.",
+        ),
+    ]
+    founders: Annotated[
+        list[PeerId],
+        Meta(
+            min_length=1,
+            max_length=FOUNDER_LIMIT,
+            description="PeerIds of the first electorate (`shoal id` prints a node's).",
+        ),
+    ]
+    authority: Annotated[
+        PeerId,
+        Meta(
+            description="Whose key may rebase the swarm when a majority is gone for good, and sign invites. "
+            "Left out: the first founder's."
+        ),
+    ] = PeerId("")
+    admission: Annotated[
+        Literal["open", "allowlist", "invite"],
+        Meta(
+            description="Who may join: open (anyone with the manifest), allowlist (the founders and `allow`) or "
+            "invite (who holds a capability signed by the authority; not built in this version)."
+        ),
+    ] = "open"
+    allow: Annotated[
+        list[PeerId], Meta(max_length=ALLOW_LIMIT, description="With admission = allowlist: who may join.")
+    ] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for key, peers in (("founders", self.founders), ("allow", self.allow)):
+            for peer in peers:
+                _check_peer(key, peer)
+            if len(set(peers)) != len(peers):
+                raise ValueError(f"{key} names a peer twice")
+        if not self.authority and self.founders:
+            msgspec.structs.force_setattr(self, "authority", self.founders[0])
+        _check_peer("authority", self.authority)
+        if self.admission == "invite":
+            raise ValueError("admission by invite is not built in this version; use open or allowlist")
+        if self.allow and self.admission != "allowlist":
+            raise ValueError('allow has a meaning with admission = "allowlist" only')
+
+
+def _check_peer(key: str, text: str) -> None:
+    try:
+        parse_peer_id(text)
+    except ValueError:
+        raise ValueError(f"{key}: {text!r} is not a PeerId (`shoal id` prints this node's)") from None
+
+
+class WorkloadSection(Message, frozen=True, kw_only=True):
+    """What is trained."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern=_WORKLOAD,
+            max_length=256,
+            description="An installed workload such as text, or module:Class, which every node must have installed.",
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Meta(ge=0, le=2**63 - 1, description="Of the initial parameters and of the order of the data."),
+    ] = 0
+    options: Annotated[
+        dict[str, Option],
+        Meta(
+            max_length=OPTION_LIMIT,
+            description="The workload's own settings: texts, numbers, true or false. Paths of data are "
+            "each node's own affair.",
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, value in self.options.items():
+            if not _OPTION_NAME.fullmatch(key):
+                raise ValueError(f"options: {key!r} is no name; use a-z, 0-9 and _")
+            if isinstance(value, str) and len(value) > OPTION_TEXT_LIMIT_CHARS:
+                raise ValueError(f"options: {key} is longer than {OPTION_TEXT_LIMIT_CHARS} characters")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"options: {key} does not fit 64 bits")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"options: {key} is not a finite number")
+
+
+class SyncSection(Message, frozen=True, kw_only=True):
+    """What is exchanged, and when."""
+
+    inner_steps: Annotated[int, Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds.")]
+    strategy: Annotated[
+        Literal["diloco", "ddp", "streaming", "sparse", "gossip"],
+        Meta(description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient."),
+    ] = "diloco"
+    outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
+    codec: Annotated[
+        Literal["fp32", "bf16", "int8"],
+        Meta(description="How values travel: fp32, bf16 or int8 (4, 2 or about 1 byte each)."),
+    ] = "int8"
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES_BUILT:
+            built = ", ".join(STRATEGIES_BUILT)
+            raise ValueError(f"strategy {self.strategy!r} is not built in this version; use {built}")
+
+
+class InnerSection(Message, frozen=True, kw_only=True):
+    """The optimizer of each node's own steps."""
+
+    optimizer: Annotated[Literal["adamw"], Meta(description="Only adamw.")] = "adamw"
+    lr: Annotated[float, Meta(gt=0, le=100, description="Peak learning rate.")] = 1e-3
+    weight_decay: Annotated[float, Meta(ge=0, le=100, description="Decoupled weight decay.")] = 0.1
+    betas: Annotated[
+        tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]],
+        Meta(description="Decay of the two moments."),
+    ] = (0.9, 0.95)
+    warmup_tokens: Annotated[
+        int,
+        Meta(ge=0, le=2**53, description="Certified tokens over which the learning rate rises from 0."),
+    ] = 0
+    clip_norm: Annotated[float, Meta(gt=0, le=1e9, description="Gradients are clipped to this norm.")] = 1.0
+
+
+class RoundSection(Message, frozen=True, kw_only=True):
+    """How a round is run."""
+
+    chunk_values: Annotated[
+        int,
+        Meta(
+            ge=CHUNK_VALUES_STEP,
+            le=4_194_304,
+            multiple_of=CHUNK_VALUES_STEP,
+            description="Values per chunk, the unit that is dealt out and repaired; a multiple of 4096.",
+        ),
+    ] = 262_144
+    grace_s: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Seconds that a round waits for stragglers once most are ready."),
+    ] = 10.0
+    weight_cap: Annotated[
+        float,
+        Meta(ge=1, le=1e6, description="A contribution weighs at most this multiple of the median one."),
+    ] = 4.0
+    staleness_rounds: Annotated[
+        int,
+        Meta(ge=0, le=1000, description="A missed contribution may still count this many rounds later."),
+    ] = 3
+    durability: Annotated[
+        Literal["disk", "memory"],
+        Meta(description="Where encoded results wait for the certificate: disk, or memory (for small H)."),
+    ] = "disk"
+    reduce_deadline_s: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Seconds after which a reduce is repaired, whatever the rates."),
+    ] = 120.0
+
+
+class NetworkSection(Message, frozen=True, kw_only=True):
+    """Where to begin looking for peers. No part of the SwarmId: members may differ."""
+
+    bootstrap: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]],
+        Meta(max_length=BOOTSTRAP_LIMIT, description="Addresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3Koo…"),
+    ] = msgspec.field(default_factory=list)
+
+
+class Manifest(Message, frozen=True, kw_only=True):
+    """A whole `swarm.toml`."""
+
+    swarm: SwarmSection
+    workload: WorkloadSection
+    sync: SyncSection
+    inner: InnerSection = InnerSection()
+    round: RoundSection = RoundSection()
+    network: NetworkSection = NetworkSection()
+
+    @property
+    def swarm_id(self) -> SwarmId:
+        """32 bytes that name the swarm and vouch for all agreed fields."""
+        return SwarmId(blake3(self.to_canonical()).digest())
+
+    def to_canonical(self) -> bytes:
+        """The agreed fields in their one encoding: what is hashed, and what is sent to a newcomer."""
+        # Code may have put an int where a float belongs, and the two encode differently.
+        same = msgspec.convert(msgspec.to_builtins(self), Manifest)
+        return canonical({name: getattr(same, name) for name in _AGREED_SECTIONS})
+
+    @staticmethod
+    def from_canonical(data: bytes, expected: SwarmId, *, peer: PeerId | None = None) -> Manifest:
+        """The manifest in `data`, received from `peer`, if it is the one of the swarm that was asked for.
+
+        Its `[network]` is empty: a stranger's addresses are not covered by the SwarmId.
+        Raises RemoteError.
+        """
+        manifest = decode(data, Manifest, peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
+        if manifest.network.bootstrap:
+            raise RemoteError("a manifest with addresses that nobody vouches for", peer=peer)
+        if manifest.swarm_id != expected:
+            raise RemoteError(f"a manifest of another swarm, {manifest.swarm_id.hex()[:16]}…", peer=peer)
+        return manifest
+
+
+_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round")
+
+
+def load_manifest(path: Path | str) -> Manifest:
+    """The manifest in the file at `path`. Raises ConfigError (one line, naming file, section and key)."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MANIFEST_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}; `shoal init -o {path}` writes one") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
+    if len(data) > MANIFEST_LIMIT_BYTES:
+        raise ConfigError(f"{path} is larger than {MANIFEST_LIMIT_BYTES} bytes; is it a manifest?")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text; is it a manifest?") from None
+    return parse_manifest(text, source=str(path))
+
+
+def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
+    """The manifest that the TOML `text` describes; `source` names it in errors. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+    refuse_unknown_keys(raw, Manifest, source)
+    return validate_manifest(raw, source=source)
+
+
+def validate_manifest(raw: object, *, source: str) -> Manifest:
+    """`raw` (plain tables, or a Manifest built in code), every type and range checked. Raises ConfigError."""
+    try:
+        plain = raw if isinstance(raw, dict) else msgspec.to_builtins(raw)
+        _refuse_non_finite(plain)
+        return msgspec.convert(plain, Manifest)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(explain_validation(str(error), Manifest, source)) from None
+
+
+def _refuse_non_finite(tables: dict[str, Any]) -> None:
+    """TOML can say nan and inf, which pass every range check that is written with < and >."""
+    for section, table in tables.items():
+        for key, value in table.items() if isinstance(table, dict) else ():
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise ValueError(f"Expected a finite number - at `$.{section}.{key}`")
+
+
+def render_manifest(manifest: Manifest) -> str:
+    """`manifest` as a commented `swarm.toml` that parses back to an equal one. Raises ConfigError if invalid."""
+    return render(validate_manifest(manifest, source="the new manifest"))
+
+
+def check_workload_allowed(
+    manifest: Manifest, *, from_peer: bool, entry_points: Collection[str], allowed: Collection[str]
+) -> None:
+    """Make sure that importing the manifest's workload is the user's own wish.
+
+    `entry_points` are the names in the group `shoal.workloads` installed here, `allowed` what the user passed
+    as `--allow-workload`. A manifest of the user's own may name any code; a peer's may not.
+    Raises ConfigError that says what to install or to pass.
+    """
+    name = manifest.workload.name
+    if name in entry_points or name in allowed:
+        return
+    if ":" not in name:
+        installed = ", ".join(sorted(entry_points)) or "none"
+        raise ConfigError(f"workload {name!r} is not installed here (installed: {installed}); install its package")
+    if from_peer:
+        raise ConfigError(
+            f"the swarm's manifest names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"
+        )

@@ -1,0 +1,153 @@
+"""Between the text of a manifest and its structs: errors in the user's words, and a commented file.
+
+Everything here is driven by the structs themselves. A field's `Meta(description=…)` is its comment in the file that
+`render` writes, and part of the answer when its value is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from shoal.protocol.errors import ConfigError, LocalError
+
+LINE_CHARS = 100
+
+_WORDS = {
+    "`bool | int | float | str`": "a text, a number, true or false",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`null`": "nothing",
+}
+_AT = re.compile(r"^(?P<why>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_PATH_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source: str) -> None:
+    """Raise ConfigError for the first section or key that `root` does not have, naming the nearest it has."""
+    sections = _hints(root)
+    for section, table in raw.items():
+        if section not in sections:
+            what = f"[{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
+            raise ConfigError(f"{source}: unknown {what}{_nearest(section, sections)}")
+        if not isinstance(table, dict):
+            continue  # its type is wrong; conversion says so
+        known = sections[section].__struct_fields__
+        for key in table:
+            if key not in known:
+                raise ConfigError(f"{source}: [{section}] unknown key {key!r}{_nearest(key, known)}")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or what there is if nothing is near."""
+    known = list(known)
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; it knows {', '.join(known)}"
+
+
+def explain_validation(message: str, root: type[msgspec.Struct], source: str) -> str:
+    """One line for the user out of one of msgspec's: ``Expected `int`, got `str` - at `$.sync.inner_steps` ``."""
+    match = _AT.match(message)
+    if match is None:
+        raise LocalError(f"no match for {message!r}")
+    section, key, *_ = (*_PATH_STEP.findall(match["path"] or ""), None, None)
+    why = match["why"]
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", why)
+    if missing and section is None:
+        return f"{source}: the section [{missing[1]}] is missing"
+    if section is None:
+        return f"{source}: {_in_words(why)}"
+    if missing:
+        return f"{source}: [{section}] needs the key {missing[1]}. {_description(root, section, missing[1])}"
+    if key is None:
+        return f"{source}: [{section}] {_in_words(why)}"
+    invalid = re.fullmatch(r"Invalid enum value '(.*)'", why, re.DOTALL)
+    if invalid:
+        choices = get_args(_plain_hint(root, section, key))
+        return f"{source}: [{section}] {key}: {invalid[1]!r} is none of {', '.join(choices)}"
+    if "matching regex" in why:
+        why = "has characters or a form that it may not have"
+    return f"{source}: [{section}] {key}: {_in_words(why)}. {_description(root, section, key)}".rstrip()
+
+
+def _in_words(why: str) -> str:
+    for theirs, ours in _WORDS.items():
+        why = why.replace(theirs, ours)
+    return why.replace("Expected", "expected")
+
+
+@lru_cache(maxsize=64)
+def _hints(of: Any) -> dict[str, Any]:
+    return get_type_hints(of, include_extras=True)
+
+
+def _field_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
+    return _hints(_hints(root)[section]).get(key)
+
+
+def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
+    hint = get_args(_field_hint(root, section, key))[0]
+    if get_origin(hint) is not Literal:
+        raise LocalError(f"[{section}] {key} is no choice")
+    return hint
+
+
+def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
+    for annotation in get_args(_field_hint(root, section, key))[1:]:
+        if isinstance(annotation, msgspec.Meta) and annotation.description:
+            return annotation.description
+    return ""
+
+
+def render(manifest: msgspec.Struct) -> str:
+    """`manifest`, a struct of sections, as TOML: every key is there, under its comment."""
+    root = type(manifest)
+    lines: list[str] = []
+    for section, hint in _hints(root).items():
+        table = getattr(manifest, section)
+        lines += [f"# {hint.__doc__}", f"[{section}]"]
+        for field in sorted(msgspec.structs.fields(hint), key=_is_table):
+            lines += textwrap.wrap(
+                _description(root, section, field.name), LINE_CHARS, initial_indent="# ", subsequent_indent="# "
+            )
+            lines += _assignment(section, field.name, getattr(table, field.name))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _is_table(field: msgspec.structs.FieldInfo) -> bool:
+    """Tables go last in their section, or TOML would take the keys after them for theirs."""
+    return "dict" in str(field.type)
+
+
+def _assignment(section: str, key: str, value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [f"[{section}.{key}]", *(f"{name} = {_toml(item)}" for name, item in value.items())]
+    return [f"{key} = {_toml(value)}"]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        inner = ", ".join(_toml(item) for item in value)
+        if len(inner) <= LINE_CHARS:
+            return f"[{inner}]"
+        return "[\n" + "".join(f"    {_toml(item)},\n" for item in value) + "]"
+    raise LocalError(f"no TOML for a {type(value).__name__}")

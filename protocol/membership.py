@@ -1,0 +1,462 @@
+"""Who is alive: a failure detector in the manner of SWIM, as a machine without clock or sockets.
+
+Each node watches every peer it has heard from, on its own. A peer that was silent for a probe interval is pinged; if
+no answer comes, it is pinged again and three others are asked to ping it; if that fails too it is suspected, and
+told so; if it still says nothing it is dead. A process that hangs (SIGSTOP) keeps its connections open and is caught
+exactly like one that vanished.
+
+    event        what happened                                      ALIVE     SUSPECT   DEAD
+    HEARD        the peer itself said something to us               ALIVE     ALIVE     ALIVE
+    VOUCHED      one whom we asked got an answer from it            ALIVE     ALIVE     DEAD
+    REFUTED      it signed a newer incarnation, and others told us  ALIVE     ALIVE     DEAD, ping now
+    ACCUSED      another suspects it                                ALIVE,    SUSPECT   DEAD
+                                                                    ping now
+    UNANSWERED   neither we nor those we asked reach it             SUSPECT   illegal   illegal
+    EXPIRED      a suspect had its time                             illegal   DEAD      illegal
+    LOST         its connections broke and cannot be re-made        DEAD      DEAD      DEAD
+
+Three rules keep it honest:
+
+* *Own evidence outranks hearsay.* Another's suspicion makes us look; it never changes a state. The price is that n
+  nodes each find out for themselves, which small swarms can afford (a ping counts as a sign of life of its sender,
+  so a pair of idle nodes exchanges one ping and one ack per interval).
+* *The living refute.* A suspect learns of it, raises its incarnation and says so; accusations of an older
+  incarnation are void.
+* *Our own sleep is no one's fault.* If `tick` comes late by more than `LOCAL_STALL_S` we were stopped ourselves, and
+  all waits begin anew.
+
+How fast.  `tick` is called every `TICK_S`. From the last sign of life of a silent peer to `Died` at most
+
+    probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
+
+pass, the ticks being how late each of four steps may be noticed: 7.4 s for up to 64 live peers. A broken connection
+shortens the first two terms to `LOST_ACK_DEADLINE_S`, and one that cannot be re-made ends it at once.
+
+Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
+evicts on lack of progress.
+
+Source: Das, Gupta, Motivala, "SWIM" (DSN 2002), sections 3 and 4; the local stall after Lifeguard, arXiv 1707.00788.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from dataclasses import dataclass, field
+
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+
+TICK_S = 0.1
+PROBE_INTERVAL_S = 1.0
+PROBES_PER_S = 64
+"""Beyond this many live peers the interval grows, so that the load does not."""
+PROBES_PER_TICK_LIMIT = 64
+ACK_DEADLINE_S = 1.5
+INDIRECT_DEADLINE_S = 1.5
+SUSPICION_S = 3.0
+INDIRECT_PEERS = 3
+DEAD_PROBE_INTERVAL_S = 10.0
+LOST_ACK_DEADLINE_S = 0.5
+LOST_TWICE_WINDOW_S = 10.0
+LOCAL_STALL_S = 1.0
+EXCUSES_PER_SILENCE_LIMIT = 3
+REFUTE_INTERVAL_S = 0.5
+PEER_LIMIT = 4096
+RELAY_LIMIT = 1024
+RELAYS_PER_PEER_LIMIT = 64
+INCARNATION_LIMIT = 2**62
+NONCE_BITS = 62
+
+
+class State(enum.Enum):
+    """What we hold a peer for."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+class Event(enum.Enum):
+    """What can happen to a peer; see the table above."""
+
+    HEARD = "heard"
+    VOUCHED = "vouched"
+    REFUTED = "refuted"
+    ACCUSED = "accused"
+    UNANSWERED = "unanswered"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.ALIVE: {
+        Event.HEARD: State.ALIVE,
+        Event.VOUCHED: State.ALIVE,
+        Event.REFUTED: State.ALIVE,
+        Event.ACCUSED: State.ALIVE,
+        Event.UNANSWERED: State.SUSPECT,
+        Event.LOST: State.DEAD,
+    },
+    State.SUSPECT: {
+        Event.HEARD: State.ALIVE,
+        Event.VOUCHED: State.ALIVE,
+        Event.REFUTED: State.ALIVE,
+        Event.ACCUSED: State.SUSPECT,
+        Event.EXPIRED: State.DEAD,
+        Event.LOST: State.DEAD,
+    },
+    State.DEAD: {
+        Event.HEARD: State.ALIVE,
+        Event.VOUCHED: State.DEAD,
+        Event.REFUTED: State.DEAD,
+        Event.ACCUSED: State.DEAD,
+        Event.LOST: State.DEAD,
+    },
+}
+
+
+def next_state(state: State, event: Event) -> State:
+    """The table. Raises LocalError for what cannot happen in that state."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise LocalError(f"membership: {event.name} cannot happen to a peer that is {state.name}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPing:
+    """Send `peer` a Ping with `nonce` and our incarnation."""
+
+    peer: PeerId
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPingRequest:
+    """Ask `via` to ping `target` for us."""
+
+    via: PeerId
+    target: PeerId
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendAck:
+    """Answer `peer`: for ourselves, or (`about`) for the one it asked us to ping."""
+
+    peer: PeerId
+    nonce: int
+    about: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspected:
+    """Tell `peer` and the others that it is suspected in this incarnation."""
+
+    peer: PeerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """`peer` is dead to us."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revived:
+    """`peer` is alive after all, having been suspected or dead (`was`)."""
+
+    peer: PeerId
+    was: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refute:
+    """We are suspected: tell everyone that we live, in this new incarnation."""
+
+    incarnation: int
+
+
+Effect = SendPing | SendPingRequest | SendAck | Suspected | Died | Revived | Refute
+
+
+def probe_interval_s(peers: int) -> float:
+    """Seconds of silence after which one of `peers` live peers is probed."""
+    return PROBE_INTERVAL_S * max(1.0, peers / PROBES_PER_S)
+
+
+def detection_bound_s(peers: int) -> float:
+    """Seconds within which a peer that fell silent is `Died`, if we are not stopped ourselves."""
+    waits = ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S
+    return probe_interval_s(peers) + waits + 4 * TICK_S
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A ping under way to a live peer. `vias` is empty until others are asked too."""
+
+    nonce: int
+    deadline: float
+    vias: tuple[PeerId, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What we know of one peer."""
+
+    incarnation: int
+    heard_at: float
+    state: State = State.ALIVE
+    pinged_at: float = -math.inf
+    lost_at: float = -math.inf
+    suspect_until: float = math.inf
+    excuses: int = 0
+    probe: _Probe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Relay:
+    """A ping that we sent for another."""
+
+    requester: PeerId
+    nonce: int
+    target: PeerId
+    deadline: float
+
+
+@dataclass(slots=True)
+class MembershipMachine:
+    """The detector of one node. Every input returns what to do about it, in order.
+
+    `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack.
+    """
+
+    me: PeerId
+    rng: random.Random
+    incarnation: int = 0
+    _peers: dict[PeerId, _Watched] = field(default_factory=dict)
+    _relays: dict[int, _Relay] = field(default_factory=dict)
+    _ran_at: float | None = None
+    _refuted_at: float = -math.inf
+
+    def state_of(self, peer: PeerId) -> State | None:
+        """What we hold `peer` for; None if we never heard from it."""
+        watched = self._peers.get(peer)
+        return watched.state if watched else None
+
+    def in_state(self, *states: State) -> tuple[PeerId, ...]:
+        """The peers in any of `states`, sorted."""
+        return tuple(sorted(peer for peer, watched in self._peers.items() if watched.state in states))
+
+    def alive(self) -> tuple[PeerId, ...]:
+        """The peers that are not dead: suspects have not had their time yet."""
+        return self.in_state(State.ALIVE, State.SUSPECT)
+
+    def forget(self, peer: PeerId) -> None:
+        """Stop watching a peer that left or whose record expired."""
+        self._peers.pop(peer, None)
+
+    # --- what peers say ---
+
+    def peer_seen(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
+        """Anything at all came from `peer` itself; the first time begins to watch it."""
+        self._notice_stall(now)
+        if peer == self.me:
+            return []
+        watched = self._peers.get(peer)
+        if watched is None:
+            if len(self._peers) < PEER_LIMIT:
+                self._peers[peer] = _Watched(incarnation, heard_at=now)
+            return []
+        watched.incarnation = max(watched.incarnation, incarnation)
+        watched.lost_at = -math.inf
+        return self._happens(peer, watched, Event.HEARD, now)
+
+    def on_ping(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
+        """`peer` asks whether we are there."""
+        return [*self.peer_seen(peer, incarnation, now), SendAck(peer=peer, nonce=nonce)]
+
+    def on_ack(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
+        """`peer` answered a ping, ours or one that we sent for another."""
+        effects = self.peer_seen(peer, incarnation, now)
+        relay = self._relays.get(nonce)
+        if relay is not None and relay.target == peer:
+            del self._relays[nonce]
+            effects.append(SendAck(peer=relay.requester, nonce=relay.nonce, about=peer))
+        return effects
+
+    def on_ping_request(self, requester: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
+        """`requester` cannot reach `target`. Only peers we watch are pinged: we are nobody's reflector."""
+        self._notice_stall(now)
+        mine = sum(1 for relay in self._relays.values() if relay.requester == requester)
+        full = len(self._relays) >= RELAY_LIMIT or mine >= RELAYS_PER_PEER_LIMIT
+        if requester not in self._peers or target not in self._peers or target == requester or full:
+            return []
+        ours = self._nonce()
+        self._relays[ours] = _Relay(requester, nonce, target, now + INDIRECT_DEADLINE_S)
+        return [SendPing(peer=target, nonce=ours)]
+
+    def on_indirect_ack(self, via: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
+        """`via` says that `target` answered. Believed only from one whom we asked, about this very probe."""
+        self._notice_stall(now)
+        watched = self._peers.get(target)
+        if watched is None or watched.probe is None or watched.probe.nonce != nonce:
+            return []
+        if via not in (watched.probe.vias or ()):
+            return []
+        return self._happens(target, watched, Event.VOUCHED, now)
+
+    def on_suspicion(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
+        """Somebody suspects `peer`, perhaps us, in `incarnation`."""
+        self._notice_stall(now)
+        if peer == self.me:
+            return self._refute(incarnation, now)
+        watched = self._peers.get(peer)
+        if watched is None or incarnation < watched.incarnation:
+            return []
+        return self._happens(peer, watched, Event.ACCUSED, now)
+
+    def on_refutation(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
+        """A statement signed by `peer` in `incarnation` reached us through others."""
+        self._notice_stall(now)
+        watched = self._peers.get(peer)
+        if watched is None or incarnation <= watched.incarnation:
+            return []
+        watched.incarnation = incarnation
+        return self._happens(peer, watched, Event.REFUTED, now)
+
+    def connection_lost(self, peer: PeerId, now: float, *, confirmed: bool = False) -> list[Effect]:
+        """A connection to `peer` broke; `confirmed` if re-making it was refused.
+
+        Once: ask at once, and do not wait long. Again later, without a word from it between, or confirmed: dead.
+        """
+        self._notice_stall(now)
+        watched = self._peers.get(peer)
+        if watched is None:
+            return []
+        since_s = now - watched.lost_at
+        if confirmed or LOST_ACK_DEADLINE_S <= since_s <= LOST_TWICE_WINDOW_S:
+            return self._happens(peer, watched, Event.LOST, now)
+        if watched.state is not State.ALIVE or since_s < LOST_ACK_DEADLINE_S:
+            return []  # already looking; several connections to one peer often break together
+        watched.lost_at = now
+        return self._ping(peer, watched, now, LOST_ACK_DEADLINE_S)
+
+    # --- time ---
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has come to `now`; to be called every `TICK_S`."""
+        self._notice_stall(now)
+        self._ran_at = now
+        effects: list[Effect] = []
+        for peer, watched in self._peers.items():
+            effects += self._overdue(peer, watched, now)
+        for peer, watched in self._due(now):
+            effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
+        for nonce in [nonce for nonce, relay in self._relays.items() if now >= relay.deadline]:
+            del self._relays[nonce]
+        return effects
+
+    def _overdue(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
+        """Take the next step against a peer that let a deadline pass."""
+        if watched.state is State.SUSPECT and now >= watched.suspect_until:
+            return self._happens(peer, watched, Event.EXPIRED, now)
+        probe = watched.probe
+        if probe is None or now < probe.deadline:
+            return []
+        if probe.vias is not None:
+            return self._happens(peer, watched, Event.UNANSWERED, now)
+        others = [other for other in self.in_state(State.ALIVE) if other != peer]
+        probe.vias = tuple(self.rng.sample(others, min(INDIRECT_PEERS, len(others))))
+        probe.deadline = now + INDIRECT_DEADLINE_S
+        # The direct path gets a second chance as well: one lost packet should not make a suspect.
+        again = SendPing(peer=peer, nonce=probe.nonce)
+        return [again, *(SendPingRequest(via=via, target=peer, nonce=probe.nonce) for via in probe.vias)]
+
+    def _due(self, now: float) -> list[tuple[PeerId, _Watched]]:
+        """Whom to ping now, the longest overdue first."""
+        live = sum(1 for watched in self._peers.values() if watched.state is State.ALIVE)
+        interval = probe_interval_s(live)
+        due: list[tuple[float, PeerId, _Watched]] = []
+        for peer, watched in self._peers.items():
+            if watched.state is State.ALIVE:
+                at = math.inf if watched.probe else watched.heard_at + interval
+            elif watched.state is State.SUSPECT:
+                at = watched.pinged_at + PROBE_INTERVAL_S
+            else:
+                at = watched.pinged_at + DEAD_PROBE_INTERVAL_S
+            if now >= at:
+                due.append((at, peer, watched))
+        due.sort(key=lambda entry: entry[:2])
+        return [(peer, watched) for _, peer, watched in due[:PROBES_PER_TICK_LIMIT]]
+
+    def _notice_stall(self, now: float) -> None:
+        """If we did not run for a while, nobody else is to blame for the silence: begin all waits anew.
+
+        Only so often per silence of a peer, though: a machine that is always late must still find its dead.
+        """
+        late_s = now - self._ran_at if self._ran_at is not None else 0.0
+        if late_s < 0:
+            raise LocalError(f"membership: time went back by {-late_s} s")
+        if late_s <= LOCAL_STALL_S:
+            return
+        self._ran_at = now
+        for watched in self._peers.values():
+            watched.lost_at = -math.inf
+            if watched.excuses < EXCUSES_PER_SILENCE_LIMIT:
+                watched.excuses += 1
+                watched.probe = None
+                watched.pinged_at = -math.inf
+                watched.suspect_until = now + SUSPICION_S
+
+    # --- steps ---
+
+    def _happens(self, peer: PeerId, watched: _Watched, event: Event, now: float) -> list[Effect]:
+        """Move `watched` by the table, and say what follows."""
+        was, watched.state = watched.state, next_state(watched.state, event)
+        effects: list[Effect] = []
+        if watched.state is State.ALIVE:
+            if event is Event.ACCUSED:
+                # Look for ourselves, unless we just did or are at it.
+                idle = watched.probe is None and now - watched.heard_at >= LOST_ACK_DEADLINE_S
+                return self._ping(peer, watched, now, ACK_DEADLINE_S) if idle else []
+            watched.probe = None
+            watched.heard_at = now
+            watched.excuses = 0
+            if was is not State.ALIVE:
+                effects.append(Revived(peer=peer, was=was))
+        elif watched.state is State.SUSPECT and was is State.ALIVE:
+            watched.probe = None
+            watched.suspect_until = now + SUSPICION_S
+            effects.append(Suspected(peer=peer, incarnation=watched.incarnation))
+        elif watched.state is State.DEAD and was is not State.DEAD:
+            watched.probe = None
+            watched.pinged_at = now
+            effects.append(Died(peer=peer))
+        elif event is Event.REFUTED:  # dead, and yet it signs
+            effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
+        return effects
+
+    def _ping(self, peer: PeerId, watched: _Watched, now: float, deadline_s: float) -> list[Effect]:
+        """Ping `peer`. Of a live one an answer is expected within `deadline_s`; others just get their chance."""
+        nonce = self._nonce()
+        watched.pinged_at = now
+        if watched.state is State.ALIVE:
+            watched.probe = _Probe(nonce, now + deadline_s)
+        return [SendPing(peer=peer, nonce=nonce)]
+
+    def _refute(self, incarnation: int, now: float) -> list[Effect]:
+        """Outbid an accusation against us; at most every `REFUTE_INTERVAL_S`, lest a liar make us flood."""
+        stale = incarnation < self.incarnation or incarnation >= INCARNATION_LIMIT
+        if stale or now - self._refuted_at < REFUTE_INTERVAL_S:
+            return []
+        self.incarnation = incarnation + 1
+        self._refuted_at = now
+        return [Refute(incarnation=self.incarnation)]
+
+    def _nonce(self) -> int:
+        return self.rng.getrandbits(NONCE_BITS)

@@ -1,0 +1,65 @@
+"""Patience with the lead: how long a member waits in each stage of a view before it moves to the next.
+
+Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
+"""
+
+from __future__ import annotations
+
+from shoal.protocol.messages import Plan
+from shoal.protocol.planning import RoundSettings
+
+PLAN_PATIENCE_S = 5.0
+"""Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
+PROPOSE_PATIENCE_S = 15.0
+VOTE_PATIENCE_S = 10.0
+DOUBLINGS_LIMIT = 5
+
+TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
+
+
+def doubled(seconds: float, times: int) -> float:
+    """`seconds`, doubled so many times, up to the cap."""
+    return seconds * float(2 ** min(times, DOUBLINGS_LIMIT))
+
+
+class Patience:
+    """The stage that a round is in for one member, since when, and for how long that may be."""
+
+    def __init__(self, settings: RoundSettings) -> None:
+        self._settings = settings
+        self._view = 0
+        self._stage = ""
+        self._plan: Plan | None = None
+        self.since = 0.0
+
+    def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
+        """The round is in this stage of this view; a new plan begins a new stage."""
+        seat = None if plan is None else (plan.view, plan.attempt)
+        known = None if self._plan is None else (self._plan.view, self._plan.attempt)
+        if (view, stage) != (self._view, self._stage) or (stage == REDUCE and seat != known):
+            self.since = now
+        self._view, self._stage, self._plan = view, stage, plan
+
+    def renew(self, now: float) -> None:
+        """Nothing could be expected until now."""
+        self.since = now
+
+    def reduce_deadline_s(self, plan: Plan) -> float:
+        """The lead's own: doubles with every attempt, so that a slow reduction gets its time in the end."""
+        return doubled(self._settings.reduce_deadline_s, plan.attempt)
+
+    def over(self, now: float) -> bool:
+        """Whether the lead had its time."""
+        limit_s = self._limit_s()
+        return limit_s is not None and now - self.since >= doubled(limit_s, self._view)
+
+    def _limit_s(self) -> float | None:
+        if self._stage == TRAIN:
+            return None  # others may train for as long as they need
+        if self._stage == PLAN:
+            return self._settings.grace_s + PLAN_PATIENCE_S
+        if self._stage == PROPOSE:
+            return PROPOSE_PATIENCE_S
+        if self._stage == VOTE or self._plan is None:
+            return VOTE_PATIENCE_S
+        return self.reduce_deadline_s(self._plan) + PLAN_PATIENCE_S

@@ -1,0 +1,155 @@
+"""What two peers say outside a round: hello, signs of life, and requests for certificates and state."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from shoal.protocol.messages import (
+    Certificate,
+    Count,
+    Hash,
+    Leave,
+    Message,
+    Peer,
+    Plan,
+    Propose,
+    Ready,
+    Report,
+    Stalled,
+    ViewChange,
+    Vote,
+)
+
+RECORDS_IN_WELCOME_LIMIT = 64
+RECORD_LIMIT_BYTES = 16 * 1024
+CERTIFICATES_IN_ANSWER_LIMIT = 64
+REASON_LIMIT_CHARS = 300
+
+Nonce = Count
+RecordBytes = Annotated[bytes, msgspec.Meta(max_length=RECORD_LIMIT_BYTES)]
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
+"""A stranger's words go to the user's terminal: no control characters."""
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT_CHARS, pattern=_PRINTABLE)]
+Software = Annotated[str, msgspec.Meta(max_length=64, pattern=_PRINTABLE)]
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """The first words on a connection, sent by whoever dialled. `record` is the sender's sealed NodeRecord."""
+
+    wire: Count
+    swarm: Hash
+    software: Software
+    record: RecordBytes
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Admitted: the answerer's sealed NodeRecord, and those of others it knows."""
+
+    record: RecordBytes
+    others: Annotated[tuple[RecordBytes, ...], msgspec.Meta(max_length=RECORDS_IN_WELCOME_LIMIT)]
+
+
+class Refusal(Message, frozen=True, kw_only=True):
+    """Not admitted, or not to be had; `reason` is for the other's user to read."""
+
+    reason: Reason
+
+
+HelloAnswer = Welcome | Refusal
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Are you there? `incarnation` is the sender's own."""
+
+    nonce: Nonce
+    incarnation: Count
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Here I am; or, when `about` is set, that peer answered the ping you asked me to send."""
+
+    nonce: Nonce
+    incarnation: Count
+    about: Peer | None = None
+
+
+class PingRequest(Message, frozen=True, kw_only=True):
+    """Please ping `target` for me."""
+
+    target: Peer
+    nonce: Nonce
+
+
+class Suspicion(Message, frozen=True, kw_only=True):
+    """The sender hears nothing of `peer` in this incarnation; it may refute."""
+
+    peer: Peer
+    incarnation: Count
+
+
+class Announce(Message, frozen=True, kw_only=True):
+    """The sender's own record, said to its neighbours directly: gossip may take its time."""
+
+    record: RecordBytes
+
+
+LinkMessage = (
+    Ready
+    | Plan
+    | Report
+    | Stalled
+    | Propose
+    | Vote
+    | ViewChange
+    | Leave
+    | Certificate
+    | Ping
+    | Ack
+    | PingRequest
+    | Suspicion
+    | Announce
+)
+"""Everything that travels on a message link between members."""
+
+
+class GetChain(Message, frozen=True, kw_only=True):
+    """Asks for certificates of the rounds after `after`."""
+
+    after: Count
+
+
+class ChainPart(Message, frozen=True, kw_only=True):
+    """Certificates in order; empty when there are none newer. `head` is the answerer's newest round."""
+
+    certificates: Annotated[tuple[Certificate, ...], msgspec.Meta(max_length=CERTIFICATES_IN_ANSWER_LIMIT)]
+    head: Count
+
+
+class GetHeader(Message, frozen=True, kw_only=True):
+    """Asks for the header of the state of `round`."""
+
+    round: Count
+
+
+class HeaderAnswer(Message, frozen=True, kw_only=True):
+    """An encoded state header (collectives.state), to be checked against the certificate's digest."""
+
+    header: Annotated[bytes, msgspec.Meta(max_length=1 << 21)]
+
+
+class GetFinals(Message, frozen=True, kw_only=True):
+    """Asks for a plan whose finals the answerer holds."""
+
+    plan: Hash
+
+
+class FinalsAnswer(Message, frozen=True, kw_only=True):
+    """The plan in full; its finals, which carry their owners' signatures, are then fetched over a lane."""
+
+    plan: Plan
+
+
+FetchRequest = GetChain | GetHeader | GetFinals
+FetchAnswer = ChainPart | HeaderAnswer | FinalsAnswer | Refusal

@@ -1,0 +1,171 @@
+"""NodeRecords: what each node tells the swarm about itself, and the book in which the others keep it.
+
+A record travels sealed (`shoal.protocol.wire.Envelope`, kind "node-record"), is passed on unopened by gossip, and is
+therefore believed only for what it is: a statement of its signer about itself. The newest by (boot, seq) counts, so a
+replay is worth nothing and clocks do not matter; `now` serves only to let records that nobody renews expire.
+
+Numbers in a record are claims. They help to plan well; no plan is wrong because one of them is a lie.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.wire import (
+    CounterField,
+    Message,
+    PeerIdField,
+    Sealer,
+    SwarmId,
+    canonical,
+    decode,
+    open_envelope,
+)
+
+NODE_RECORD_KIND = "node-record"
+
+ADDRESS_LIMIT = 16
+"""Addresses of one sort in a record."""
+ADDRESS_LIMIT_CHARS = 256
+SOFTWARE_LIMIT_CHARS = 64
+RECORD_LIMIT = 4096
+"""Records in a book."""
+RECORD_LIMIT_BYTES = 16_384
+RECORD_TTL_S = 600.0
+"""How long a record is kept without a newer one; nodes renew theirs at least every third of it."""
+RATE_LIMIT = 1e15
+
+Phase = Literal["starting", "joining", "training", "paused", "leaving"]
+Address = Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS, pattern=r"^[!-~]*\Z")]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=ADDRESS_LIMIT)]
+Rate = Annotated[float, Meta(ge=0, le=RATE_LIMIT)]
+
+
+class NodeRecord(Message, frozen=True, kw_only=True):
+    """One node about itself. Rates are measured: tokens/s of its trainer, bytes/s of its links."""
+
+    peer: PeerIdField
+    boot: CounterField
+    incarnation: CounterField = 0
+    control_addresses: Addresses = ()
+    lane_addresses: Addresses = ()
+    software: Annotated[str, Meta(max_length=SOFTWARE_LIMIT_CHARS, pattern=r"^[ -~]*\Z")] = ""
+    capabilities: Annotated[
+        tuple[Annotated[str, Meta(max_length=32, pattern=r"^[a-z0-9_.-]+\Z")], ...], Meta(max_length=16)
+    ] = ()
+    tokens_per_s: Rate = 0.0
+    upload_bytes_per_s: Rate = 0.0
+    download_bytes_per_s: Rate = 0.0
+    phase: Phase = "starting"
+    term: tuple[CounterField, CounterField] = (0, 0)
+    round: CounterField = 0
+
+    @property
+    def certified(self) -> tuple[tuple[int, int], int]:
+        """How far along its chain is: (term, round), to be compared as it stands."""
+        return (self.term, self.round)
+
+
+def seal_record(sealer: Sealer, record: NodeRecord) -> bytes:
+    """`record`, about the sealer's own node, ready to be gossiped. Raises LocalError if it is out of range."""
+    try:
+        msgspec.convert(msgspec.to_builtins(record), NodeRecord)
+    except msgspec.ValidationError as error:
+        raise LocalError(f"our own record is out of range: {error}") from error
+    if record.boot != sealer.boot or record.peer != sealer.peer_id:
+        raise LocalError("a node seals records about itself and its present life only")
+    return sealer.seal(NODE_RECORD_KIND, canonical(record))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record with its place in its sender's order, when it came, and the envelope to pass on."""
+
+    record: NodeRecord
+    boot: int
+    seq: int
+    expires_at: float
+    sealed: bytes
+
+
+def open_record(data: bytes, swarm_id: SwarmId, now: float, *, peer: PeerId | None = None) -> Entry:
+    """The record in `data`, delivered by `peer`, if its signer says it about itself. Raises RemoteError."""
+    if len(data) > RECORD_LIMIT_BYTES:
+        raise RemoteError(f"a record of {len(data)} bytes; the limit is {RECORD_LIMIT_BYTES}", peer=peer)
+    envelope = open_envelope(data, swarm_id, peer=peer)
+    if envelope.kind != NODE_RECORD_KIND:
+        raise RemoteError(f"a {envelope.kind} where a {NODE_RECORD_KIND} belongs", peer=peer)
+    record = decode(envelope.payload, NodeRecord, peer=peer, limit_bytes=RECORD_LIMIT_BYTES)
+    if record.peer != envelope.sender or record.boot != envelope.boot:
+        raise RemoteError(f"a record about {record.peer} signed by {envelope.sender}", peer=peer)
+    return Entry(record=record, boot=envelope.boot, seq=envelope.seq, expires_at=now + RECORD_TTL_S, sealed=data)
+
+
+class RecordBook:
+    """The newest record of each peer. At most `RECORD_LIMIT`; those nearest to expiry make room.
+
+    What has expired is forgotten, order and all, so an old record that somebody kept can come back then. It says
+    what its signer once said, expires again, and yields to the signer's next word; who is alive is for the
+    failure detector to say.
+    """
+
+    def __init__(self, swarm_id: SwarmId) -> None:
+        self._swarm_id = swarm_id
+        self._entries: dict[PeerId, Entry] = {}
+
+    def receive(self, data: bytes, now: float, *, peer: PeerId | None = None) -> NodeRecord | None:
+        """Note the sealed record in `data`; the record if it is news worth passing on, None if it is old.
+
+        Raises RemoteError, blaming `peer` who delivered it, for what is malformed or forged.
+        """
+        entry = open_record(data, self._swarm_id, now, peer=peer)
+        known = self._entries.get(entry.record.peer)
+        if known is not None and (entry.boot, entry.seq) <= (known.boot, known.seq):
+            return None
+        if known is None and len(self._entries) >= RECORD_LIMIT:
+            self._make_room()
+        self._entries[entry.record.peer] = entry
+        return entry.record
+
+    def _make_room(self) -> None:
+        oldest = min(self._entries, key=lambda peer: (self._entries[peer].expires_at, peer))
+        del self._entries[oldest]
+
+    def expire(self, now: float) -> tuple[PeerId, ...]:
+        """Drop the records that nobody renewed; whose they were."""
+        gone = tuple(sorted(peer for peer, entry in self._entries.items() if now >= entry.expires_at))
+        for peer in gone:
+            del self._entries[peer]
+        return gone
+
+    def next_expiry(self) -> float:
+        """When `expire` will next have something to do; infinity if never."""
+        return min((entry.expires_at for entry in self._entries.values()), default=math.inf)
+
+    def get(self, peer: PeerId) -> NodeRecord | None:
+        """The newest record of `peer`."""
+        entry = self._entries.get(peer)
+        return entry.record if entry else None
+
+    def sealed(self, peer: PeerId) -> bytes | None:
+        """The envelope of `peer`'s newest record, to be passed on."""
+        entry = self._entries.get(peer)
+        return entry.sealed if entry else None
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop the record of a peer that may not be here."""
+        self._entries.pop(peer, None)
+
+    def records(self) -> tuple[NodeRecord, ...]:
+        """All records, by PeerId."""
+        return tuple(self._entries[peer].record for peer in sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,155 @@
+"""GossipSub: small signed messages to everybody who subscribed to a topic.
+
+Only what is small goes here (PUBLISH_LIMIT_BYTES); larger things are announced by digest and pulled. The message's
+origin is proven: the PeerId is the key that signed it. Order is not kept, and a message may be lost on the way to
+a node that joins or falls behind, so whatever must arrive is repeated or pulled by the protocol above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from shoal.protocol.errors import LocalError, NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.streams import Mailbox, Traffic
+from shoal.swarm.transport import running
+
+# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
+from libp2p.custom_types import TProtocol  # isort: skip
+from libp2p.host.basic_host import BasicHost  # isort: skip
+from libp2p.peer.id import ID  # isort: skip
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub  # isort: skip
+from libp2p.pubsub import pubsub  # isort: skip
+from libp2p.pubsub.rpc_queue import RpcQueue  # isort: skip
+
+log = logging.getLogger(__name__)
+
+# GossipSub drops what makes its packets exceed 1 MiB, and says nothing.
+PUBLISH_LIMIT_BYTES = 256 << 10
+PUBLISH_DEADLINE_S = 5.0
+SUBSCRIPTION_LIMIT_ITEMS = 1024
+OUTBOX_LIMIT_ITEMS = 1024  # waiting to be sent to one peer
+OUTBOX_LIMIT_BYTES = 16 << 20
+# Meshes of a small swarm; the heartbeat (2 minutes unless set) repairs them and offers what was missed.
+DEGREE, DEGREE_LOW, DEGREE_HIGH = 4, 3, 6
+HEARTBEAT_INTERVAL_S = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipMessage:
+    """A message and the peer that signed it, which need not be the one that passed it on."""
+
+    origin: PeerId
+    data: bytes
+
+
+class _Outbox(RpcQueue):  # type: ignore[misc]
+    """What waits to be sent to one peer. libp2p's own holds 32 messages, so that a burst loses the rest in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(max_size=OUTBOX_LIMIT_ITEMS)
+        self._queued_bytes = 0
+
+    def push(self, rpc: Any, priority: bool = False) -> bool:
+        size_bytes = rpc.ByteSize()
+        if self._queued_bytes + size_bytes > OUTBOX_LIMIT_BYTES or not super().push(rpc, priority):
+            log.debug("a peer is too slow for gossip; a message to it was dropped")
+            return False
+        self._queued_bytes += size_bytes
+        return True
+
+    async def pop(self) -> Any:
+        rpc = await super().pop()
+        if rpc is not None:
+            self._queued_bytes -= rpc.ByteSize()
+        return rpc
+
+
+pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
+
+
+class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
+    """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest."""
+
+    def __init__(self, host: BasicHost, router: GossipSub, deliver: Callable[[str, GossipMessage], None]) -> None:
+        super().__init__(host, router, strict_signing=True)
+        self._deliver = deliver
+
+    def notify_subscriptions(self, publish_message: Any) -> None:
+        origin = ID(publish_message.from_id)
+        if origin == self.my_id:
+            return
+        message = GossipMessage(origin=PeerId(str(origin)), data=publish_message.data)
+        for topic in publish_message.topicIDs:
+            self._deliver(topic, message)
+
+
+class Gossip:
+    """Publishing and subscribing, over a libp2p host that runs."""
+
+    def __init__(self, host: BasicHost, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
+        self._router = GossipSub(
+            protocols=[TProtocol(PROTOCOL_ID_V11)],
+            degree=DEGREE,
+            degree_low=DEGREE_LOW,
+            degree_high=DEGREE_HIGH,
+            heartbeat_interval=HEARTBEAT_INTERVAL_S,
+            # Its limit of ten a second drops in silence, and its adaptation slows the heartbeat to a minute.
+            max_messages_per_topic_per_second=1e9,
+            adaptive_gossip_enabled=False,
+        )
+        self._pubsub = _Pubsub(host, self._router, self._deliver)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run both of GossipSub's services; ready on entry."""
+        async with running(self._pubsub), running(self._router):
+            await self._pubsub.wait_until_ready()
+            try:
+                yield
+            finally:
+                for mailboxes in self._mailboxes.values():
+                    for mailbox in mailboxes:
+                        mailbox.close()
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send `data` to the subscribers of `topic`.
+
+        Raises LocalError over PUBLISH_LIMIT_BYTES, NetworkError if it could not be queued in time. Cancellation: some
+        peers may have it.
+        """
+        if len(data) > PUBLISH_LIMIT_BYTES:
+            raise LocalError(
+                f"{len(data)} bytes exceed the {PUBLISH_LIMIT_BYTES} of a gossip message; announce a digest"
+            )
+        with trio.move_on_after(PUBLISH_DEADLINE_S) as scope:
+            await self._pubsub.publish(topic, data)
+        if scope.cancelled_caught:
+            raise NetworkError(f"gossip took nothing for {PUBLISH_DEADLINE_S:g} s")
+        self._traffic.bytes_sent += len(data)
+
+    async def subscribe(self, topic: str) -> Mailbox[GossipMessage]:
+        """What others publish on `topic` from now on; the oldest is dropped when nobody reads. Close it to end."""
+        mailbox: Mailbox[GossipMessage] = Mailbox(SUBSCRIPTION_LIMIT_ITEMS)
+        self._mailboxes.setdefault(topic, []).append(mailbox)
+        await self._pubsub.subscribe(topic)
+        return mailbox
+
+    def peers(self, topic: str) -> frozenset[PeerId]:
+        """The connected peers known to subscribe to `topic`."""
+        return frozenset(PeerId(str(peer)) for peer in self._pubsub.peer_topics.get(topic, ()))
+
+    def _deliver(self, topic: str, message: GossipMessage) -> None:
+        self._traffic.bytes_received += len(message.data)
+        mailboxes = self._mailboxes.get(topic, [])
+        mailboxes[:] = [mailbox for mailbox in mailboxes if not mailbox.closed]
+        for mailbox in mailboxes:
+            mailbox.put(message)

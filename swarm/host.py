@@ -1,0 +1,289 @@
+"""A node's place on the network: who is connected, requests and streams between peers, gossip.
+
+The control plane. Everything here is authenticated (Noise) and bound to PeerIds; tensors move on lanes instead.
+The host dials when told to and never on its own. A peer's fault ends that peer's stream, never the process:
+
+    handler raises RemoteError      counted in `remote_errors`, the stream is reset
+    handler raises anything else    logged, the stream is reset
+    peer dies                       `ConnectionChange(connected=False)` within a second
+    peer hangs                      the same, within HEARTBEAT_DEADLINE_S of shoal.swarm.transport
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm import transport
+from shoal.swarm.address import (
+    ListenAddress,
+    parse_address,
+    parse_listen_address,
+    reachable_addresses,
+)
+from shoal.swarm.gossip import Gossip, GossipMessage
+from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, Traffic
+
+log = logging.getLogger(__name__)
+
+CONNECTION_LIMIT = 512
+PENDING_INBOUND_LIMIT = 64  # connections whose handshake is under way
+CHANGES_LIMIT_ITEMS = 1024
+DIAL_REASONS_SHOWN = 3
+
+Handler = Callable[[MessageStream], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionChange:
+    """A peer's connection began, or its last one ended."""
+
+    peer: PeerId
+    connected: bool
+
+
+class Host:
+    """One node on the network; `run` it in a nursery, then dial, serve, open, request, publish."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        connection_limit: int = CONNECTION_LIMIT,
+    ) -> None:
+        """Raises ConfigError for an address that cannot be listened on. Nothing is opened yet."""
+        self.peer_id: PeerId = identity.peer_id
+        self.addresses: tuple[str, ...] = ()
+        self.traffic = Traffic()
+        self.remote_errors = 0  # faults of peers in our handlers
+        self.handler_errors = 0  # faults of ours
+        self._listen = [parse_listen_address(text) for text in listen]
+        self._network = transport.Network(identity=identity, connection_limit=connection_limit)
+        self._network.register_notifee(transport.ConnectionNotifee(self._changed))
+        self._libp2p = transport.make_host(self._network)
+        self._gossip = Gossip(self._libp2p, self.traffic)
+        self._watchers: list[Mailbox[ConnectionChange]] = []
+        self._pending_inbound = 0
+        self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, and serve until cancelled; started when the addresses are known and gossip is up.
+
+        Raises ConfigError if a port cannot be listened on. Cancellation closes every socket at once and returns
+        within about CLOSE_DEADLINE_S.
+        """
+        listeners = await self._bind()
+        self.addresses = reachable_addresses((one.socket.getsockname()[:2] for one in listeners), self.peer_id)
+        async with transport.running(self._network), self._gossip.running(), trio.open_nursery() as nursery:
+            self._streams = nursery
+            try:
+                await nursery.start(trio.serve_listeners, self._accept, listeners)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._streams = None
+                self._network.sever_all()
+                for watcher in self._watchers:
+                    watcher.close()
+
+    # -- serving -------------------------------------------------------------------------------------------------
+
+    def serve(self, protocol: str, handler: Handler, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+        """Let peers open streams of `protocol`; each runs `handler`, and is closed when that returns.
+
+        Messages either way may have `limit_bytes`.
+        """
+
+        async def handle(net_stream: transport.AnyStream) -> None:
+            raw, peer = transport.NetStream(net_stream), transport.peer_of(net_stream)
+            stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic)
+            await self._handle(protocol, handler, stream)
+
+        self._libp2p.set_stream_handler(protocol, handle)
+
+    async def _handle(self, protocol: str, handler: Handler, stream: MessageStream) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run)
+            try:
+                await handler(stream)
+            except Exception as error:  # the boundary: one peer's stream
+                self._note_fault(error, protocol, stream.peer)
+                await stream.abort()
+            except BaseException:
+                await stream.abort()
+                raise
+            else:
+                await stream.aclose()
+
+    def _note_fault(self, error: Exception, protocol: str, peer: PeerId) -> None:
+        if _blames_peer(error):
+            self.remote_errors += 1
+            log.info("%s: %s", protocol, error)
+        elif isinstance(error, NetworkError):
+            log.debug("%s with %s: %s", protocol, peer, error)
+        else:
+            self.handler_errors += 1
+            log.error("the handler of %s failed with %s", protocol, peer, exc_info=error)
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    async def dial(self, address: str, *, deadline_s: float) -> PeerId:
+        """Connect to the node at `address` and return its PeerId; at once if it is connected already.
+
+        Raises ConfigError for a malformed address or this node's own, NetworkError if the node cannot be reached or
+        cannot prove to be the peer named. Cancellation leaves no half-made connection.
+        """
+        parsed = parse_address(address)
+        if parsed.peer == self.peer_id:
+            raise ConfigError(f"{address} is this node's own address; give the address of another node")
+        await self._network.dial(parsed, deadline_s=deadline_s)
+        return parsed.peer
+
+    async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        """Connect to `peer` at the first of `addresses` that works, each given an equal share of the time left.
+
+        Addresses come from peers' records, so malformed ones and those of other peers are passed over.
+        Raises NetworkError if none works. Cancellation as for `dial`.
+        """
+        end = trio.current_time() + deadline_s
+        reasons: list[str] = []
+        for tried, text in enumerate(addresses):
+            share_s = (end - trio.current_time()) / (len(addresses) - tried)
+            try:
+                address = parse_address(text)
+                if address.peer != peer:
+                    raise ConfigError(f"{text} is not an address of {peer}")
+                await self._network.dial(address, deadline_s=max(share_s, 0))
+                return
+            except (ConfigError, NetworkError) as error:
+                reasons.append(str(error))
+        raise NetworkError(f"cannot reach {peer}: {'; '.join(reasons[:DIAL_REASONS_SHOWN]) or 'no address known'}")
+
+    def connected(self) -> frozenset[PeerId]:
+        """The peers connected now."""
+        return self._network.peers()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
+        await self._network.drop_peer(peer)
+
+    def watch(self) -> Mailbox[ConnectionChange]:
+        """Connections that begin and end from now on; close it to stop. Compare `connected` if it ever dropped any."""
+        watcher: Mailbox[ConnectionChange] = Mailbox(CHANGES_LIMIT_ITEMS)
+        self._watchers.append(watcher)
+        return watcher
+
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """The round trip to a connected peer, smoothed, in seconds; None if not connected."""
+        return self._network.rtt_s(peer)
+
+    # -- streams and requests ------------------------------------------------------------------------------------
+
+    async def open(
+        self, peer: PeerId, protocol: str, *, deadline_s: float, limit_bytes: int = MESSAGE_LIMIT_BYTES
+    ) -> MessageStream:
+        """A new stream to a connected peer that serves `protocol`; received messages may have `limit_bytes`.
+
+        Raises NetworkError. Cancellation leaves no stream behind.
+        """
+        with trio.move_on_after(deadline_s) as scope:
+            raw = await self._network.open_stream(peer, protocol)
+        if scope.cancelled_caught:
+            raise NetworkError(f"{peer} did not open a stream of {protocol} within {deadline_s:g} s")
+        stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic)
+        if self._streams is None:
+            raise NetworkError("the host is not running")
+        self._streams.start_soon(stream.run)
+        return stream
+
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int = MESSAGE_LIMIT_BYTES
+    ) -> bytes:
+        """Send one message on a stream of its own and return the one that answers it.
+
+        Raises NetworkError, or RemoteError for an answer over `limit_bytes`. Cancellation resets the stream.
+        """
+        end = trio.current_time() + deadline_s
+        stream = await self.open(peer, protocol, deadline_s=deadline_s, limit_bytes=max(limit_bytes, len(payload)))
+        try:
+            await stream.send(payload, deadline_s=max(end - trio.current_time(), 0))
+            answer = await stream.receive(deadline_s=max(end - trio.current_time(), 0))
+        except BaseException:
+            await stream.abort()
+            raise
+        await stream.aclose()
+        if len(answer) > limit_bytes:
+            raise RemoteError(f"an answer of {len(answer)} bytes exceeds the limit of {limit_bytes}", peer=peer)
+        return answer
+
+    # -- gossip --------------------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send `data` to all subscribers of `topic`. Raises LocalError over PUBLISH_LIMIT_BYTES."""
+        await self._gossip.publish(topic, data)
+
+    async def subscribe(self, topic: str) -> Mailbox[GossipMessage]:
+        """What others publish on `topic`, from now on; bounded, the oldest is dropped when nobody reads."""
+        return await self._gossip.subscribe(topic)
+
+    def gossip_peers(self, topic: str) -> frozenset[PeerId]:
+        """The connected peers known to subscribe to `topic`."""
+        return self._gossip.peers(topic)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _bind(self) -> list[trio.SocketListener]:
+        listeners: list[trio.SocketListener] = []
+        with contextlib.ExitStack() as undo:
+            for address in self._listen:
+                try:
+                    opened = await trio.open_tcp_listeners(address.port, host=address.host)
+                except OSError as error:
+                    raise _unusable(address, error) from None
+                for listener in opened:
+                    undo.callback(listener.socket.close)
+                listeners += opened
+            undo.pop_all()
+        return listeners
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        if self._pending_inbound >= PENDING_INBOUND_LIMIT:
+            stream.socket.close()
+            return
+        self._pending_inbound += 1
+        try:
+            muxer = await self._network.accept(stream)
+        finally:
+            self._pending_inbound -= 1
+        if muxer is not None:
+            await muxer.event_closed.wait()  # trio closes the socket when this task returns
+
+    def _changed(self, peer: PeerId, connected: bool) -> None:
+        self._watchers[:] = [watcher for watcher in self._watchers if not watcher.closed]
+        for watcher in self._watchers:
+            watcher.put(ConnectionChange(peer=peer, connected=connected))
+
+
+def _blames_peer(error: Exception) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(RemoteError) is not None
+    return isinstance(error, RemoteError)
+
+
+def _unusable(address: ListenAddress, error: OSError) -> ConfigError:
+    where = f"port {address.port} of {address.host}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"{where} is in use by another program; choose another port, or 0 for any free one")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"{where} is reserved for the system; choose a port above 1023")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"this machine has no address {address.host}; listen on 0.0.0.0 for all of its addresses")
+    return ConfigError(f"cannot listen on {where}: {error}")

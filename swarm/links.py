@@ -1,0 +1,280 @@
+"""Message links: after a hello, every pair of peers keeps one libp2p stream in each direction for signed messages.
+
+    dialler                                   answerer
+    Hello (swarm, version, record)  ────────► checks them
+                                    ◄──────── Welcome (record, others' records) | Refusal (reason)
+    opens its message stream        ────────► waits for the admission, then reads
+    reads                           ◄──────── opens its message stream
+
+A link is up when the hello was answered, and lost when either stream or the connection breaks; it is never half up.
+Sending never waits: each link has a bounded queue, and a peer that lets it fill loses the link (round messages are
+sent again anyway). Every message is an envelope signed by its sender, who must be the peer at the stream's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Refusal, Welcome
+from shoal.protocol.wire import ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
+from shoal.swarm.streams import MessageStream, StreamEnded
+
+HELLO_PROTOCOL = "/shoal/hello/1"
+MESSAGES_PROTOCOL = "/shoal/messages/1"
+
+QUEUE_LIMIT_MESSAGES = 1024
+HELLO_DEADLINE_S = 5.0
+ADMISSION_DEADLINE_S = 5.0
+OPEN_DEADLINE_S = 5.0
+SEND_DEADLINE_S = 10.0
+LINK_LIMIT = 256
+ENVELOPE_KIND = "link"
+
+logger = logging.getLogger(__name__)
+
+
+class Control(Protocol):
+    """The part of the libp2p host that links use."""
+
+    def serve(self, protocol: str, handler: Callable[[MessageStream], Awaitable[None]]) -> None:
+        """Register a handler for incoming streams."""
+
+    async def dial(self, address: str, *, deadline_s: float) -> PeerId:
+        """Connect to one address."""
+
+    async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        """Connect to a peer at any of its addresses."""
+
+    async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
+        """Open a stream."""
+
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int
+    ) -> bytes:
+        """One message each way."""
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections with a peer."""
+
+
+class Refused(RemoteError):
+    """The peer does not admit this node; the text is its reason."""
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One link. In the queue an event stands for "all before it is sent"."""
+
+    peer: PeerId
+    outbox: trio.MemorySendChannel[bytes | trio.Event]
+    queue: trio.MemoryReceiveChannel[bytes | trio.Event]
+    scope: trio.CancelScope
+
+
+class Gatekeeper(Protocol):
+    """Decides who is admitted and takes what links deliver; called in trio's thread, must not block."""
+
+    def hello(self) -> Hello:
+        """This node's own hello."""
+
+    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
+        """Admit the peer or refuse it."""
+
+    def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
+        """The peer admitted this node; raises RemoteError if its record does not hold."""
+
+    def linked(self, peer: PeerId) -> None:
+        """A link is up."""
+
+    def lost(self, peer: PeerId) -> None:
+        """A link is gone."""
+
+    def message(self, peer: PeerId, message: LinkMessage) -> None:
+        """A message arrived; raises RemoteError when it breaks the protocol."""
+
+
+class Links:
+    """All message links of this node."""
+
+    def __init__(self, *, host: Control, swarm_id: SwarmId, sealer: Sealer, gatekeeper: Gatekeeper) -> None:
+        self._host = host
+        self._swarm_id = swarm_id
+        self._sealer = sealer
+        self._gate = gatekeeper
+        self._links: dict[PeerId, _Link] = {}
+        self._guard = ReplayGuard()
+        self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
+        self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](LINK_LIMIT * 4)
+        host.serve(HELLO_PROTOCOL, self._answer_hello)
+        host.serve(MESSAGES_PROTOCOL, self._read_messages)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the links until cancelled; a cancelled run leaves no stream open."""
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            async for job in self._job_queue:
+                nursery.start_soon(job)
+
+    def linked(self) -> frozenset[PeerId]:
+        """The peers that messages can be sent to."""
+        return frozenset(self._links)
+
+    async def join(self, address: str, *, deadline_s: float) -> PeerId:
+        """Connect to `address` and introduce this node.
+
+        Raises NetworkError if nobody answers, Refused with the peer's reason, ConfigError for a malformed address.
+        """
+        peer = await self._host.dial(address, deadline_s=deadline_s)
+        await self._introduce(peer)
+        return peer
+
+    async def meet(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        """Connect to a known peer and introduce this node; returns at once if a link is up."""
+        if peer not in self._links:
+            if (parted := self._parting.get(peer)) is not None:
+                await parted.wait()  # else the connection that is on its way out would seem to do
+            await self._host.dial_peer(peer, addresses, deadline_s=deadline_s)
+            await self._introduce(peer)
+
+    def send(self, peer: PeerId, message: LinkMessage) -> None:
+        """Queue a message; a peer without a link, or with a full queue, does not get it."""
+        link = self._links.get(peer)
+        if link is not None:
+            self._post(link, self._sealer.seal(ENVELOPE_KIND, canonical(message)))
+
+    def broadcast(self, message: LinkMessage) -> None:
+        """Queue a message for everyone; it is signed once."""
+        sealed = self._sealer.seal(ENVELOPE_KIND, canonical(message))
+        for link in list(self._links.values()):
+            self._post(link, sealed)
+
+    async def drain(self, *, deadline_s: float) -> None:
+        """Return when everything queued has been given to the streams, or the deadline passes."""
+        marks: list[trio.Event] = []
+        for link in self._links.values():
+            with contextlib.suppress(trio.WouldBlock):
+                mark = trio.Event()
+                link.outbox.send_nowait(mark)
+                marks.append(mark)
+        with trio.move_on_after(deadline_s):
+            for mark in marks:
+                await mark.wait()
+
+    def drop(self, peer: PeerId) -> None:
+        """End the link and the connection with `peer`."""
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.scope.cancel()
+            self._parting[peer] = parted = trio.Event()
+            self._jobs.send_nowait(partial(self._disconnect, peer, parted))
+            self._gate.lost(peer)
+
+    async def _disconnect(self, peer: PeerId, parted: trio.Event) -> None:
+        try:
+            await self._host.disconnect(peer)
+        finally:
+            parted.set()
+            if self._parting.get(peer) is parted:
+                del self._parting[peer]
+
+    # -- hello -----------------------------------------------------------------------------------------------
+
+    async def _introduce(self, peer: PeerId) -> None:
+        hello = canonical(self._gate.hello())
+        reply = await self._host.request(peer, HELLO_PROTOCOL, hello, deadline_s=HELLO_DEADLINE_S, limit_bytes=1 << 20)
+        answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
+        if isinstance(answer, Refusal):
+            raise Refused(f"refused: {answer.reason}", peer=peer)
+        self._gate.welcomed(peer, answer)
+        self._admit(peer)
+
+    async def _answer_hello(self, stream: MessageStream) -> None:
+        hello = decode(await stream.receive(deadline_s=HELLO_DEADLINE_S), Hello, peer=stream.peer)
+        answer = self._gate.welcome(stream.peer, hello)
+        await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
+        if isinstance(answer, Welcome):
+            self._admit(stream.peer)
+        await stream.aclose()
+
+    def _admit(self, peer: PeerId) -> None:
+        if peer in self._links:
+            return
+        if len(self._links) >= LINK_LIMIT:
+            raise NetworkError(f"{LINK_LIMIT} links are up already")
+        outbox, queue = trio.open_memory_channel[bytes | trio.Event](QUEUE_LIMIT_MESSAGES)
+        link = _Link(peer, outbox, queue, trio.CancelScope())
+        self._links[peer] = link
+        self._jobs.send_nowait(partial(self._write_messages, link))
+        self._admitted.set()
+        self._admitted = trio.Event()
+        self._gate.linked(peer)
+
+    # -- streams ---------------------------------------------------------------------------------------------
+
+    def _post(self, link: _Link, sealed: bytes) -> None:
+        try:
+            link.outbox.send_nowait(sealed)
+        except trio.WouldBlock:
+            logger.warning("%s does not take its messages; dropping the link", link.peer)
+            self._end(link)
+
+    def _end(self, link: _Link) -> None:
+        if self._links.get(link.peer) is link:
+            self.drop(link.peer)
+
+    async def _write_messages(self, link: _Link) -> None:
+        """The outgoing stream of one link, until it breaks."""
+        try:
+            with link.scope:
+                stream = await self._host.open(link.peer, MESSAGES_PROTOCOL, deadline_s=OPEN_DEADLINE_S)
+                try:
+                    async for item in link.queue:
+                        if isinstance(item, trio.Event):
+                            item.set()
+                        else:
+                            await stream.send(item, deadline_s=SEND_DEADLINE_S)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await stream.abort()
+        except ShoalError as error:
+            logger.debug("link to %s: %s", link.peer, error)
+        finally:
+            self._end(link)
+
+    async def _read_messages(self, stream: MessageStream) -> None:
+        """The incoming stream of one link, until it breaks."""
+        with trio.move_on_after(ADMISSION_DEADLINE_S):
+            while stream.peer not in self._links:
+                await self._admitted.wait()
+        link = self._links.get(stream.peer)
+        if link is None:
+            raise RemoteError("sends messages without having been admitted", peer=stream.peer)
+        try:
+            while True:
+                message = self._open(stream.peer, await stream.receive(deadline_s=None))
+                if message is not None:
+                    self._gate.message(stream.peer, message)
+        except StreamEnded:
+            logger.debug("%s closed its messages", stream.peer)
+        finally:
+            self._end(link)
+
+    def _open(self, peer: PeerId, sealed: bytes) -> LinkMessage | None:
+        """The message in an envelope; None for one that was opened before."""
+        envelope = open_envelope(sealed, self._swarm_id, peer=peer)
+        if envelope.sender != peer or envelope.kind != ENVELOPE_KIND:
+            raise RemoteError(f"passed on a {envelope.kind} of {envelope.sender}", peer=peer)
+        if not self._guard.accept(envelope):
+            return None
+        message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
+        return message

@@ -1,0 +1,372 @@
+"""Who is in the swarm and alive: admission, records by gossip, the failure detector, and links to everyone.
+
+The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
+`RecordBook` keeps the newest signed record of each. This module moves their bytes, and dials whoever is known and not
+linked: of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.membership import (
+    TICK_S,
+    Died,
+    Effect,
+    MembershipMachine,
+    Refute,
+    Revived,
+    SendAck,
+    SendPing,
+    SendPingRequest,
+    Suspected,
+)
+from shoal.protocol.peering import (
+    REASON_LIMIT_CHARS,
+    RECORDS_IN_WELCOME_LIMIT,
+    Ack,
+    Announce,
+    Hello,
+    HelloAnswer,
+    LinkMessage,
+    Ping,
+    PingRequest,
+    Refusal,
+    Suspicion,
+    Welcome,
+)
+from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
+from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
+from shoal.swarm.host import Host
+from shoal.swarm.links import Links, Refused
+from shoal.swarm.streams import Mailbox
+
+DIAL_COURTESY_S = 2.0
+DIAL_DEADLINE_S = 5.0
+DIAL_PERIOD_S = 0.5
+DIALS_AT_ONCE_LIMIT = 16
+DIAL_BACKOFF_S = 1.0
+DIAL_BACKOFF_LIMIT_S = 30.0
+REDIAL_DEADLINE_S = 0.8
+"""Re-making a broken connection: a killed peer refuses at once, and is then known to be dead."""
+REDIAL_PAUSE_S = 0.1
+"""Both ends re-make a link at once, and one attempt can spoil the other: one failure is no proof of a death."""
+RECORD_PERIOD_S = 5.0
+CHANGE_LIMIT_ITEMS = 1024
+FOUND_LIMIT_PEERS = 1024
+
+Deliver = Callable[[PeerId, LinkMessage], None]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A peer was "linked" or its link "lost"; it was found "suspected", "died" or "revived"."""
+
+    kind: str
+    peer: PeerId
+
+
+@dataclass(slots=True)
+class _Dial:
+    """When a peer that is not linked may be dialled, and with what pause after that."""
+
+    at: float
+    backoff_s: float = DIAL_BACKOFF_S
+    under_way: bool = False
+
+
+class Members:
+    """The swarm as this node sees it. Use from trio's thread only.
+
+    record: makes this node's current record. deliver: takes round messages, must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        sealer: Sealer,
+        swarm_id: SwarmId,
+        manifest: Manifest,
+        record: Callable[[], NodeRecord],
+        deliver: Deliver,
+    ) -> None:
+        self._host = host
+        self._sealer = sealer
+        self._swarm_id = swarm_id
+        self._manifest = manifest
+        self._record = record
+        self._deliver = deliver
+        self._me = host.peer_id
+        self._topic = f"shoal/{swarm_id.hex()}/records"
+        swarm = manifest.swarm
+        listed = frozenset((*swarm.founders, *swarm.allow, swarm.authority))
+        self._listed = None if swarm.admission == "open" else listed
+        self.book = RecordBook(swarm_id)
+        self.machine = MembershipMachine(me=self._me, rng=random.Random(self._me))
+        self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self)
+        self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
+        self._found: dict[PeerId, tuple[str, ...]] = {}
+        self._dials: dict[PeerId, _Dial] = {}
+        self._announce = trio.Event()
+        self._dialling = trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT)
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep links, records and the detector going until cancelled."""
+        mailbox = await self._host.subscribe(self._topic)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.links.run)
+            nursery.start_soon(self._tick)
+            nursery.start_soon(self._dial_all)
+            nursery.start_soon(self._publish)
+            task_status.started()
+            nursery.start_soon(self._run_jobs)
+            async for gossip in mailbox:
+                self._take_record(gossip.data, blame=gossip.origin)
+
+    async def _run_jobs(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for job in self._job_queue:
+                nursery.start_soon(job)
+
+    # -- what others ask -------------------------------------------------------------------------------------
+
+    def alive(self) -> frozenset[PeerId]:
+        """The peers not believed dead."""
+        return frozenset(self.machine.alive())
+
+    def record_of(self, peer: PeerId) -> NodeRecord | None:
+        """The newest record of a peer."""
+        return self.book.get(peer)
+
+    def announce(self) -> None:
+        """This node's record changed: publish it now rather than at the next period."""
+        self._announce.set()
+
+    def found(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Discovery saw a peer of this swarm at these addresses."""
+        has_room = peer in self._found or len(self._found) < FOUND_LIMIT_PEERS
+        if peer != self._me and has_room and self._reason_not_admitted(peer) is None:
+            self._found[peer] = tuple(addresses)
+
+    # -- the gatekeeper of the links -------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        """This node's introduction."""
+        return Hello(
+            wire=WIRE_VERSION, swarm=self._swarm_id, software=self._record().software, record=self._sealed_record()
+        )
+
+    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
+        """Admit a peer of this swarm that the manifest admits, and whose record holds."""
+        reason = self._reason_to_refuse(peer, hello)
+        if reason is not None:
+            logger.info("refused %s: %s", peer, reason)
+            return Refusal(reason=reason[:REASON_LIMIT_CHARS])
+        known = self.book.get(peer)
+        self._take_record(hello.record, blame=peer)
+        newer = self.book.get(peer)
+        if peer in self.links.linked() and known is not None and newer is not None and newer.boot > known.boot:
+            self.links.drop(peer)  # the peer restarted before its death was noticed
+        return Welcome(record=self._sealed_record(), others=self._others(peer))
+
+    def _reason_to_refuse(self, peer: PeerId, hello: Hello) -> str | None:
+        if hello.wire != WIRE_VERSION:
+            return (
+                f"this node speaks wire version {WIRE_VERSION}, yours {hello.wire}; install the same version of Shoal"
+            )
+        if hello.swarm != self._swarm_id:
+            return (
+                f"this node is in swarm {self._swarm_id.hex()[:16]}…, yours is {hello.swarm.hex()[:16]}…; "
+                "use the same swarm.toml"
+            )
+        try:
+            self._check_own_record(peer, hello.record)
+        except RemoteError as error:
+            return f"your record does not hold: {error}"
+        return self._reason_not_admitted(peer)
+
+    def _reason_not_admitted(self, peer: PeerId) -> str | None:
+        if self._listed is None or peer in self._listed:
+            return None
+        return f"admission is {self._manifest.swarm.admission} and {peer} is not on the list"
+
+    def _check_own_record(self, peer: PeerId, data: bytes) -> None:
+        """Raises RemoteError unless `data` is a record of `peer` itself."""
+        record = open_record(data, self._swarm_id, trio.current_time(), peer=peer).record
+        if record.peer != peer:
+            raise RemoteError(f"introduces itself with the record of {record.peer}", peer=peer)
+
+    def _others(self, peer: PeerId) -> tuple[bytes, ...]:
+        others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
+        sealed = (self.book.sealed(other) for other in others[:RECORDS_IN_WELCOME_LIMIT])
+        return tuple(data for data in sealed if data is not None)
+
+    def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
+        """Admit the peer as well, and take the records that it sent. Raises RemoteError if that may not be."""
+        reason = self._reason_not_admitted(peer)
+        if reason is not None:
+            raise RemoteError(reason, peer=peer)
+        self._check_own_record(peer, welcome.record)
+        self._take_record(welcome.record, blame=peer)
+        for data in welcome.others:
+            self._take_record(data, blame=peer)
+
+    def linked(self, peer: PeerId) -> None:
+        """A link is up."""
+        self._dials.pop(peer, None)
+        record = self.book.get(peer)
+        incarnation = 0 if record is None else record.incarnation
+        self._carry_out(self.machine.peer_seen(peer, incarnation, trio.current_time()))
+        self.changes.put(Change("linked", peer))
+
+    def lost(self, peer: PeerId) -> None:
+        """A link is gone: evidence at once, and certainty when it cannot be re-made."""
+        self.changes.put(Change("lost", peer))
+        record = self.book.get(peer)
+        if record is not None and record.phase == "leaving":
+            self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
+            return
+        self._carry_out(self.machine.connection_lost(peer, trio.current_time()))
+        self._jobs.send_nowait(partial(self._remake, peer))
+
+    async def _remake(self, peer: PeerId) -> None:
+        for is_last in (False, True):
+            try:
+                await self.links.meet(peer, self._addresses(peer), deadline_s=REDIAL_DEADLINE_S)
+                return
+            except (NetworkError, RemoteError) as error:
+                logger.info("cannot re-make the link to %s: %s", peer, error)
+            if not is_last:
+                await trio.sleep(REDIAL_PAUSE_S)
+        if peer not in self.links.linked():
+            self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
+
+    def message(self, peer: PeerId, message: LinkMessage) -> None:
+        """Take what came over a link."""
+        now = trio.current_time()
+        if isinstance(message, Ping):
+            self._carry_out(self.machine.on_ping(peer, message.nonce, message.incarnation, now))
+        elif isinstance(message, Ack):
+            if message.about is None:
+                self._carry_out(self.machine.on_ack(peer, message.nonce, message.incarnation, now))
+            else:
+                self._carry_out(self.machine.on_indirect_ack(peer, message.about, message.nonce, now))
+        elif isinstance(message, PingRequest):
+            self._carry_out(self.machine.on_ping_request(peer, message.target, message.nonce, now))
+        elif isinstance(message, Announce):
+            self._take_record(message.record, blame=peer)
+        elif isinstance(message, Suspicion):
+            self._carry_out(self.machine.on_suspicion(message.peer, message.incarnation, now))
+        else:
+            record = self.book.get(peer)
+            self._carry_out(self.machine.peer_seen(peer, 0 if record is None else record.incarnation, now))
+            self._deliver(peer, message)
+
+    # -- the detector ----------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self._carry_out(self.machine.tick(trio.current_time()))
+            await trio.sleep(TICK_S)
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        mine = self.machine.incarnation
+        for effect in effects:
+            if isinstance(effect, SendPing):
+                self.links.send(effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
+            elif isinstance(effect, SendAck):
+                self.links.send(effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
+            elif isinstance(effect, SendPingRequest):
+                self.links.send(effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
+            elif isinstance(effect, Suspected):
+                self.links.broadcast(Suspicion(peer=effect.peer, incarnation=effect.incarnation))
+                self.changes.put(Change("suspected", effect.peer))
+            elif isinstance(effect, Died):
+                self.changes.put(Change("died", effect.peer))
+                self.links.drop(effect.peer)
+            elif isinstance(effect, Revived):
+                self.changes.put(Change("revived", effect.peer))
+            elif isinstance(effect, Refute):
+                self.announce()
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def _sealed_record(self) -> bytes:
+        return seal_record(self._sealer, self._record())
+
+    def _take_record(self, data: bytes, *, blame: PeerId) -> None:
+        try:
+            record = self.book.receive(data, trio.current_time(), peer=blame)
+        except RemoteError as error:
+            logger.info("a record that does not hold: %s", error)
+            return
+        if record is not None and self._reason_not_admitted(record.peer) is not None:
+            self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
+        elif record is not None and record.peer != self._me:
+            self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
+
+    async def _publish(self) -> None:
+        while True:
+            record = self._sealed_record()
+            self.links.broadcast(Announce(record=record))
+            try:
+                await self._host.publish(self._topic, record)
+            except NetworkError as error:
+                logger.debug("record not published: %s", error)
+            self._announce = trio.Event()
+            with trio.move_on_after(RECORD_PERIOD_S):
+                await self._announce.wait()
+
+    # -- dialling --------------------------------------------------------------------------------------------
+
+    def _addresses(self, peer: PeerId) -> tuple[str, ...]:
+        record = self.book.get(peer)
+        known = () if record is None else record.control_addresses
+        return tuple(dict.fromkeys((*known, *self._found.get(peer, ()))))
+
+    async def _dial_all(self) -> None:
+        while True:
+            now = trio.current_time()
+            self.book.expire(now)
+            known = {*(record.peer for record in self.book.records()), *self._found}
+            self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
+            for peer in known - self.links.linked() - {self._me}:
+                record = self.book.get(peer)
+                if record is None or record.phase != "leaving":
+                    self._dial_when_due(peer, now)
+            await trio.sleep(DIAL_PERIOD_S)
+
+    def _dial_when_due(self, peer: PeerId, now: float) -> None:
+        courtesy = 0.0 if self._me < peer else DIAL_COURTESY_S
+        dial = self._dials.setdefault(peer, _Dial(at=now + courtesy))
+        if now >= dial.at and not dial.under_way:
+            dial.under_way = True
+            self._jobs.send_nowait(partial(self._dial, peer, dial))
+
+    async def _dial(self, peer: PeerId, dial: _Dial) -> None:
+        try:
+            async with self._dialling:
+                await self.links.meet(peer, self._addresses(peer), deadline_s=DIAL_DEADLINE_S)
+        except Refused as error:
+            logger.warning("%s", error)
+            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
+        except (NetworkError, RemoteError) as error:
+            logger.debug("dialling: %s", error)
+        finally:
+            dial.under_way = False
+            dial.at = trio.current_time() + dial.backoff_s
+            dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)

@@ -1,0 +1,170 @@
+"""One libp2p connection: the socket under it, and the yamux above it, as Shoal needs them.
+
+* `Wire`     — the socket: notices a dead peer within seconds, and can be closed without waiting.
+* `Muxer`    — yamux: a cancelled task never leaves half a frame on the wire; a heartbeat; a memory bound.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import warnings
+from typing import Any
+
+import trio
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from libp2p.exceptions import BaseLibp2pError
+    from libp2p.io.abc import ReadWriteCloser
+    from libp2p.io.exceptions import ConnectionClosedError
+    from libp2p.network.exceptions import SwarmException
+    from libp2p.peer.id import ID
+    from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT, Yamux
+
+# Unacknowledged data for this long breaks the connection (Linux); probes find a peer that went away silently.
+USER_TIMEOUT_MS = 8_000
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
+
+# A frame is at most 64 KiB; one that the socket does not take in this time means a hung peer.
+FRAME_STALL_DEADLINE_S = 5.0
+# A frame that was begun may finish for this long after its sender gave up, to spare the connection.
+FRAME_GRACE_S = 1.0
+# A stopped process (SIGSTOP) keeps its TCP connections; only an answer proves that it runs.
+HEARTBEAT_INTERVAL_S = 5.0
+HEARTBEAT_DEADLINE_S = 15.0
+# Received and not yet read by anyone, over all streams of one connection; a peer that ignores flow control goes.
+CONNECTION_BUFFER_LIMIT_BYTES = 64 << 20
+CLOSE_DEADLINE_S = 2.0
+
+# What libp2p's streams and connections raise when the world, rather than our code, is at fault.
+FOREIGN_ERRORS = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, ValueError)
+
+
+class Wire(ReadWriteCloser):  # type: ignore[misc]
+    """A TCP socket with our options, as libp2p reads and writes it."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        _tune(stream)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError("the connection is closed", transport="tcp") from error
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, or some where `n` is None; so libp2p's limit of a hundred partial reads is never met."""
+        buffer = bytearray()
+        while not buffer or (n is not None and len(buffer) < n):
+            try:
+                data = await self._stream.receive_some(None if n is None else n - len(buffer))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionClosedError("the connection is closed", transport="tcp") from error
+            if not data:
+                raise ConnectionClosedError("the peer closed the connection", transport="tcp")
+            buffer += data
+        return bytes(buffer)
+
+    def sever(self) -> None:
+        """Close the socket now; whoever waits on it gets an error."""
+        self._stream.socket.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._stream.socket.fileno() == -1
+
+    async def close(self) -> None:
+        self.sever()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        try:
+            host, port = self._stream.socket.getpeername()[:2]
+        except OSError:
+            return None
+        return host, port
+
+
+def _tune(stream: trio.SocketStream) -> None:
+    """Set the options that find a dead peer, as far as the platform has them."""
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+class Muxer(Yamux):  # type: ignore[misc]
+    """yamux whose frames are whole whatever is cancelled, with a heartbeat and a bound on unread bytes."""
+
+    def __init__(self, secured_conn: Any, peer_id: ID, *, is_initiator: bool) -> None:
+        super().__init__(secured_conn, peer_id, is_initiator=is_initiator)
+        self.opened_at = trio.current_time()
+        self._begun = False
+        self._answered = False
+        self._ping_id = 0
+        self._settled = trio.Event()  # the far end answered, or the connection is over
+
+    async def confirm(self) -> None:
+        """Wait until the far end's muxer answers, which it does only once that side has accepted us."""
+        await self._settled.wait()
+        if not self._answered:
+            raise SwarmException(f"{self.peer_id} refused the connection")
+
+    async def start(self) -> None:
+        """Run until the connection ends, and always leave it cleaned up. A second start does nothing."""
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            await super().start()
+        finally:
+            self._settled.set()
+            if not self.event_closed.is_set():
+                with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
+                    await self._cleanup_on_error()
+
+    async def _write_frame(self, data: bytes) -> None:
+        async with self._write_lock:
+            now = trio.current_time()
+            patience_s = trio.current_effective_deadline() - now
+            patience_s = min(max(patience_s, FRAME_GRACE_S), FRAME_STALL_DEADLINE_S)
+            with trio.CancelScope(deadline=now + patience_s, shield=True) as scope:
+                await self.secured_conn.write(data)
+            if scope.cancelled_caught:
+                # Part of an encrypted frame may be out: nothing after it could be read.
+                await self.secured_conn.close()
+                raise ConnectionClosedError(f"{self.peer_id} took no data for {patience_s:.1f} s")
+        await trio.lowlevel.checkpoint()
+
+    async def _read_data_body(self, length: int) -> bytes:
+        unread_bytes = sum(map(len, self.stream_buffers.values()))
+        if unread_bytes + length > CONNECTION_BUFFER_LIMIT_BYTES:
+            await self.secured_conn.close()
+            raise ConnectionClosedError(f"{self.peer_id} ignores flow control")
+        body: bytes = await super()._read_data_body(length)
+        return body
+
+    async def _measure_rtt_loop(self) -> None:
+        """Ping at once and then every few seconds; close the connection to a peer that stops answering."""
+        try:
+            while not self.event_shutting_down.is_set():
+                self._ping_id = (self._ping_id + 1) & 0xFFFF_FFFF
+                self._ping_event = answer = trio.Event()
+                self._ping_sent_time = trio.current_time()
+                await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
+                with trio.move_on_after(HEARTBEAT_DEADLINE_S) as waiting:
+                    await answer.wait()
+                if waiting.cancelled_caught:
+                    await self.secured_conn.close()
+                    return
+                self._answered = True
+                self._settled.set()
+                with trio.move_on_after(HEARTBEAT_INTERVAL_S):
+                    await self.event_shutting_down.wait()
+        except FOREIGN_ERRORS:
+            return  # the reading side sees the same break and cleans up

@@ -1,0 +1,459 @@
+"""libp2p as Shoal runs it: Noise over TCP, yamux, one connection per peer, and every fault fenced off.
+
+With its neighbours `shoal.swarm.muxer` (one connection) and `shoal.swarm.gossip` this is all that knows libp2p (0.8).
+It changes what could not stay as it is, and each change is a small class that says why:
+
+* `Network`  — the swarm: exactly one connection per peer; the far end has answered before a dial succeeds.
+* `Fence`    — the service manager: a task that fails (a peer's malformed message, say) ends alone, not the process.
+
+libp2p's own dialler and listener are not used. The dialler sleeps, remembers failures for a minute and picks
+addresses itself; the listener shares its port with any other process of the same user (SO_REUSEPORT), so that
+two nodes on one port each get half the connections, and counts an inbound connection as open for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import trio
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.address import Address
+from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from libp2p.abc import INotifee
+    from libp2p.crypto.ed25519 import create_new_key_pair as ed25519_key_pair
+    from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair
+    from libp2p.custom_types import TProtocol
+    from libp2p.host import basic_host
+    from libp2p.host.basic_host import BasicHost
+    from libp2p.network.auto_connector import AutoConnector
+    from libp2p.network.config import ConnectionConfig
+    from libp2p.network.connection import swarm_connection
+    from libp2p.network.connection.raw_connection import RawConnection
+    from libp2p.network.exceptions import SwarmException
+    from libp2p.network.stream.exceptions import StreamEOF
+    from libp2p.network.swarm import Swarm
+    from libp2p.peer.id import ID
+    from libp2p.peer.peerstore import PeerStore
+    from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+    from libp2p.protocol_muxer.multiselect_client import MULTISELECT_PROTOCOL_ID
+    from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+    from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+    from libp2p.security.noise.transport import Transport as NoiseTransport
+    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+    from libp2p.tools.anyio_service.exceptions import LifecycleError
+    from libp2p.tools.anyio_service.trio_manager import TrioManager
+    from libp2p.transport.exceptions import MuxerUpgradeFailure
+    from libp2p.transport.upgrader import TransportUpgrader
+    from libp2p.utils import encode_delim
+
+log = logging.getLogger("shoal.libp2p")
+
+AnyStream = Any  # libp2p's stream, which has no types
+
+INBOUND_STREAM_LIMIT = 256  # streams open at once per peer
+# Two nodes that dial each other at once settle on one connection within this time; later, the newer one counts.
+SIMULTANEOUS_DIAL_WINDOW_S = 10.0
+HANDSHAKE_DEADLINE_S = 10.0
+DAEMON_RESTART_DELAY_S = 1.0
+
+
+class _Upgrader(TransportUpgrader):  # type: ignore[misc]
+    """Makes our `Muxer`; libp2p's own upgrader makes its Yamux whatever class it was given for that protocol."""
+
+    async def upgrade_connection(self, conn: Any, peer_id: ID) -> Muxer:
+        try:
+            muxer_class = await self.muxer_multistream.select_transport(conn)
+        except (MultiselectError, MultiselectClientError) as error:
+            raise MuxerUpgradeFailure("no common stream muxer") from error
+        muxer: Muxer = muxer_class(conn, peer_id, is_initiator=conn.is_initiator)
+        return muxer
+
+
+class Fence(TrioManager):  # type: ignore[misc]
+    """Runs a libp2p service so that one failing task does not end the others, nor the process."""
+
+    def run_task(
+        self,
+        async_fn: Callable[..., Awaitable[Any]],
+        *args: Any,
+        daemon: bool = False,
+        name: str | None = None,
+        _internal: bool = False,
+    ) -> None:
+        if _internal:  # the service's own run(): its failure is ours to see
+            super().run_task(async_fn, *args, daemon=daemon, name=name, _internal=True)
+            return
+        if self._task_nursery is None or not self.is_running:
+            raise LifecycleError("the service is not running")
+        self._task_nursery.start_soon(_run_fenced, async_fn, args, daemon)
+
+
+async def _run_fenced(async_fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], daemon: bool) -> None:
+    while True:
+        try:
+            await async_fn(*args)
+        except Exception:  # the boundary: these tasks handle what peers send
+            log.debug("a libp2p task failed: %s", async_fn, exc_info=True)
+        if not daemon:
+            return
+        await trio.sleep(DAEMON_RESTART_DELAY_S)
+
+
+@contextlib.asynccontextmanager
+async def running(service: Any) -> AsyncIterator[None]:
+    """Run a libp2p service behind a `Fence` for as long as the block lasts."""
+    async with trio.open_nursery() as nursery:
+        manager = Fence(service)
+        service._manager = manager
+        nursery.start_soon(manager.run)
+        await manager.wait_started()
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    """libp2p would dial peers on its own until it has 50 connections; whom we connect to is ours to say."""
+
+    async def maybe_connect(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        pass
+
+
+class Network(Swarm):  # type: ignore[misc]
+    """libp2p's swarm with our dialler, our acceptor, and one connection per peer.
+
+    A duplicate would do harm: GossipSub keeps its two streams with a peer on whichever connection was there,
+    and closing that one later leaves a node deaf to the peer's topics. So a connection is decided upon *before*
+    it is registered: the end that dialled waits for the far end's answer, and the far end answers only when it
+    accepts. Of two connections made at once, the one dialled by the lower PeerId stays.
+    """
+
+    def __init__(self, *, identity: Identity, connection_limit: int) -> None:
+        keys = ed25519_key_pair(identity.private_bytes())
+        peerstore = PeerStore()
+        own_id = ID.from_pubkey(keys.public_key)
+        peerstore.add_key_pair(own_id, keys)
+        # Noise and nothing else: by default libp2p also accepts plaintext, and believes the PeerId claimed there.
+        upgrader = _Upgrader(
+            {NOISE: NoiseTransport(keys, noise_privkey=x25519_key_pair().private_key)},
+            {TProtocol(YAMUX): Muxer},
+            negotiate_timeout=int(HANDSHAKE_DEADLINE_S),
+        )
+        config = ConnectionConfig(
+            max_connections=connection_limit,
+            high_watermark=connection_limit,
+            min_connections=0,
+            low_watermark=0,
+            inbound_upgrade_timeout=HANDSHAKE_DEADLINE_S,
+            outbound_upgrade_timeout=HANDSHAKE_DEADLINE_S,
+        )
+        super().__init__(own_id, peerstore, upgrader, transports=[], connection_config=config)
+        self.auto_connector = _NoAutoConnector(swarm=self)
+        self._wires: set[Wire] = set()
+        self._dials: dict[ID, trio.Event] = {}
+        self._turns: dict[ID, trio.Lock] = {}
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    async def accept(self, stream: trio.SocketStream) -> Muxer | None:
+        """Shake hands with whoever connected; on any failure the socket is closed and nothing else happens."""
+        muxer: Muxer | None = None
+        wire = Wire(stream)
+        with trio.move_on_after(HANDSHAKE_DEADLINE_S), self._tracked(wire):
+            try:
+                muxer = await self.upgrade_inbound_raw_conn(RawConnection(wire, False), None)
+            except Exception as error:  # the boundary: a stranger sent whatever it pleased
+                wire.sever()
+                log.debug("refused a connection: %r", error)
+        return muxer
+
+    async def dial(self, address: Address, *, deadline_s: float) -> None:
+        """Connect to `address` unless its peer is connected already. Raises NetworkError.
+
+        Cancellation leaves no connection behind, or a complete one.
+        """
+        peer_id = ID.from_base58(address.peer)
+        with trio.move_on_after(deadline_s) as scope:
+            while (other := self._dials.get(peer_id)) is not None:
+                await other.wait()
+            if self.link(peer_id) is not None:
+                return
+            self._dials[peer_id] = done = trio.Event()
+            try:
+                await self._dial(address, peer_id)
+            finally:
+                del self._dials[peer_id]
+                done.set()
+        if scope.cancelled_caught and self.link(peer_id) is None:
+            raise NetworkError(f"{address.host}:{address.port} did not answer within {deadline_s:g} s")
+
+    async def _dial(self, address: Address, peer_id: ID) -> None:
+        try:
+            wire = Wire(await trio.open_tcp_stream(address.host, address.port))
+            with self._tracked(wire):
+                await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
+        except Exception as error:  # the boundary: whoever listens there sent whatever it pleased
+            if self.link(peer_id) is None:  # else the peer's own dial won, which is as good
+                raise NetworkError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+
+    @contextlib.contextmanager
+    def _tracked(self, wire: Wire) -> Iterator[None]:
+        """Remember the wire for `sever_all`, and close it if the block does not succeed."""
+        self._wires = {known for known in self._wires if not known.closed}
+        self._wires.add(wire)
+        try:
+            yield
+        except BaseException:
+            wire.sever()
+            raise
+
+    async def add_conn(self, muxed_conn: Muxer, direction: str = "unknown") -> Any:
+        """Register a connection that passed its handshake, as the only one to its peer, or refuse it."""
+        peer_id = muxed_conn.peer_id
+        try:
+            if muxed_conn.is_initiator:
+                self.manager.run_task(muxed_conn.start)
+                await muxed_conn.confirm()
+            elif str(self.self_id) < str(peer_id) and (dial := self._dials.get(peer_id)) is not None:
+                with trio.move_on_after(HANDSHAKE_DEADLINE_S / 2):
+                    await dial.wait()
+            async with self._turn(peer_id):
+                await self._make_way(muxed_conn)
+                return await super().add_conn(muxed_conn, direction)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await muxed_conn.secured_conn.close()
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, peer_id: ID) -> AsyncIterator[None]:
+        """One registration at a time per peer."""
+        turn = self._turns.setdefault(peer_id, trio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked() and self._turns.get(peer_id) is turn:
+                del self._turns[peer_id]
+
+    async def _make_way(self, new: Muxer) -> None:
+        """Drop the connection that `new` replaces. Raises SwarmException if `new` is the one to go."""
+        for old in self.get_connections(new.peer_id):
+            is_young = trio.current_time() - old.muxed_conn.opened_at < SIMULTANEOUS_DIAL_WINDOW_S
+            if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
+                raise SwarmException(f"{new.peer_id} is already connected")
+            await self.drop(old)
+
+    def _dialler(self, muxer: Muxer) -> str:
+        return str(self.self_id if muxer.is_initiator else muxer.peer_id)
+
+    async def drop(self, conn: Any) -> None:
+        """Close a connection, its socket first, so that no farewell can hang (bounded)."""
+        with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
+            await conn.muxed_conn.secured_conn.close()
+            await conn.close()
+
+    def sever_all(self) -> None:
+        """Close every socket now."""
+        for wire in self._wires:
+            wire.sever()
+        self._wires.clear()
+
+    async def drop_peer(self, peer: PeerId) -> None:
+        """Close whatever connects us to `peer`."""
+        for conn in self.get_connections(ID.from_base58(peer)):
+            await self.drop(conn)
+
+    def peers(self) -> frozenset[PeerId]:
+        """The peers with a live connection."""
+        return frozenset(PeerId(str(peer_id)) for peer_id in self.connections if self.link(peer_id) is not None)
+
+    def rtt_s(self, peer: PeerId) -> float | None:
+        """The smoothed round trip in seconds, None for a peer that is not connected."""
+        conn = self.link(ID.from_base58(peer))
+        return None if conn is None else float(conn.muxed_conn.rtt())
+
+    def link(self, peer_id: ID) -> Any | None:
+        """The live connection to a peer, or None."""
+        for conn in self.connections.get(peer_id, ()):
+            if not conn.is_closed and not conn.muxed_conn.event_shutting_down.is_set():
+                return conn
+        return None
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> NetStream:
+        """A stream to a connected peer, agreed on `protocol`. Raises NetworkError. Cancellation resets it."""
+        try:
+            conn = self.link(ID.from_base58(peer))
+        except ValueError:
+            raise NetworkError(f"{peer} is no PeerId") from None
+        if conn is None:
+            raise NetworkError(f"{peer} is not connected")
+        if conn.muxed_conn.stream_backlog_semaphore.value == 0:
+            raise NetworkError(f"too many streams to {peer} are open")
+        try:
+            # A cancelled open would leak its slot; it waits for nothing but one small frame.
+            with trio.CancelScope(shield=True):
+                stream = await conn.new_stream()
+        except FOREIGN_ERRORS as error:
+            raise NetworkError(f"cannot open a stream to {peer}: {error}") from error
+        agreed = False
+        try:
+            agreed = await _agree(stream, protocol)
+        except Exception as error:  # the boundary: the peer answered whatever it pleased
+            raise NetworkError(f"{peer} does not answer for {protocol}: {error}") from error
+        finally:
+            if not agreed:
+                await reset_quietly(stream)
+        if not agreed:
+            raise NetworkError(f"{peer} does not serve {protocol}")
+        return NetStream(stream)
+
+
+async def _agree(stream: AnyStream, protocol: str) -> bool:
+    """Ask for `protocol` in one round trip; libp2p's own client takes two. False if the peer does not serve it.
+
+    Source: multistream-select 1.0, https://github.com/multiformats/multistream-select
+    """
+    await stream.write(encode_delim(MULTISELECT_PROTOCOL_ID.encode()) + encode_delim(protocol.encode()))
+    communicator = MultiselectCommunicator(stream)
+    greeting, choice = await communicator.read(), await communicator.read()
+    stream.set_protocol(protocol)
+    return (greeting, choice) == (MULTISELECT_PROTOCOL_ID, protocol)
+
+
+class NetStream:
+    """A libp2p stream as a `shoal.swarm.streams.RawStream`: foreign errors become NetworkError here."""
+
+    def __init__(self, stream: AnyStream) -> None:
+        self._stream = stream
+
+    async def read(self, limit_bytes: int) -> bytes:
+        try:
+            data: bytes = await self._stream.read(limit_bytes)
+        except StreamEOF:
+            if self._stream.muxed_conn.event_shutting_down.is_set():
+                raise NetworkError("the connection broke") from None
+            return b""
+        except FOREIGN_ERRORS as error:
+            raise NetworkError(f"the stream broke: {type(error).__name__}") from error
+        return data
+
+    async def write(self, data: bytes) -> None:
+        with _as_network_error():
+            await self._stream.write(data)
+
+    async def finish(self) -> None:
+        with _as_network_error():
+            await self._stream.close()
+
+    async def reset(self) -> None:
+        with _as_network_error():
+            await self._stream.reset()
+
+
+@contextlib.contextmanager
+def _as_network_error() -> Iterator[None]:
+    try:
+        yield
+    except FOREIGN_ERRORS as error:
+        raise NetworkError(f"the stream broke: {type(error).__name__}") from error
+
+
+def peer_of(stream: AnyStream) -> PeerId:
+    """Who is at the other end of a libp2p stream, as Noise proved it."""
+    return PeerId(str(stream.muxed_conn.peer_id))
+
+
+async def reset_quietly(stream: AnyStream) -> None:
+    """Reset a libp2p stream that failed anyway (bounded, shielded)."""
+    with trio.move_on_after(CLOSE_DEADLINE_S, shield=True), contextlib.suppress(*FOREIGN_ERRORS):
+        await stream.reset()
+
+
+def make_host(network: Network) -> BasicHost:
+    """libp2p's host over `network`: it answers identify and ping, and asks nobody on its own."""
+    host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
+    # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
+    network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]
+    open_streams: Counter[ID] = Counter()
+
+    async def handle_stream(stream: AnyStream) -> None:
+        """libp2p lets a handler's exception end the process; and a peer can cause one before any handler runs."""
+        peer_id = stream.muxed_conn.peer_id
+        if open_streams[peer_id] >= INBOUND_STREAM_LIMIT:
+            await reset_quietly(stream)
+            return
+        open_streams[peer_id] += 1
+        try:
+            await host._swarm_stream_handler(stream)
+        except Exception:
+            log.debug("a stream from %s failed", peer_id, exc_info=True)
+            await reset_quietly(stream)
+        finally:
+            open_streams[peer_id] -= 1
+            if not open_streams[peer_id]:
+                del open_streams[peer_id]
+
+    network.set_stream_handler(handle_stream)
+    return host
+
+
+class ConnectionNotifee(INotifee):  # type: ignore[misc]
+    """Calls back when a peer's connection begins and when it has ended."""
+
+    def __init__(self, changed: Callable[[PeerId, bool], None]) -> None:
+        self._changed = changed
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        self._changed(PeerId(str(conn.muxed_conn.peer_id)), True)
+
+    async def disconnected(self, network: Any, conn: Any) -> None:
+        self._changed(PeerId(str(conn.muxed_conn.peer_id)), False)
+
+    async def opened_stream(self, network: Any, stream: AnyStream) -> None:
+        pass
+
+    async def closed_stream(self, network: Any, stream: AnyStream) -> None:
+        pass
+
+    async def listen(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+
+class _Demote(logging.Handler):
+    """Passes libp2p's warnings and errors on to our log as debug lines: each is ordinary network weather to us."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("%s: %s", record.name, record.getMessage())
+
+
+def _redirect_logging() -> None:
+    logger = logging.getLogger("libp2p")
+    if logger.handlers:
+        return  # somebody asked libp2p itself to log, with LIBP2P_DEBUG
+    logger.propagate = False
+    logger.addHandler(_Demote(logging.WARNING))
+    # This module logs on the root logger, which sets up a handler on standard error for everybody.
+    swarm_connection.logging = logging.getLogger("libp2p.network.connection")
+
+
+_redirect_logging()

@@ -1,0 +1,1 @@
+"""A swarm of real node processes on this machine, its faults, and the check of its values."""

@@ -1,0 +1,240 @@
+"""The independent check of a testnet: everything recomputed from what the nodes contributed.
+
+In test mode a node keeps, per round, in `rounds/<rebases>.<rollbacks>-<round>/`
+
+    contribution   msgpack {codec, numel, chunk_values, tokens, root, chunks}: encoded, written before it was announced
+    plan           canonical msgpack of the certified Plan
+    finals         msgpack {plan, bitmaps, chunks}: per chunk who is in it, and the encoded result
+    applied        the update that this node applied, little-endian float32
+
+The check believes none of the results: it takes contributions that match the roots in the plan, reduces them by the
+slow reference, and counts every element of every node's applied update that is not the same to the bit. What it cannot
+verify (a file that is missing, a contribution that is not the promised one) it reports as an error, never as a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.collectives.reference import Reference, reference, wrong_values
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Plan
+from shoal.protocol.wire import decode
+
+FILE_LIMIT_BYTES = 4 << 30
+
+
+class StoredContribution(msgspec.Struct, frozen=True, kw_only=True):
+    """The file `contribution`."""
+
+    codec: str
+    numel: int
+    chunk_values: int
+    tokens: int
+    root: bytes
+    chunks: list[bytes]
+
+
+class StoredFinals(msgspec.Struct, frozen=True, kw_only=True):
+    """The file `finals`."""
+
+    plan: bytes
+    bitmaps: list[bytes]
+    chunks: list[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """One node and where it kept its rounds. settled: (term, round) of those whose files must all be there."""
+
+    index: int
+    peer_id: PeerId
+    folder: Path
+    settled: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCheck:
+    """What the check found in one round. coverage: the share of (chunk, contributor) pairs that were included."""
+
+    term: str
+    round: int
+    numel: int = 0
+    contributors: int = 0
+    coverage: float = 0.0
+    updates_compared: int = 0
+    wrong_values: int = 0
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What the check found in all rounds."""
+
+    rounds: tuple[RoundCheck, ...]
+
+    @property
+    def wrong_values(self) -> int:
+        """Elements of applied updates that differ from the reference, over all rounds and nodes."""
+        return sum(found.wrong_values for found in self.rounds)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """What could not be verified, or contradicts itself."""
+        return tuple(error for found in self.rounds for error in found.errors)
+
+    def of(self, term: str, round: int) -> RoundCheck | None:
+        """What was found in one round."""
+        return next((found for found in self.rounds if (found.term, found.round) == (term, round)), None)
+
+
+def check_swarm(witnesses: Sequence[Witness], rounds: Collection[tuple[str, int]]) -> Check:
+    """Recompute these certified (term, round)s from the files of all nodes. Takes seconds; blocks."""
+    return Check(rounds=tuple(check_round(witnesses, term, number) for term, number in sorted(rounds)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Account:
+    """What one node says that happened in a round: plan, finals, and the (numel,) float32 update it applied."""
+
+    node: int
+    plan: Plan
+    finals: StoredFinals
+    applied: F32
+
+
+def check_round(witnesses: Sequence[Witness], term: str, number: int) -> RoundCheck:
+    """Recompute one certified round."""
+    errors: list[str] = []
+    accounts = list(_accounts(witnesses, term, number, errors))
+    if not accounts:
+        errors.append(f"round {number}: no node kept what it applied")
+        return RoundCheck(term=term, round=number, errors=tuple(errors))
+    first = accounts[0]
+    truth = _truth(first, witnesses, term, number, errors)
+    wrong = compared = 0
+    for account in accounts:
+        if (account.plan, account.finals.bitmaps) != (first.plan, first.finals.bitmaps):
+            errors.append(f"round {number}: nodes {first.node} and {account.node} differ on the plan or who is in it")
+        elif truth is not None:
+            wrong += _differences(account, truth, errors)
+            compared += 1
+    contributors, coverage = _inclusion(first)
+    return RoundCheck(
+        term=term,
+        round=number,
+        numel=first.plan.numel,
+        contributors=contributors,
+        coverage=coverage,
+        updates_compared=compared,
+        wrong_values=wrong,
+        errors=tuple(errors),
+    )
+
+
+def _accounts(witnesses: Sequence[Witness], term: str, number: int, errors: list[str]) -> Iterator[_Account]:
+    for witness in witnesses:
+        folder = _folder(witness, term, number)
+        if not (folder / "applied").exists():
+            if (term, number) in witness.settled:
+                errors.append(f"round {number}: node {witness.index} certified it but kept no applied update")
+            continue
+        try:
+            plan = decode((folder / "plan").read_bytes(), Plan)
+            finals = decode((folder / "finals").read_bytes(), StoredFinals, limit_bytes=FILE_LIMIT_BYTES)
+            applied = _read_values(folder / "applied")
+        except (OSError, RemoteError) as error:
+            errors.append(f"round {number}: node {witness.index}: {error}")
+            continue
+        if finals.plan != plan.hash or (plan.round, f"{plan.term.rebases}.{plan.term.rollbacks}") != (number, term):
+            errors.append(f"round {number}: node {witness.index} kept a plan or finals of another round")
+            continue
+        yield _Account(node=witness.index, plan=plan, finals=finals, applied=applied)
+
+
+def _read_values(path: Path) -> F32:
+    """The float32 values in a file; a last one that was cut short does not count."""
+    data = path.read_bytes()
+    return np.frombuffer(data, "<f4", count=len(data) // 4).astype(np.float32, copy=False)
+
+
+def _folder(witness: Witness, term: str, number: int) -> Path:
+    return witness.folder / "rounds" / f"{term}-{number}"
+
+
+def _truth(
+    account: _Account, witnesses: Sequence[Witness], term: str, number: int, errors: list[str]
+) -> Reference | None:
+    """What the round must have led to; None, with the reason in `errors`, if that cannot be known."""
+    plan, bitmaps = account.plan, account.finals.bitmaps
+    if len({participant.peer for participant in plan.participants}) != len(plan.participants):
+        errors.append(f"round {number}: the plan names a participant twice")
+        return None
+    needed = [i for i in plan.contributors() if any(_includes(bitmap, i) for bitmap in bitmaps)]
+    contributions: dict[PeerId, bytes] = {}
+    for place in needed:
+        peer = plan.participants[place].peer
+        encoded = _contribution(plan, place, witnesses, term)
+        if encoded is None:
+            errors.append(f"round {number}: there is no contribution of {peer} such as the plan names")
+        else:
+            contributions[peer] = encoded
+    if len(contributions) < len(needed):
+        return None
+    try:
+        return reference(plan, contributions, bitmaps)
+    except (LocalError, RemoteError) as error:
+        errors.append(f"round {number}: {error}")
+        return None
+
+
+def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: str) -> bytes | None:
+    """The encoded chunks that a participant committed to, joined; None if nobody kept them.
+
+    A node that came back within a round may have kept more than one contribution; the plan's root tells which counts.
+    """
+    participant = plan.participants[place]
+    for witness in witnesses:
+        if witness.peer_id != participant.peer:
+            continue
+        for path in sorted(_folder(witness, term, plan.round).glob("contribution*")):
+            try:
+                stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
+            except RemoteError:
+                continue
+            shape = (stored.codec, stored.numel, stored.chunk_values)
+            root = merkle_root([chunk_hash(chunk) for chunk in stored.chunks])
+            if shape == (plan.codec, plan.numel, plan.chunk_values) and root == participant.root:
+                return b"".join(stored.chunks)
+    return None
+
+
+def _differences(account: _Account, truth: Reference, errors: list[str]) -> int:
+    """How many of the node's applied values are wrong; all of them if there are too few or too many."""
+    where = f"round {account.plan.round}: node {account.node}"
+    if b"".join(account.finals.chunks) != truth.finals:
+        errors.append(f"{where} kept finals that are not what the contributions lead to")
+    if account.applied.shape != truth.update.shape:
+        errors.append(f"{where} applied {account.applied.size} values of {truth.update.size}")
+        return int(truth.update.size)
+    return wrong_values(account.applied, truth.update)
+
+
+def _inclusion(account: _Account) -> tuple[int, float]:
+    """(contributors in at least one chunk, share of the (chunk, contributor) pairs that were included)."""
+    bitmaps, places = account.finals.bitmaps, account.plan.contributors()
+    counts = [sum(_includes(bitmap, place) for bitmap in bitmaps) for place in places]
+    pairs = len(places) * len(bitmaps)
+    return sum(count > 0 for count in counts), sum(counts) / pairs if pairs else 1.0
+
+
+def _includes(bitmap: bytes, place: int) -> bool:
+    return bool(int.from_bytes(bitmap, "little") >> place & 1)

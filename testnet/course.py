@@ -1,0 +1,63 @@
+"""Everything that happened in a run: the raw material of the check and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.testnet.faults import FaultRecord
+from shoal.testnet.journal import Certified, Entry
+from shoal.testnet.scenario import Scenario
+
+Outcome = Literal["running", "left", "killed", "crashed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the testnet knows of a node beyond its events. lives: wall-clock (start, end) of its processes."""
+
+    index: int
+    peer_id: str
+    outcome: Outcome
+    lives: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Everything that happened. began_at, ended_at: wall-clock seconds."""
+
+    scenario: Scenario
+    began_at: float
+    ended_at: float
+    entries: tuple[Entry, ...]
+    nodes: tuple[NodeFacts, ...]
+    faults: tuple[FaultRecord, ...]
+    trouble: str | None = None
+
+    def certified(self) -> list[tuple[int, Certified]]:
+        """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
+        return [
+            (entry.node, entry.event)
+            for entry in self.entries
+            if isinstance(entry.event, Certified) and 1 <= entry.event.round <= self.scenario.rounds
+        ]
+
+    def certified_rounds(self) -> frozenset[tuple[str, int]]:
+        """The (term, round)s that at least one node certified."""
+        return frozenset((event.term, event.round) for _, event in self.certified())
+
+
+def settled_rounds(course: Course, index: int) -> frozenset[tuple[str, int]]:
+    """The (term, round)s that a node certified and lived on after: all its files of these must be there."""
+    settled: set[tuple[str, int]] = set()
+    pending: set[tuple[str, int]] = set()
+    for entry in course.entries:
+        if entry.node != index:
+            continue
+        if entry.event.event == "started":  # a new process: what was pending, the old one may not have written
+            pending.clear()
+        settled |= pending
+        pending.clear()
+        if isinstance(entry.event, Certified):
+            pending.add((entry.event.term, entry.event.round))
+    return frozenset(settled)

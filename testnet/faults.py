@@ -1,0 +1,163 @@
+"""Carries out a scenario's faults, from outside the nodes and at the moment the scenario names.
+
+Without a phase that moment is when the first node begins the round. With one it is exact: the node was started with a
+hold and stands still at that very point until the fault is done.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from shoal.node.config import Hold
+from shoal.protocol.errors import NetworkError
+from shoal.testnet.journal import Entry, Holding, Journal, RoundStarted
+from shoal.testnet.nodes import NodeProcess
+from shoal.testnet.scenario import Fault, Scenario
+
+RESTART_DEADLINE_S: Final = 20.0
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultRecord:
+    """What became of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
+
+    fault: Fault
+    at: float | None = None
+    done: bool = False
+    error: str | None = None
+
+
+class Field(Protocol):
+    """What faults need of the swarm that they strike."""
+
+    scenario: Scenario
+    journal: Journal
+
+    def node(self, index: int) -> NodeProcess:
+        """The node of that index. Raises NetworkError if there is none (yet)."""
+
+    async def join(self, index: int) -> None:
+        """Start a node of that index, new or known, and let it join the others."""
+
+
+def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tuple[Hold, ...]:
+    """Where node `index` is to hold, from its next start on, for the faults whose moment has not come."""
+    holds = []
+    for record in records:
+        fault = record.fault
+        if fault.phase is not None and record.at is None and scenario.held_node(fault) == index:
+            holds.append(Hold(round=fault.round, phase=fault.phase, progress=fault.progress or 0.0))
+    return tuple(dict.fromkeys(holds))
+
+
+async def carry_out(record: FaultRecord, swarm: Field, announce: Callable[[FaultRecord], None]) -> None:
+    """Wait for the fault's moment, do it, and let go whoever held for it.
+
+    A fault that cannot be done (its node is not running, or refuses) is recorded, not raised.
+    Cancellation leaves the record as far as it came.
+    """
+    fault, held = record.fault, swarm.scenario.held_node(record.fault)
+    await swarm.journal.first(lambda entry: _is_moment(fault, held, entry))
+    record.at = time.time()
+    announce(record)
+    try:
+        await _ACTIONS[fault.kind](fault, swarm)
+    except NetworkError as error:
+        record.error = str(error)
+    if held is not None:
+        await _release(held, swarm, record)
+    record.done = True
+    swarm.journal.poke()
+
+
+def has_begun(fault: Fault, swarm: Field) -> bool:
+    """Whether the fault's moment is in the journal, be its task awake already or not."""
+    held = swarm.scenario.held_node(fault)
+    return any(_is_moment(fault, held, entry) for entry in swarm.journal.entries)
+
+
+def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
+    event = entry.event
+    if held is None:
+        return isinstance(event, RoundStarted) and event.round == fault.round
+    return (
+        isinstance(event, Holding)
+        and entry.node == held
+        and (event.round, event.phase) == (fault.round, fault.phase)
+        and event.progress >= round(fault.progress or 0.0, 3)
+    )
+
+
+async def _release(held: int, swarm: Field, record: FaultRecord) -> None:
+    """End the hold, unless its process is gone, or stopped: then a later `continue` ends it."""
+    node = swarm.node(held)
+    if not node.alive or node.stopped or record.fault.kind in ("kill", "restart"):
+        return
+    try:
+        await node.ask("release")
+    except NetworkError as error:
+        if node.alive and record.fault.kind != "leave":
+            record.error = record.error or str(error)
+
+
+async def _kill(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    node.signal(signal.SIGKILL)
+    node.struck = "killed"
+
+
+async def _stop(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    node.signal(signal.SIGSTOP)
+    if fault.duration_s is not None:
+        await trio.sleep(fault.duration_s)
+        node.signal(signal.SIGCONT)
+
+
+async def _continue(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    held_before = node.stopped and any(
+        f.kind == "stop" and f.phase is not None and f.target == fault.target for f in swarm.scenario.faults
+    )
+    node.signal(signal.SIGCONT)
+    if held_before:
+        await node.ask("release")
+
+
+async def _leave(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    await node.ask("leave")
+    node.struck = "left"
+
+
+async def _join(fault: Fault, swarm: Field) -> None:
+    await swarm.join(fault.target)
+
+
+async def _restart(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    if node.alive:
+        if node.struck != "killed":
+            await _kill(fault, swarm)
+        with trio.move_on_after(RESTART_DEADLINE_S):
+            await node.lives[-1].ended.wait()
+    if node.alive:
+        raise NetworkError(f"node {fault.target} does not end")
+    await trio.sleep(fault.duration_s or 0.0)
+    await swarm.join(fault.target)
+
+
+_ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "continue": _continue,
+    "leave": _leave,
+    "join": _join,
+    "restart": _restart,
+}

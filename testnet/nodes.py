@@ -1,0 +1,195 @@
+"""The node processes of a testnet: started, watched, signalled and always reaped.
+
+Every node leads a session of its own, so that Ctrl-C does not reach it; a trainer ends or waits when its node does.
+Whoever runs `NodeProcess.run` owns the process: however that ends, no process is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from shoal.node.config import Hold
+from shoal.node.control_client import ControlRefused, request
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.testnet.journal import Certified, Journal, Listening, LogTail
+
+POLL_S: Final = 0.02
+REAP_DEADLINE_S: Final = 10.0
+CONTROL_DEADLINE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How one start of a node differs from another. rounds: after how many it stops by itself, None for never."""
+
+    manifest: Path
+    data_dir: Path
+    join: tuple[str, ...] = ()
+    rounds: int | None = None
+    holds: tuple[Hold, ...] = ()
+
+
+def node_command(launch: Launch) -> list[str]:
+    """The command line of a real node."""
+    command = [sys.executable, "-m", "shoal.cli.main", "run", str(launch.manifest)]
+    command += ["--data-dir", str(launch.data_dir), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    command += ["--lane-listen", "127.0.0.1:0", "--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
+    for address in launch.join:
+        command += ["--join", address]
+    for hold in launch.holds:
+        command += ["--hold", f"{hold.round}:{hold.phase}:{hold.progress}"]
+    if launch.rounds is not None:
+        command += ["--rounds", str(launch.rounds)]
+    return command
+
+
+def ask_node(data_dir: Path, op: str, deadline_s: float) -> None:
+    """Ask a running node for one thing; blocks. Raises as `shoal.node.control_client.request` does."""
+    request(data_dir, op, deadline_s=deadline_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a testnet's nodes are: real ones, or stand-ins in tests of the testnet itself."""
+
+    command: Callable[[Launch], list[str]] = node_command
+    ask: Callable[[Path, str, float], None] = ask_node
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Life:
+    """One process of a node, from its start to its end; `ended_at` and `exit_code` are None while it runs."""
+
+    pid: int
+    started_at: float
+    ended_at: float | None = None
+    exit_code: int | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class NodeProcess:
+    """One node: its folder and, while it has one, its process.
+
+    `struck` says what a fault did to it last ("killed" or "left"), None if nothing that explains its end.
+    """
+
+    def __init__(self, index: int, folder: Path, journal: Journal, runtime: Runtime) -> None:
+        self.index = index
+        self.folder = folder
+        self.peer_id: PeerId = Identity.load_or_create(folder / "node.key").peer_id
+        self.lives: list[Life] = []
+        self.stopped = False
+        self.struck: str | None = None
+        self._journal = journal
+        self._runtime = runtime
+        self._tail = LogTail(folder / "events.jsonl")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process, running or stopped."""
+        return bool(self.lives) and self.lives[-1].ended_at is None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it was last seen to listen; empty if its present process does not listen yet."""
+        started_at = self.lives[-1].started_at if self.alive else float("inf")
+        fresh = [event for event in self._journal.of(Listening, self.index) if event.at >= started_at]
+        return fresh[-1].addresses if fresh else ()
+
+    def certified(self, round: int) -> bool:
+        """Whether it certified this round itself."""
+        return any(event.round == round for event in self._journal.of(Certified, self.index))
+
+    async def run(self, launch: Launch) -> None:
+        """Start a process and read its events into the journal until it has ended.
+
+        Cancellation: the process is killed, with all its group, and reaped.
+        """
+        self.stopped, self.struck = False, None
+        with (self.folder / "log.txt").open("ab") as log:
+            process = await trio.lowlevel.open_process(
+                self._runtime.command(launch),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+        life = Life(pid=process.pid, started_at=time.time())
+        self.lives.append(life)
+        self._journal.poke()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await _reap(process)
+            self._read_events()
+            life.ended_at, life.exit_code = time.time(), process.returncode
+            life.ended.set()
+            self._journal.poke()
+
+    async def _watch(self) -> None:
+        while True:
+            self._read_events()
+            await trio.sleep(POLL_S)
+
+    def _read_events(self) -> None:
+        for event in self._tail.read():
+            self._journal.add(self.index, event)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the node and its trainer. Raises NetworkError if it has no process, or was killed."""
+        if not self.alive or self.struck == "killed":
+            raise NetworkError(f"node {self.index} is not running")
+        _signal_group(self.lives[-1].pid, number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.stopped = number == signal.SIGSTOP
+
+    async def ask(self, op: str) -> None:
+        """Ask the node for one thing through its control socket.
+
+        Raises NetworkError if it is not running, does not answer in time, or refuses.
+        Cancellation abandons the request.
+        """
+        ask = partial(self._runtime.ask, self.folder, op, CONTROL_DEADLINE_S)
+        try:
+            await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        except (ConfigError, ControlRefused) as error:
+            raise NetworkError(f"node {self.index} did not {op}: {error}") from error
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without Shoal's own settings: a scenario means the same wherever it is run."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself this moment
+        os.killpg(pid, number)
+
+
+async def _reap(process: trio.Process) -> None:
+    """End the process with its group if it still runs, and wait until it is gone.
+
+    A process that was waited for already is left alone: its number may belong to somebody else by now.
+    """
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGKILL)
+    with trio.fail_after(REAP_DEADLINE_S):
+        await process.wait()

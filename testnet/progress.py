@@ -1,0 +1,82 @@
+"""What a testnet tells, while it runs, to whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shoal.protocol.identity import PeerId
+from shoal.testnet.journal import Certified, Entry, Evaluated
+from shoal.testnet.scenario import Fault, Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDone:
+    """A round was certified by the first node."""
+
+    round: int
+    members: int
+    contributors: int
+    coverage: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMeasured:
+    """Somebody evaluated the state after a round."""
+
+    round: int
+    loss: float
+    metric: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected:
+    """A fault's moment has come; it is being done."""
+
+    fault: Fault
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A node that was started later certified its first round."""
+
+    index: int
+    peer_id: PeerId
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnded:
+    """A node's process ended although no fault explains it."""
+
+    index: int
+    exit_code: int
+    message: str
+
+
+Progress = RoundDone | LossMeasured | FaultInjected | NodeJoined | NodeEnded
+OnProgress = Callable[[Progress], None]
+
+
+def ignore_progress(_: Progress) -> None:
+    """For whom progress does not matter."""
+
+
+def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[tuple[tuple[str, int], Progress]]:
+    """(what it is about, what to say) of one entry by the node `peer_id`. All nodes log a round; it is told once."""
+    match entry.event:
+        case Certified() as event if event.round <= scenario.rounds:
+            done = RoundDone(
+                round=event.round,
+                members=len(event.members),
+                contributors=event.contributors,
+                coverage=event.coverage,
+                total_s=event.total_s,
+            )
+            yield (f"round {event.term}", event.round), done
+            if entry.node >= scenario.nodes:
+                yield ("joined", entry.node), NodeJoined(index=entry.node, peer_id=peer_id, round=event.round)
+        case Evaluated() as event if event.round <= scenario.rounds:
+            yield ("loss", event.round), LossMeasured(round=event.round, loss=event.loss, metric=event.metric)

@@ -1,0 +1,291 @@
+"""`report.json` of a testnet: what was done, what came of it, and whether it was right.
+
+`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests; and besides, every fault of the
+scenario really happened and nothing was left unverified, for else the zeros would mean little.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.testnet.check import Check
+from shoal.testnet.course import Course, NodeFacts, Outcome
+from shoal.testnet.delays import round_durations, undisturbed_median
+from shoal.testnet.faults import FaultRecord
+from shoal.testnet.journal import CaughtUp, Certified, Evaluated, RoundStarted
+from shoal.testnet.scenario import Scenario
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A round as one node saw it, in seconds since the testnet began. end_s: None if the node never certified it."""
+
+    round: int
+    start_s: float
+    end_s: float | None
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. rounds: how many it certified. digests: by round. lives: (start, end) of its processes, in seconds."""
+
+    index: int
+    peer_id: str
+    outcome: Outcome
+    rounds: int
+    digests: dict[str, str]
+    lives: tuple[tuple[float, float], ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+class LossReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Held-out loss: before round 1, at the end, and after each certified round (None where nobody evaluated)."""
+
+    metric: str
+    first: float | None
+    last: float | None
+    by_round: tuple[float | None, ...]
+
+
+class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. at_s: None if its moment never came. delay_s: against the median undisturbed round."""
+
+    kind: str
+    node: int
+    round: int
+    phase: str | None
+    at_s: float | None
+    delay_s: float | None
+    error: str | None = None
+
+
+class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One certified round. members: of the electorate after it. reduce_s, total_s: medians over the nodes."""
+
+    round: int
+    members: int
+    contributors: int
+    coverage: float
+    tokens: int
+    reduce_s: float
+    total_s: float
+
+
+class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes sent, and what synchronous training would have: a ring all-reduce in fp32 at every step."""
+
+    lanes_sent: int
+    control_sent: int
+    fp32_allreduce_every_step: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time."""
+
+    scenario: Scenario
+    wall_s: float
+    rounds_certified: int
+    forks: int
+    wrong_values: int
+    digests_equal: bool
+    nodes: tuple[NodeReport, ...]
+    loss: LossReport
+    faults: tuple[FaultReport, ...]
+    rounds: tuple[RoundReport, ...]
+    bytes: BytesReport
+    unverified: tuple[str, ...] = ()
+    trouble: str | None = None
+
+
+def ok(report: Report) -> bool:
+    """Whether the testnet did what it should; its exit code is 0 only then."""
+    return (
+        report.rounds_certified == report.scenario.rounds
+        and report.forks == 0
+        and report.wrong_values == 0
+        and report.digests_equal
+        and not report.unverified
+        and all(fault.at_s is not None and fault.error is None for fault in report.faults)
+    )
+
+
+def to_json(report: Report) -> bytes:
+    """The report as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2)
+
+
+def make_report(course: Course, check: Check) -> Report:
+    """The report of a testnet that is over."""
+    certified = course.certified()
+    return Report(
+        scenario=course.scenario,
+        wall_s=round(course.ended_at - course.began_at, 3),
+        rounds_certified=len({event.round for _, event in certified}),
+        forks=count_forks(certified),
+        wrong_values=check.wrong_values,
+        digests_equal=_digests_equal(certified),
+        nodes=tuple(_node_report(node, course) for node in course.nodes),
+        loss=_loss(course),
+        faults=_fault_reports(course),
+        rounds=_round_reports(certified, check),
+        bytes=_bytes(course, check),
+        unverified=check.errors + _two_values(certified),
+        trouble=course.trouble,
+    )
+
+
+def count_forks(certified: Sequence[tuple[int, Certified]]) -> int:
+    """(term, round) pairs with two different certified digests."""
+    return sum(len(digests) > 1 for digests in _by_round(certified, "digest").values())
+
+
+def _by_round(certified: Sequence[tuple[int, Certified]], field: str) -> dict[tuple[str, int], set[str]]:
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for _, event in certified:
+        found[event.term, event.round].add(getattr(event, field))
+    return found
+
+
+def _two_values(certified: Sequence[tuple[int, Certified]]) -> tuple[str, ...]:
+    """Rounds in which nodes agree on the state and not on the certified value: no fork of the state, but wrong."""
+    pairs = _by_round(certified, "value").items()
+    return tuple(f"round {number}: {len(values)} certified values" for (_, number), values in pairs if len(values) > 1)
+
+
+def _digests_equal(certified: Sequence[tuple[int, Certified]]) -> bool:
+    """Whether all nodes that certified a round hold the same state after it; False if nothing was certified."""
+    return bool(certified) and count_forks(certified) == 0
+
+
+def _node_report(node: NodeFacts, course: Course) -> NodeReport:
+    events = [event for index, event in course.certified() if index == node.index]
+    return NodeReport(
+        index=node.index,
+        peer_id=node.peer_id,
+        outcome=node.outcome,
+        rounds=len({event.round for event in events}),
+        digests={str(event.round): event.digest for event in events},
+        lives=tuple((_since(course, start), _since(course, end)) for start, end in node.lives),
+        spans=_spans(node.index, course),
+    )
+
+
+def _since(course: Course, at: float) -> float:
+    return round(at - course.began_at, 3)
+
+
+def _spans(index: int, course: Course) -> tuple[Span, ...]:
+    ends = {event.round: event.at for node, event in course.certified() if node == index}
+    ends |= {
+        entry.event.round: ends.get(entry.event.round, entry.event.at)
+        for entry in course.entries
+        if entry.node == index and isinstance(entry.event, CaughtUp)
+    }
+    starts: dict[int, float] = {}
+    for entry in course.entries:
+        if (
+            entry.node == index
+            and isinstance(entry.event, RoundStarted)
+            and entry.event.round <= course.scenario.rounds
+        ):
+            starts.setdefault(entry.event.round, entry.event.at)
+    return tuple(
+        Span(
+            round=number,
+            start_s=_since(course, start),
+            end_s=_since(course, ends[number]) if number in ends else None,
+        )
+        for number, start in sorted(starts.items())
+    )
+
+
+def _loss(course: Course) -> LossReport:
+    """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice."""
+    found: dict[int, Evaluated] = {}
+    for entry in course.entries:
+        if isinstance(entry.event, Evaluated) and entry.event.round <= course.scenario.rounds:
+            found[entry.event.round] = entry.event
+    last_round = max((event.round for _, event in course.certified()), default=0)
+    by_round = tuple(found[number].loss if number in found else None for number in range(1, last_round + 1))
+    return LossReport(
+        metric=next((event.metric for event in found.values()), ""),
+        first=found[0].loss if 0 in found else None,
+        last=found[max(found)].loss if found else None,
+        by_round=by_round,
+    )
+
+
+def _round_reports(certified: Sequence[tuple[int, Certified]], check: Check) -> tuple[RoundReport, ...]:
+    by_round: dict[int, list[Certified]] = defaultdict(list)
+    for _, event in certified:
+        by_round[event.round].append(event)
+    reports = []
+    for number, events in sorted(by_round.items()):
+        last = max(events, key=lambda event: event.term)
+        checked = check.of(last.term, number)
+        verified = checked is not None and checked.updates_compared > 0
+        reports.append(
+            RoundReport(
+                round=number,
+                members=len(last.members),
+                contributors=checked.contributors if checked and verified else last.contributors,
+                coverage=checked.coverage if checked and verified else last.coverage,
+                tokens=last.tokens,
+                reduce_s=round(statistics.median(event.reduce_s for event in events), 3),
+                total_s=round(statistics.median(event.total_s for event in events), 3),
+            )
+        )
+    return tuple(reports)
+
+
+def _bytes(course: Course, check: Check) -> BytesReport:
+    numel = max((found.numel for found in check.rounds), default=0)
+    rounds = len({event.round for _, event in course.certified()})
+    last = _last_of_each_life(course)
+    nodes, steps = course.scenario.nodes, course.scenario.inner_steps
+    return BytesReport(
+        lanes_sent=sum(event.lanes_sent for event in last),
+        control_sent=sum(event.control_sent for event in last),
+        # Each of n nodes sends 2 (n-1)/n of the gradients, so all together 2 (n-1) times.
+        fp32_allreduce_every_step=rounds * steps * 2 * (nodes - 1) * numel * 4,
+    )
+
+
+def _last_of_each_life(course: Course) -> list[Certified]:
+    """The last certificate of every process: its counters say what that process had sent by then."""
+    last: dict[tuple[int, int], Certified] = {}
+    lives: dict[int, int] = defaultdict(int)
+    for entry in course.entries:
+        if entry.event.event == "started":
+            lives[entry.node] += 1
+        elif isinstance(entry.event, Certified) and entry.event.round <= course.scenario.rounds:
+            last[entry.node, lives[entry.node]] = entry.event
+    return list(last.values())
+
+
+def _fault_reports(course: Course) -> tuple[FaultReport, ...]:
+    durations = round_durations(course)
+    usual = undisturbed_median(course, durations)
+    reports = []
+    for record in course.faults:
+        fault = record.fault
+        took = durations.get(fault.round)
+        measured = record.at is not None and took is not None and usual is not None
+        reports.append(
+            FaultReport(
+                kind=fault.kind,
+                node=fault.target,
+                round=fault.round,
+                phase=fault.phase,
+                at_s=None if record.at is None else _since(course, record.at),
+                delay_s=round(took - usual, 3) if measured and took is not None and usual is not None else None,
+                error=record.error or (None if record.done else _unfinished(record)),
+            )
+        )
+    return tuple(reports)
+
+
+def _unfinished(record: FaultRecord) -> str:
+    return "its moment never came" if record.at is None else "the run ended before it was done"

@@ -1,0 +1,216 @@
+"""What a testnet does: how many nodes train for how many rounds, and what is done to them meanwhile.
+
+A scenario is a small TOML file, read strictly: an unknown key is an error that names the nearest known one, and what
+this version cannot carry out is refused before anything starts, never skipped.
+
+    nodes = 4
+    rounds = 8
+    [[fault]]
+    kind = "kill"
+    node = 2
+    round = 3
+    phase = "reduce"
+    progress = 0.4
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.errors import ConfigError, LocalError, StorageError
+from shoal.protocol.manifest import Option
+
+SCENARIO_LIMIT_BYTES = 65_536
+NODE_LIMIT = 64
+ROUND_LIMIT = 10_000
+FAULT_LIMIT = 256
+DURATION_LIMIT_S = 600.0
+
+Kind = Literal["kill", "stop", "continue", "leave", "join", "restart"]
+Phase = Literal["train", "plan", "reduce", "certify", "transfer"]
+
+NOT_BUILT_KINDS: Final = ("partition", "heal", "slow", "corrupt")
+NOT_BUILT_PHASES: Final = ("repair",)
+_LASTING: Final = ("stop", "restart")
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
+
+    node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop lasts (left out:
+    until a `continue`, or the end), or how long a restart waits between the kill and the start.
+    """
+
+    kind: Kind
+    round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)]
+    node: Annotated[int, Meta(ge=0, lt=NODE_LIMIT)] | None = None
+    phase: Phase | None = None
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    duration_s: Annotated[float, Meta(gt=0, le=DURATION_LIMIT_S)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.progress is not None and self.phase is None:
+            raise ValueError("progress needs a phase that it is the progress of")
+        if self.duration_s is not None and self.kind not in _LASTING:
+            raise ValueError(f"a {self.kind} has no duration_s; {' and '.join(_LASTING)} have")
+        if self.node is None and self.kind != "join":
+            raise ValueError(f"a {self.kind} needs the node it strikes")
+
+    @property
+    def target(self) -> int:
+        """The node struck; a validated scenario has one for every fault."""
+        if self.node is None:
+            raise LocalError("a fault that was never numbered")
+        return self.node
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole scenario. Beyond the documented keys: what is trained, in steps of which length."""
+
+    nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
+    rounds: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] = 8
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
+    strategy: str = "diloco"
+    codec: str = "int8"
+    workload: str = "text"
+    options: dict[str, Option] = msgspec.field(default_factory=dict)
+    inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
+    faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
+        joined = {fault.target: fault.round for fault in self.faults if fault.kind == "join"}
+        for number, fault in enumerate(self.faults, 1):
+            if fault.round > self.rounds:
+                raise ValueError(f"fault {number} is in round {fault.round} of {self.rounds}")
+            if fault.kind == "join":
+                continue
+            if fault.target >= self.nodes and joined.get(fault.target, ROUND_LIMIT + 1) > fault.round:
+                raise ValueError(f"fault {number}: there is no node {fault.target} in round {fault.round}")
+
+    def held_node(self, fault: Fault) -> int | None:
+        """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended."""
+        if fault.phase is None:
+            return None
+        if fault.kind not in ("join", "continue"):
+            return fault.target
+        gone = {f.target for f in self.faults if f.kind != "join" and f.round <= fault.round}
+        return min((i for i in range(self.nodes) if i not in gone), default=0)
+
+
+def _numbered(nodes: int, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """`faults` with an index for every join, in the order in which the joins happen."""
+    taken = {fault.node for fault in faults if fault.kind == "join" and fault.node is not None}
+    if len(taken) != sum(fault.kind == "join" and fault.node is not None for fault in faults):
+        raise ValueError("two joins have the same node")
+    if any(index < nodes for index in taken):
+        raise ValueError(f"a join's node is a new one, from {nodes}")
+    numbered = list(faults)
+    for at in sorted(range(len(faults)), key=lambda i: faults[i].round):
+        if faults[at].kind == "join" and faults[at].node is None:
+            free = next(i for i in range(nodes, NODE_LIMIT + FAULT_LIMIT) if i not in taken)
+            if free >= NODE_LIMIT:
+                raise ValueError(f"more than {NODE_LIMIT} nodes")
+            numbered[at] = msgspec.structs.replace(faults[at], node=free)
+            taken.add(free)
+    return tuple(numbered)
+
+
+DEMO: Final = Scenario(
+    faults=(
+        Fault(kind="kill", node=2, round=3, phase="reduce", progress=0.4),
+        Fault(kind="join", round=5),
+    )
+)
+"""What `shoal testnet` does when nothing is said."""
+
+
+def choose_scenario(
+    path: Path | None = None,
+    *,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    strategy: str | None = None,
+    codec: str | None = None,
+) -> Scenario:
+    """The scenario of the file at `path`, or the demo, with what the command line says in place of its own.
+
+    The demo's faults belong to its size: other `nodes` or `rounds` without a file mean a run without faults.
+    Raises ConfigError.
+    """
+    base = DEMO if path is None else load_scenario(path)
+    given = {"nodes": nodes, "rounds": rounds, "seed": seed, "strategy": strategy, "codec": codec}
+    tables: dict[str, Any] = msgspec.to_builtins(base)
+    tables |= {key: value for key, value in given.items() if value is not None}
+    if path is None and (tables["nodes"], tables["rounds"]) != (DEMO.nodes, DEMO.rounds):
+        tables["fault"] = []
+    return _validated(tables, "the options" if path is None else f"{path} with the options")
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario in the file at `path`. Raises ConfigError: one line that names file and key."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(SCENARIO_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no scenario {path}; check the path, or leave --scenario out for the demo"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
+    if len(data) > SCENARIO_LIMIT_BYTES:
+        raise ConfigError(f"{path} is larger than {SCENARIO_LIMIT_BYTES} bytes; is it a scenario?")
+    try:
+        return parse_scenario(data.decode(), source=str(path))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text; is it a scenario?") from None
+
+
+def parse_scenario(text: str, *, source: str = "scenario") -> Scenario:
+    """The scenario that the TOML `text` describes. Raises ConfigError."""
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+    return _validated(tables, source)
+
+
+def _validated(tables: dict[str, Any], source: str) -> Scenario:
+    _refuse_unknown(tables, _keys(Scenario), source)
+    faults = tables.get("fault", [])
+    for number, fault in enumerate(faults if isinstance(faults, list | tuple) else (), 1):
+        if isinstance(fault, dict):
+            _refuse_not_built(fault, f"{source}: fault {number}")
+            _refuse_unknown(fault, _keys(Fault), f"{source}: fault {number}")
+    try:
+        return msgspec.convert(tables, Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _refuse_not_built(fault: dict[str, Any], where: str) -> None:
+    for key, names in (("kind", NOT_BUILT_KINDS), ("phase", NOT_BUILT_PHASES)):
+        if fault.get(key) in names:
+            built = ", ".join(get_args(Kind) if key == "kind" else get_args(Phase))
+            raise ConfigError(f"{where}: {key} {fault[key]!r} is not built in this version; use one of {built}")
+
+
+def _refuse_unknown(table: dict[str, Any], known: Iterable[str], where: str) -> None:
+    known = sorted(known)
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _keys(of: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in msgspec.structs.fields(of))

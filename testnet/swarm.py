@@ -1,0 +1,367 @@
+"""A testnet: a swarm of real node processes on loopback, run through a scenario, checked and reported.
+
+    run_testnet ── nursery ─┬─ NodeProcess.run     one per process, tails its event log into the journal
+                            ├─ carry_out           one per fault, waits in the journal for its moment
+                            ├─ _tell               the journal again, for whoever watches
+                            └─ _until_finished     then everything else is cancelled
+               └─ nodes asked to leave, ended, reaped ─ check ─ report.json, report.html, loss.png
+
+Nothing waits for ever: the whole run has a deadline, and at the deadline, or when interrupted, the report is written
+with what there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from shoal.node.store import disk_errors
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import (
+    InnerSection,
+    Manifest,
+    RoundSection,
+    SwarmSection,
+    WorkloadSection,
+    render_manifest,
+    validate_manifest,
+)
+from shoal.testnet.check import Witness, check_swarm
+from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
+from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
+from shoal.testnet.journal import CaughtUp, Failed, Journal
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+from shoal.testnet.page import render_page
+from shoal.testnet.plot import draw_loss
+from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_progress, progress_in
+from shoal.testnet.report import Report, make_report, to_json
+from shoal.testnet.scenario import Scenario
+
+CHUNK_VALUES: Final = 32_768
+"""Small, so that each node owns several chunks even of a small model: faults then strike in the midst of a reduce."""
+GRACE_S: Final = 20.0
+REDUCE_DEADLINE_S: Final = 60.0
+WARMUP_TOKENS: Final = 20_000
+
+START_DEADLINE_S: Final = 90.0
+ROUND_DEADLINE_S: Final = 60.0
+STEP_DEADLINE_S: Final = 1.0
+FINISH_DEADLINE_S: Final = 30.0
+LEAVE_DEADLINE_S: Final = 15.0
+_MARKER: Final = ".shoal-testnet"
+
+
+async def run_testnet(
+    scenario: Scenario, out: Path, on_progress: OnProgress = ignore_progress, *, runtime: Runtime | None = None
+) -> Report:
+    """Run `scenario` in the folder `out`, which afterwards holds the report and everything the nodes kept.
+
+    An earlier testnet in `out` is replaced. SIGINT and SIGTERM end the run early.
+    Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
+    signal ended the run. Cancellation: all processes are ended and reaped; no report.
+    """
+    testnet_manifest(scenario, [Identity.generate().peer_id])  # an earlier run is not lost to a wrong setting
+    out = await trio.to_thread.run_sync(_prepare_folder, out)
+    testnet = Testnet(scenario, out, on_progress, runtime or Runtime())
+    interrupted = await testnet.run()
+    report = await trio.to_thread.run_sync(testnet.write_report)
+    if interrupted:
+        raise KeyboardInterrupt
+    return report
+
+
+def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
+    """The manifest of a testnet's swarm. Raises ConfigError for a workload, strategy or codec that there is not."""
+    tables = {
+        "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
+        "workload": WorkloadSection(name=scenario.workload, seed=scenario.seed, options=scenario.options),
+        "sync": {
+            "inner_steps": scenario.inner_steps,
+            "strategy": scenario.strategy,
+            "codec": scenario.codec,
+        },
+        "inner": InnerSection(warmup_tokens=WARMUP_TOKENS),
+        "round": RoundSection(chunk_values=CHUNK_VALUES, grace_s=GRACE_S, reduce_deadline_s=REDUCE_DEADLINE_S),
+    }
+    return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
+
+
+def deadline_s(scenario: Scenario) -> float:
+    """After how long a run is over, whatever state it is in: many times what it should take."""
+    pauses = sum(fault.duration_s or 0.0 for fault in scenario.faults)
+    per_round = ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps
+    return START_DEADLINE_S + scenario.rounds * per_round + pauses
+
+
+def silence_limit_s(scenario: Scenario) -> float:
+    """After how long without any event the run is over: more than the longest a round or a pause may take."""
+    longest_pause = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
+    return ROUND_DEADLINE_S + STEP_DEADLINE_S * scenario.inner_steps + longest_pause
+
+
+def _prepare_folder(out: Path) -> Path:
+    """Make `out` ready for a new run, and absolute; remove an earlier testnet, and nothing else."""
+    out = out.absolute()
+    nodes = out / "nodes"
+    with disk_errors(out):
+        if nodes.exists():
+            if not (nodes / _MARKER).exists():
+                raise ConfigError(f"{nodes} is not an earlier testnet's; choose another --out")
+            shutil.rmtree(nodes)
+        for name in ("report.json", "report.html", "loss.png"):
+            (out / name).unlink(missing_ok=True)
+        nodes.mkdir(parents=True)
+        (nodes / _MARKER).touch()
+    return out
+
+
+class Testnet:
+    """One run. `run` first, then `write_report`."""
+
+    __test__ = False  # for pytest, which takes the name for its own
+
+    def __init__(self, scenario: Scenario, out: Path, on_progress: OnProgress, runtime: Runtime) -> None:
+        self.scenario = scenario
+        self.journal = Journal()
+        self._out = out
+        self._on_progress = on_progress
+        self._runtime = runtime
+        self._nodes: dict[int, NodeProcess] = {}
+        self._records = [FaultRecord(fault=fault) for fault in scenario.faults]
+        self._began_at = self._ended_at = time.time()
+        self._trouble: str | None = None
+        self._interrupted = self._ending = False
+        self._facts: tuple[NodeFacts, ...] = ()
+        self._told: set[tuple[str, int]] = set()
+        self._entries_told = 0
+        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
+        founders = [self._add_node(index).peer_id for index in range(scenario.nodes)]
+        self._manifest = out / "swarm.toml"
+        self._manifest.write_text(render_manifest(testnet_manifest(scenario, founders)), encoding="utf-8")
+
+    def node(self, index: int) -> NodeProcess:
+        """The node of that index. Raises NetworkError if it has not joined yet."""
+        if index not in self._nodes:
+            raise NetworkError(f"there is no node {index} yet")
+        return self._nodes[index]
+
+    def _add_node(self, index: int) -> NodeProcess:
+        folder = self._out / "nodes" / str(index)
+        folder.mkdir(mode=0o700)
+        self._nodes[index] = NodeProcess(index, folder, self.journal, self._runtime)
+        return self._nodes[index]
+
+    # --- the run ---
+
+    async def run(self) -> bool:
+        """Go through the scenario and end all nodes; True if a signal ended it.
+
+        Cancellation: all processes are ended and reaped.
+        """
+        limit_s = deadline_s(self.scenario)
+        async with trio.open_nursery() as nursery:
+            # The processes live out here, so that the scenario can be over while they are asked to leave.
+            nursery.start_soon(self._launch_all, nursery)
+            with trio.move_on_after(limit_s) as scope:
+                await self._go_through()
+            if scope.cancelled_caught:
+                self._trouble = f"not finished after {limit_s:.0f} s"
+            self._ended_at, self._ending = time.time(), True
+            self._facts = tuple(self._facts_of(node) for _, node in sorted(self._nodes.items()))
+            await self._ask_all_to_leave()
+            nursery.cancel_scope.cancel()
+        self._tell_news()  # what the nodes logged last, such as the loss after the last round
+        return self._interrupted
+
+    async def _go_through(self) -> None:
+        """The scenario from start to finish, or until a signal comes or nothing happens any more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._heed_signals, nursery.cancel_scope)
+            nursery.start_soon(self._heed_silence, nursery.cancel_scope)
+            nursery.start_soon(self._tell)
+            for record in self._records:
+                nursery.start_soon(carry_out, record, self, self._tell_fault)
+            if await self._start_founders():
+                await self._until_finished()
+            nursery.cancel_scope.cancel()
+
+    async def _heed_signals(self, scope: trio.CancelScope) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as arrived:
+            async for _ in arrived:
+                self._interrupted, self._trouble = True, "interrupted"
+                scope.cancel()
+
+    async def _heed_silence(self, scope: trio.CancelScope) -> None:
+        limit_s = silence_limit_s(self.scenario)
+        seen = -1
+        while seen < len(self.journal.entries):
+            seen = len(self.journal.entries)
+            await trio.sleep(limit_s)
+        self._trouble = f"no node logged anything for {limit_s:.0f} s"
+        scope.cancel()
+
+    async def _start_founders(self) -> bool:
+        """Node 0 first, then the others, which join it; False if it does not come up."""
+        first = self._nodes[0]
+        await self._launch(first, join=(), rounds=self.scenario.rounds)
+        with trio.move_on_after(START_DEADLINE_S):
+            await self.journal.until(lambda: bool(first.addresses) or not first.alive)
+        if not first.addresses:
+            self._trouble = f"node 0 did not come up; see {first.folder / 'log.txt'}"
+            return False
+        for index in range(1, self.scenario.nodes):
+            await self._launch(self._nodes[index], join=first.addresses, rounds=self.scenario.rounds)
+        return True
+
+    async def join(self, index: int) -> None:
+        """Start a node, new or known, that joins the first of the others it could reach.
+
+        Raises NetworkError if there is none, or if the node runs already.
+        """
+        node = self._nodes.get(index)
+        if node is not None and node.alive:
+            raise NetworkError(f"node {index} is running already")
+        others = (other for _, other in sorted(self._nodes.items()) if other.index != index)
+        host = next((other for other in others if other.addresses and not other.stopped), None)
+        if host is None:
+            raise NetworkError("nobody is there to join")
+        # How many rounds are left for it nobody knows: it stays until it is asked to leave.
+        await self._launch(node or self._add_node(index), join=host.addresses, rounds=None)
+
+    async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None) -> None:
+        holds = holds_for(self.scenario, node.index, self._records)
+        launch = Launch(manifest=self._manifest, data_dir=node.folder, join=join, rounds=rounds, holds=holds)
+        lives = len(node.lives)
+        await self._launches.send((node, launch))
+        await self.journal.until(lambda: len(node.lives) > lives)
+
+    async def _launch_all(self, nursery: trio.Nursery) -> None:
+        async for node, launch in self._to_launch:
+            nursery.start_soon(self._live, node, launch)
+
+    async def _live(self, node: NodeProcess, launch: Launch) -> None:
+        await node.run(launch)
+        code = node.lives[-1].exit_code
+        if code and node.struck is None and not self._ending:
+            reasons = [event.message for event in self.journal.of(Failed, node.index)]
+            message = reasons[-1] if reasons else f"see {node.folder / 'log.txt'}"
+            self._on_progress(NodeEnded(index=node.index, exit_code=code, message=message))
+
+    async def _until_finished(self) -> None:
+        """Wait until the last round is certified, the faults begun are done, and all who can have followed."""
+        await self.journal.until(lambda: self._last_round_certified() or self._nobody_left())
+        if not self._last_round_certified():
+            self._trouble = "all nodes ended before the last round was certified"
+            return
+        await self.journal.until(lambda: not self._busy())
+        with trio.move_on_after(FINISH_DEADLINE_S):
+            await self.journal.until(lambda: all(self._has_followed(node) for node in self._nodes.values()))
+
+    def _last_round_certified(self) -> bool:
+        return any(node.certified(self.scenario.rounds) for node in self._nodes.values())
+
+    def _nobody_left(self) -> bool:
+        return not any(node.alive for node in self._nodes.values()) and not self._busy()
+
+    def _busy(self) -> bool:
+        """Whether a fault has begun and is not done."""
+        return any(not record.done and has_begun(record.fault, self) for record in self._records)
+
+    def _has_followed(self, node: NodeProcess) -> bool:
+        return not node.alive or node.stopped or self._finished(node)
+
+    def _finished(self, node: NodeProcess) -> bool:
+        caught_up = self.journal.of(CaughtUp, node.index)
+        last = self.scenario.rounds
+        return node.certified(last) or any(event.round >= last for event in caught_up)
+
+    async def _ask_all_to_leave(self) -> None:
+        """Give every node that still runs the chance to leave in good order; who does not take it is killed."""
+
+        async def ask(node: NodeProcess) -> None:
+            with contextlib.suppress(NetworkError):  # it may have ended this moment, or hang: it is killed then
+                await node.ask("leave")
+                await node.lives[-1].ended.wait()
+
+        with trio.move_on_after(LEAVE_DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                for node in self._nodes.values():
+                    if node.alive and not node.stopped:
+                        nursery.start_soon(ask, node)
+
+    # --- what is told ---
+
+    def _tell_fault(self, record: FaultRecord) -> None:
+        at = record.at if record.at is not None else time.time()
+        self._on_progress(FaultInjected(fault=record.fault, at_s=at - self._began_at))
+
+    async def _tell(self) -> None:
+        while True:
+            self._tell_news()
+            read = self._entries_told
+            await self.journal.until(lambda read=read: len(self.journal.entries) > read)  # type: ignore[misc]
+
+    def _tell_news(self) -> None:
+        """Turn what is new in the journal into progress: each round, each loss and each newcomer once."""
+        entries = self.journal.entries[self._entries_told :]
+        self._entries_told += len(entries)
+        for entry in entries:
+            for key, progress in progress_in(entry, self._nodes[entry.node].peer_id, self.scenario):
+                if key not in self._told:
+                    self._told.add(key)
+                    self._on_progress(progress)
+
+    # --- what is left ---
+
+    def _facts_of(self, node: NodeProcess) -> NodeFacts:
+        return NodeFacts(
+            index=node.index,
+            peer_id=node.peer_id,
+            outcome=self._outcome(node),
+            lives=tuple((life.started_at, life.ended_at or self._ended_at) for life in node.lives),
+        )
+
+    def _outcome(self, node: NodeProcess) -> Outcome:
+        """How the node was at the end of the scenario; one that stopped after its last round was running."""
+        if node.struck == "left":
+            return "left"
+        if node.alive:
+            return "running"
+        if node.struck == "killed":
+            return "killed"
+        if not node.lives or node.lives[-1].exit_code != 0:
+            return "crashed"
+        return "running" if self._finished(node) else "left"
+
+    def write_report(self) -> Report:
+        """Check the values, write the report's files, and return it. Blocks. Raises StorageError."""
+        course = Course(
+            scenario=self.scenario,
+            began_at=self._began_at,
+            ended_at=self._ended_at,
+            entries=tuple(self.journal.entries),
+            nodes=self._facts,
+            faults=tuple(self._records),
+            trouble=self._trouble,
+        )
+        witnesses = [
+            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(course, n.index))
+            for n in self._nodes.values()
+        ]
+        report = make_report(course, check_swarm(witnesses, course.certified_rounds()))
+        with disk_errors(self._out):
+            (self._out / "report.json").write_bytes(to_json(report))
+            (self._out / "report.html").write_text(render_page(report), encoding="utf-8")
+            draw_loss(report, self._out / "loss.png")
+        return report

@@ -1,0 +1,90 @@
+"""`shoal init` and `shoal id`."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import execute
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import load_manifest
+
+
+def init(tmp_path: Path, *arguments: str) -> int:
+    return execute(["init", "--data-dir", str(tmp_path / "node"), "-o", str(tmp_path / "swarm.toml"), *arguments])
+
+
+def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(tmp_path, "--name", "barn", "--workload", "regression", "--admission", "open") == 0
+    manifest = load_manifest(tmp_path / "swarm.toml")
+    node = Identity.load(tmp_path / "node" / "node.key")
+    authority = Identity.load(tmp_path / "node" / "authority.key")
+    assert manifest.swarm.founders == [node.peer_id]
+    assert manifest.swarm.authority == authority.peer_id != node.peer_id
+    assert (manifest.swarm.name, manifest.workload.name, manifest.swarm.admission) == ("barn", "regression", "open")
+    out, err = capsys.readouterr()
+    assert f"`shoal run {tmp_path / 'swarm.toml'} --data-dir {tmp_path / 'node'}`" in out
+    assert err == ""
+
+
+def test_init_keeps_its_keys_private(tmp_path: Path) -> None:
+    init(tmp_path)
+    for name in ("node.key", "authority.key"):
+        assert stat.S_IMODE((tmp_path / "node" / name).stat().st_mode) == 0o600
+
+
+def test_init_comments_every_section(tmp_path: Path) -> None:
+    init(tmp_path)
+    text = (tmp_path / "swarm.toml").read_text()
+    for section in ("swarm", "workload", "sync", "inner", "round", "network"):
+        assert f"\n[{section}]\n" in f"\n{text}"
+    assert "# H: optimizer steps between two rounds." in text
+
+
+def test_init_overwrites_only_when_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "swarm.toml"
+    path.write_text("precious")
+    assert init(tmp_path) == 2
+    assert path.read_text() == "precious"
+    assert not (tmp_path / "node").exists()
+    assert capsys.readouterr().err == (
+        f"shoal: {path} exists; choose another name with -o, or replace it with --force\n"
+    )
+    assert init(tmp_path, "--force") == 0
+    assert load_manifest(path).swarm.name == "shoal"
+
+
+def test_init_again_keeps_the_keys(tmp_path: Path) -> None:
+    init(tmp_path)
+    first = load_manifest(tmp_path / "swarm.toml")
+    assert init(tmp_path, "--force") == 0
+    assert load_manifest(tmp_path / "swarm.toml") == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--strategy", "streaming"], "not built in this version; use diloco"),
+        (["--strategy", "dilco"], "'dilco' is none of diloco"),
+        (["--workload", "../text"], "[workload] name"),
+        (["--admission", "anyone"], "'--admission'"),
+        (["-o", "no/such/folder/swarm.toml"], "there is no folder no/such/folder"),
+    ],
+)
+def test_init_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert init(tmp_path, *arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "swarm.toml").exists()
+
+
+def test_id_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert execute(["id", "--data-dir", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == Identity.load(tmp_path / "node.key").peer_id

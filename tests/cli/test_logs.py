@@ -1,0 +1,135 @@
+"""Log lines: text, JSON, and above a live line on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from shoal.cli import logs, render
+from shoal.cli.render import RunProgress, progress_display
+from shoal.node.outcome import Notice, PhaseChanged, RoundCertified, StateFetched
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root, shoal, libp2p = (logging.getLogger(name) for name in ("", "shoal", "libp2p"))
+    levels, handlers = (root.level, shoal.level, libp2p.level), root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip((root, shoal, libp2p), levels, strict=True):
+        logger.setLevel(level)
+
+
+def log_something() -> None:
+    logging.getLogger("shoal.node.x").info("from a peer: %s", "a\nforged \x1b[2J line")
+    logging.getLogger("shoal.node.x").debug("too much")
+    logging.getLogger("another").info("too much")
+    try:
+        raise ValueError("the cause")
+    except ValueError:
+        logging.getLogger("shoal.node.x").exception("went wrong")
+
+
+def test_text_log_has_one_line_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="info", console=None)
+    log_something()
+    out, err = capsys.readouterr()
+    first, second, *trace = err.splitlines()
+    assert first[8:] == " info shoal.node.x: from a peer: a\\nforged \\x1b[2J line"
+    assert second[8:] == " error shoal.node.x: went wrong"
+    assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ValueError: the cause")
+    assert out == ""
+
+
+def test_json_log_has_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="json", level="info", console=None)
+    log_something()
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert first["message"] == "from a peer: a\nforged \x1b[2J line"
+    assert (first["level"], first["logger"]) == ("info", "shoal.node.x")
+    assert second["traceback"].endswith("ValueError: the cause")
+
+
+def test_log_level_selects(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="error", console=None)
+    log_something()
+    assert "from a peer" not in capsys.readouterr().err
+
+
+def test_configuring_again_does_not_double_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        logs.configure(log_format="text", level="info", console=None)
+    logging.getLogger("shoal").info("once")
+    assert capsys.readouterr().err.count("once") == 1
+
+
+def test_terminal_log_is_brief_and_takes_no_markup() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, color_system=None, width=40)
+    logs.configure(log_format="text", level="info", console=console)
+    logging.getLogger("shoal.x").info("[red]round[/red] 3 " + "x" * 60)
+    logging.getLogger("shoal.x").warning("careful")
+    first, second = shown.getvalue().splitlines()
+    assert first[8:] == " [red]round[/red] 3 " + "x" * 60
+    assert second[8:] == " warning careful"
+
+
+def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="shoal.progress")
+    now: list[str] = []
+    tell = RunProgress(now.append)
+    tell(StateFetched(done_chunks=1, total_chunks=2))
+    tell(StateFetched(done_chunks=2, total_chunks=2))
+    tell(RoundCertified(round=1, members=1, contributors=1, loss=None, seconds=2.0))
+    tell(PhaseChanged(phase="train", round=2))
+    tell(Notice(text="half of the members are missing"))
+    assert now == [
+        "fetching the swarm's state: 1 of 2 chunks",
+        "fetching the swarm's state: 2 of 2 chunks",
+        "round 2: train · round 1 was certified",
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        "fetched the swarm's state, 2 chunks",
+        "round 1 certified: 1 of 1 member contributed, 2.0 s",
+        "half of the members are missing",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A stderr that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_gets_a_live_line_and_logs_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_display(log_format="text", log_level="info") as show_now:
+        show_now("round 1: [bold]train\x1b[2J")
+        logging.getLogger("shoal.x").info("a record")
+    shown = terminal.getvalue()
+    assert "a record\n" in shown
+    assert "\x1b[2J" not in shown
+
+
+def test_json_log_has_no_live_line_even_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_display(log_format="json", log_level="info") as show_now:
+        show_now("round 1")
+        logging.getLogger("shoal.x").info("a record")
+    assert [json.loads(line)["message"] for line in terminal.getvalue().splitlines()] == ["a record"]
+
+
+def test_table_cells_are_no_markup() -> None:
+    shown = io.StringIO()
+    render.print_table(("peer",), [("[red]x",)], console=Console(file=shown, width=40))
+    assert "[red]x" in shown.getvalue()

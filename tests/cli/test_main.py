@@ -1,0 +1,175 @@
+"""How command lines end: exit codes, and one line on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main, run
+from shoal.cli.main import execute
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.identity import parse_peer_id
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "swarm.toml"
+    assert execute(["init", "--data-dir", str(tmp_path / "node"), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["dance"], "shoal: No such command 'dance'; see `shoal --help`"),
+        (["run"], "shoal: Missing argument 'MANIFEST'; see `shoal run --help`"),
+        (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
+        (["run", "none.toml"], "shoal: there is no none.toml; `shoal init -o none.toml` writes one"),
+        (
+            ["run", "none.toml", "--join", "192.0.2.1:4000"],
+            "shoal: '192.0.2.1:4000' is not the address of a node; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+        ),
+        (
+            ["testnet", "--scenario", "none.toml"],
+            "shoal: there is no scenario none.toml; check the path, or leave --scenario out for the demo",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert execute(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["status", "extra"], "extra"),
+        (["run", "none.toml", "--threads", "many"], "'--threads'"),
+        (["run", "none.toml", "--join"], "--join"),
+        (["run", "none.toml", "--log-format", "xml"], "'--log-format'"),
+    ],
+)
+def test_usage_errors_in_the_parsers_words_are_one_line_too(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], part: str
+) -> None:
+    assert execute(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert part in err
+    assert err.endswith(" --help`\n")
+
+
+def test_unknown_manifest_key_is_one_line(capsys: pytest.CaptureFixture[str], manifest: Path) -> None:
+    manifest.write_text(manifest.read_text().replace("inner_steps", "inner_step"))
+    capsys.readouterr()
+    assert execute(["run", str(manifest)]) == 2
+    assert capsys.readouterr().err == (
+        f"shoal: {manifest}: [sync] unknown key 'inner_step'; did you mean 'inner_steps'?\n"
+    )
+
+
+def test_malformed_rate_is_one_line(capsys: pytest.CaptureFixture[str], manifest: Path) -> None:
+    capsys.readouterr()
+    assert execute(["run", str(manifest), "--max-upload", "fast"]) == 2
+    assert capsys.readouterr().err == (
+        "shoal: --max-upload: 'fast' is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second\n"
+    )
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute([]) == 0
+    out, err = capsys.readouterr()
+    assert "testnet" in out
+    assert "SHOAL_SOME_OPTION" in out
+    assert err == ""
+
+
+CONFIG = ConfigError("bad port; use another")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CONFIG, 2, "shoal: bad port; use another\n"),
+        (StorageError("disk full; free some"), 2, "shoal: disk full; free some\n"),
+        (NetworkError("link\nbroke"), 1, "shoal: link broke\n"),
+        (RemoteError("\x1b[2Jevil"), 1, "shoal: \\x1b[2Jevil\n"),
+        (ExceptionGroup("nursery", [ExceptionGroup("inner", [CONFIG])]), 2, "shoal: bad port; use another\n"),
+        (BaseExceptionGroup("nursery", [KeyboardInterrupt(), CONFIG]), 2, "shoal: bad port; use another\n"),
+        (BaseExceptionGroup("nursery", [KeyboardInterrupt()]), 130, ""),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_a_line_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    manifest: Path,
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "run_to_end", fail)
+    capsys.readouterr()
+    assert execute(["run", str(manifest)]) == code
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("the bug"),
+        LocalError("the bug"),
+        ExceptionGroup("nursery", [CONFIG, ZeroDivisionError("the bug")]),
+    ],
+)
+def test_bug_prints_its_traceback_and_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, manifest: Path, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "run_to_end", fail)
+    assert execute(["run", str(manifest)]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith("shoal: this is a bug in Shoal: ")
+    assert err.splitlines()[-1].endswith("Error: the bug")
+
+
+def test_process_starts_without_heavy_imports(tmp_path: Path) -> None:
+    heavy = ("trio", "torch", "numpy", "libp2p", "matplotlib", "rich")
+    code = (
+        "import sys; from shoal.cli.main import execute; "
+        f"code = execute(['id', '--data-dir', {str(tmp_path)!r}]); "
+        f"sys.exit(code or ' '.join(m for m in {heavy} if m in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert parse_peer_id(done.stdout.strip())
+
+
+def test_module_is_a_program_with_the_same_exit_codes() -> None:
+    command = [sys.executable, "-m", "shoal.cli.main", "status", "--data-dir", "/nonexistent/shoal"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "shoal: no node is running on /nonexistent/shoal; "
+        "start one with `shoal run MANIFEST --data-dir /nonexistent/shoal`\n"
+    )
+
+
+def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["shoal", "dance"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2

@@ -1,0 +1,178 @@
+"""The commands that ask a running node, against a control server in another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from shoal.cli.main import execute
+from shoal.cli.render import missing_lines, status_lines
+from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
+from shoal.protocol.errors import ConfigError
+
+STATUS = Status(
+    peer_id="12D3A",
+    swarm_id="ab12",
+    addresses=["/ip4/192.0.2.1/tcp/4001/p2p/12D3A"],
+    phase="reduce",
+    term="0.0",
+    round=7,
+    digest="c0ffee",
+    members=[
+        MemberStatus(peer_id="12D3A", phase="reduce", tokens_per_s=1234.56),
+        MemberStatus(peer_id="12D3B", phase="missing", tokens_per_s=None),
+        MemberStatus(peer_id="12D3C", phase="training\x1b[2J", tokens_per_s=1.0),
+    ],
+    missing=["12D3B"],
+    loss=float("nan"),
+    tokens_per_s=1234.56,
+    bytes=BytesStatus(sent=1_500_000, received=999),
+)
+
+
+class FakeNode:
+    """Answers on a data folder and keeps the ops it was asked for; `refuses` makes it say no."""
+
+    def __init__(self, document: Mapping[str, JsonValue]) -> None:
+        self.asked: list[str] = []
+        self.refuses = False
+        self._document = document
+
+    def handlers(self) -> Mapping[str, Handler]:
+        def handler(op: str) -> Handler:
+            async def answer() -> Mapping[str, JsonValue]:
+                self.asked.append(op)
+                if self.refuses:
+                    raise ConfigError("already paused")
+                return self._document if op == "status" else {}
+
+            return answer
+
+        return {op: handler(op) for op in ("status", "leave", "pause", "resume")}
+
+
+@contextlib.contextmanager
+def running(data_dir: Path, node: FakeNode) -> Iterator[None]:
+    up, scope = threading.Event(), trio.CancelScope()
+    token: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        token.append(trio.lowlevel.current_trio_token())
+        with scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(ControlServer(data_dir, node.handlers()).run)
+                up.set()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    try:
+        assert up.wait(10)
+        yield
+    finally:
+        token[0].run_sync_soon(scope.cancel)
+        thread.join(10)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    fake = FakeNode(msgspec.to_builtins(STATUS))
+    with running(tmp_path, fake):
+        yield fake
+
+
+def test_status_json_is_one_document_with_the_documented_keys(
+    node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["status", "--data-dir", str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    document: dict[str, Any] = json.loads(out)
+    assert set(document) == {
+        *("peer_id", "swarm_id", "addresses", "phase", "term", "round", "digest", "members", "missing", "loss"),
+        *("tokens_per_s", "bytes"),
+    }
+    assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56}
+    assert document["bytes"] == {"sent": 1_500_000, "received": 999}
+    assert document["loss"] is None
+    assert err == ""
+
+
+def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["status", "--data-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "peer id    12D3A",
+        "swarm      ab12",
+        "address    /ip4/192.0.2.1/tcp/4001/p2p/12D3A",
+        "phase      reduce",
+        "round      7 (term 0.0), digest c0ffee",
+        "loss       –",
+        "speed      1234.6 tokens/s",
+        "bytes      1.5 MB sent, 999 B received",
+        "missing    12D3B",
+        "help       rounds go on with 2 of 3 members; start this node again, `shoal run` with the same --data-dir",
+        "member     12D3A reduce 1234.6 tokens/s",
+        "member     12D3B missing – tokens/s",
+        "member     12D3C training\\x1b[2J 1.0 tokens/s",
+    ]
+
+
+def test_status_of_a_node_of_another_version_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(tmp_path, FakeNode({"peer_id": 3})):
+        assert execute(["status", "--data-dir", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"shoal: the node on {tmp_path} is of another version than this command (")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("op", ["leave", "pause", "resume"])
+def test_order_reaches_the_node(node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str) -> None:
+    assert execute([op, "--data-dir", str(tmp_path)]) == 0
+    assert node.asked == [op]
+    assert capsys.readouterr().out.startswith(f"the node on {tmp_path} ")
+
+
+def test_refusal_is_one_line_and_exit_code_1(
+    node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.refuses = True
+    assert execute(["pause", "--data-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", "shoal: already paused\n")
+
+
+@pytest.mark.parametrize("command", ["status", "leave", "pause", "resume"])
+def test_command_without_a_node_says_how_to_start_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert execute([command, "--data-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr() == (
+        "",
+        f"shoal: no node is running on {tmp_path}; start one with `shoal run MANIFEST --data-dir {tmp_path}`\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "effect"),
+    [
+        (["12D3B", "12D3C"], "rounds wait for a majority, 1 of 3 members here"),
+        (["12D3C", "12D3D", "12D3A", "12D3B"], "rounds wait for a majority, 0 of 4 members here"),
+    ],
+)
+def test_missing_majority_is_explained(missing: list[str], effect: str) -> None:
+    *listed, help_line = missing_lines(msgspec.structs.replace(STATUS, missing=missing))
+    assert listed == [f"missing    {peer}" for peer in missing]
+    assert effect in help_line
+    assert "start these nodes again" in help_line
+
+
+def test_nobody_missing_is_no_line() -> None:
+    assert missing_lines(msgspec.structs.replace(STATUS, missing=[])) == []
+    assert status_lines(msgspec.structs.replace(STATUS, digest=None, missing=[]))[4] == (
+        "round      7 (term 0.0), digest –"
+    )

@@ -1,0 +1,170 @@
+"""A swarm's history made by hand for tests: plans, finals, certificates and states that hold, without any network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import OuterSettings, apply_finals
+from shoal.collectives.partition import deal
+from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
+from shoal.protocol.certificate import Chain, genesis
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import (
+    VOTE_DOMAIN,
+    Certificate,
+    Participant,
+    Plan,
+    Term,
+    Value,
+    vote_preimage,
+)
+from shoal.protocol.wire import SwarmId
+
+SWARM = SwarmId(bytes(range(32)))
+GRID = Grid(10_000, 4096)
+"""Three chunks, the last one ragged."""
+OUTER = OuterSettings()
+TOKENS = 100
+
+
+def identity(n: int) -> Identity:
+    return Identity.from_seed(bytes([n]) * 32)
+
+
+def vector(seed: int, numel: int = GRID.numel) -> F32:
+    return np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
+
+
+def state_of(round: int, *, seed: int = 0, grid: Grid = GRID, layout: bytes = b"L" * 32) -> CertifiedState:
+    """Some state of that round."""
+    return CertifiedState(
+        term=Term(),
+        round=round,
+        tokens=1000 * round,
+        layout_hash=layout,
+        anchor=frozen(vector(2 * seed, grid.numel)),
+        momentum=frozen(vector(2 * seed + 1, grid.numel)),
+    )
+
+
+def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", grid: Grid = GRID) -> Plan:
+    """A plan over all of `who` with equal weights; the first plans."""
+    return Plan(
+        term=previous.term,
+        round=previous.round + 1,
+        base=previous.hash,
+        view=0,
+        attempt=0,
+        planner=who[0].peer_id,
+        participants=tuple(Participant(one.peer_id, TOKENS, TOKENS, bytes([n]) * 32) for n, one in enumerate(who)),
+        owners=deal([(0, 0)] * len(who), grid.chunks),
+        codec=codec,
+        numel=grid.numel,
+        chunk_values=grid.chunk_values,
+    )
+
+
+def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Sequence[int] | None = None) -> Finals:
+    """Finals of `plan` around random means, each signed by the chunk's owner."""
+    form = FinalFormat(plan)
+    mean = vector(seed, plan.numel)
+    places = range(len(who)) if included is None else included
+    payloads = []
+    for chunk, owner in enumerate(form.owners):
+        values = mean[slice(*form.grid.span(chunk))]
+        payloads.append(form.sign(who[owner], chunk, values, list(places)).payload.tobytes())
+    return Finals.open(plan, payloads)
+
+
+def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:
+    """`value` with the votes of `signers`."""
+    preimage = vote_preimage(view, value.hash)
+    return Certificate(
+        value=value,
+        view=view,
+        signers=tuple(one.peer_id for one in signers),
+        signatures=tuple(one.sign(VOTE_DOMAIN, preimage) for one in signers),
+    )
+
+
+@dataclass
+class Ledger:
+    """What three founders certified, round after round."""
+
+    founders: tuple[Identity, ...] = field(default_factory=lambda: tuple(identity(n) for n in (1, 2, 3)))
+    codec: str = "int8"
+    states: list[CertifiedState] = field(default_factory=lambda: [state_of(0)])
+    finals: dict[int, Finals] = field(default_factory=dict)
+    chain: Chain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = self.empty_chain()
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return tuple(one.peer_id for one in self.founders)
+
+    @property
+    def state(self) -> CertifiedState:
+        """The newest."""
+        return self.states[-1]
+
+    def empty_chain(self) -> Chain:
+        """A chain with nothing but the founders in it."""
+        return Chain(genesis(SWARM, [one.peer_id for one in self.founders]))
+
+    def chain_to(self, round: int) -> Chain:
+        """The chain as it was after that round."""
+        chain = self.empty_chain()
+        for certificate in self.chain.after(0, round):
+            chain.extend(certificate)
+        return chain
+
+    def header(self, round: int) -> StateHeader:
+        return header_of(self.states[round], GRID)
+
+    def certify(self, rounds: int = 1) -> Certificate:
+        """Certify that many rounds more; the certificate of the last."""
+        for _ in range(rounds):
+            previous = self.chain.head
+            plan = plan_of(self.founders, previous, codec=self.codec)
+            finals = finals_of(plan, self.founders, seed=100 + plan.round)
+            after, _ = apply_finals(self.state, finals, OUTER)
+            certificate = certificate_of(self.value(plan, finals, header_of(after, GRID).digest), self.founders)
+            self.chain.extend(certificate)
+            self.states.append(after)
+            self.finals[plan.round] = finals
+        return certificate
+
+    def value(self, plan: Plan, finals: Finals, digest: bytes) -> Value:
+        """What would be voted on after these finals."""
+        previous = self.chain.head
+        return Value(
+            swarm=previous.swarm,
+            term=previous.term,
+            round=plan.round,
+            base=previous.hash,
+            plan=plan.hash,
+            planner=plan.planner,
+            members=tuple(sorted(self.peers)),
+            bitmaps=finals.bitmaps_root,
+            tokens=finals.tokens,
+            digest=digest,
+        )
+
+
+def forged(certificate: Certificate) -> Certificate:
+    """The same certificate with one bit of one signature changed."""
+    first, *others = certificate.signatures
+    return Certificate(
+        value=certificate.value,
+        view=certificate.view,
+        signers=certificate.signers,
+        signatures=(bytes([first[0] ^ 1]) + first[1:], *others),
+    )

@@ -1,0 +1,85 @@
+"""The audit trail: files that anyone can read without this code, written whole, and only in test mode."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.collectives.codecs import codec
+from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.collectives.grid import Grid
+from shoal.node.audit import AuditTrail
+from shoal.node.contributions import Contributions
+from shoal.protocol.errors import StorageError
+from shoal.protocol.messages import Plan, Term
+from shoal.protocol.wire import decode
+from tests.node.ledger import GRID, Ledger, vector
+
+
+def test_contribution_is_what_its_root_commits_to(tmp_path: Path) -> None:
+    made = Contributions(GRID, "int8", 3).make(7, 1, 640, vector(5))
+    AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(1, 2), made)
+    folder = tmp_path / "rounds" / "1.2-7"
+    assert [path.name for path in folder.iterdir()] == ["contribution"]
+    body = msgspec.msgpack.decode((folder / "contribution").read_bytes())
+    assert set(body) == {"codec", "numel", "chunk_values", "tokens", "root", "chunks"}
+    assert (body["codec"], body["numel"], body["chunk_values"], body["tokens"]) == ("int8", 10_000, 4096, 640)
+    assert merkle_root([chunk_hash(chunk) for chunk in body["chunks"]]) == body["root"] == made.encoded.root
+    values = np.empty(body["numel"], np.float32)
+    grid = Grid(body["numel"], body["chunk_values"])
+    for chunk, data in enumerate(body["chunks"]):
+        codec(body["codec"]).decode_into(data, values[slice(*grid.span(chunk))])
+    assert values.tobytes() == made.encoded.decoded().tobytes()
+    assert np.abs(values - vector(5)).max() < 0.05
+
+
+def test_applied_round_can_be_decoded_again(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.certify()
+    finals = ledger.finals[1]
+    AuditTrail(tmp_path, enabled=True).applied(Term(), finals)
+    folder = tmp_path / "0.0-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["applied", "finals", "plan"]
+    plan = decode((folder / "plan").read_bytes(), Plan)
+    assert plan == finals.plan
+    body = msgspec.msgpack.decode((folder / "finals").read_bytes())
+    assert set(body) == {"plan", "bitmaps", "chunks"}
+    assert body["plan"] == plan.hash
+    assert body["bitmaps"] == [b"\x07"] * 3
+    applied = np.frombuffer((folder / "applied").read_bytes(), "<f4")
+    assert applied.tobytes() == finals.update.tobytes()
+    for chunk, data in enumerate(body["chunks"]):
+        start, stop = GRID.span(chunk)
+        values = np.empty(stop - start, np.float32)
+        codec(plan.codec).decode_into(data, values)
+        assert values.tobytes() == applied[start:stop].tobytes()
+
+
+def test_disabled_trail_writes_nothing(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.certify()
+    trail = AuditTrail(tmp_path / "rounds", enabled=False)
+    trail.applied(Term(), ledger.finals[1])
+    trail.contribution(Term(), Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(1)))
+    assert not (tmp_path / "rounds").exists()
+
+
+def test_round_written_again_replaces_what_was_there(tmp_path: Path) -> None:
+    trail = AuditTrail(tmp_path, enabled=True)
+    digests = []
+    for seed in (1, 2):
+        trail.contribution(Term(), Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(seed)))
+        digests.append(hashlib.sha256((tmp_path / "0.0-1" / "contribution").read_bytes()).digest())
+    assert digests[0] != digests[1]
+    assert [path.name for path in (tmp_path / "0.0-1").iterdir()] == ["contribution"]
+
+
+def test_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "rounds").write_text("a file")
+    made = Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(1))
+    with pytest.raises(StorageError, match="rounds"):
+        AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(), made)

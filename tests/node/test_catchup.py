@@ -1,0 +1,426 @@
+"""Catching up from donors of every sort: what is taken is what was certified, whoever brought it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.grid import Grid
+from shoal.collectives.state import CertifiedState, header_of
+from shoal.node import catchup as catchup_module
+from shoal.node.catchup import REPLAY_LIMIT_ROUNDS
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Plan
+from shoal.protocol.peering import (
+    ChainPart,
+    FetchAnswer,
+    FinalsAnswer,
+    GetChain,
+    GetFinals,
+    GetHeader,
+    HeaderAnswer,
+    Refusal,
+)
+from shoal.protocol.wire import canonical
+from shoal.swarm.chunks import FETCH_STALL_S, ChunkSpace
+from shoal.swarm.frame import FrameHeader
+from tests.node.donors import World, flipped
+from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, state_of
+
+GOOD, BAD = PeerId("good"), PeerId("bad")
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+def ledger_of(rounds: int) -> Ledger:
+    ledger = Ledger()
+    if rounds:
+        ledger.certify(rounds)
+    return ledger
+
+
+class Watch:
+    """Remembers what was said of the chunks that came."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    async def __call__(self, done: int, total: int) -> None:
+        self.seen.append((done, total))
+
+
+def assert_state(state: CertifiedState, ledger: Ledger, round: int) -> None:
+    want = ledger.states[round]
+    assert state.round == round
+    assert header_of(state, GRID).digest == header_of(want, GRID).digest
+    assert state.anchor.tobytes() == want.anchor.tobytes()
+    assert state.momentum.tobytes() == want.momentum.tobytes()
+    assert (state.tokens, state.layout_hash, state.term) == (want.tokens, want.layout_hash, want.term)
+
+
+async def advance(world: World, state: CertifiedState | None, peers: Sequence[PeerId]) -> CertifiedState:
+    return await world.catchup.advance(state, world.ledger.chain, peers, Watch())
+
+
+# -- whole states --------------------------------------------------------------------------------------------
+
+
+def test_state_is_fetched_whole_and_is_the_certified_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(3))
+        world.donor(GOOD)
+        watch = Watch()
+        state = await world.catchup.advance(None, world.ledger.chain, [GOOD], watch)
+        assert_state(state, world.ledger, 3)
+        assert watch.seen == [(done, 6) for done in range(7)]
+        assert world.chunks_from(GOOD) == 2 * GRID.chunks
+
+    run(main)
+
+
+Spoiler = Callable[[FrameHeader, bytes], bytes | None]
+SPOILS: dict[str, Spoiler] = {
+    "first bit of all": lambda header, data: flipped(data),
+    "last bit of the last chunk": lambda header, data: flipped(data, len(data) - 1) if header.chunk == 2 else data,
+    "momentum only": lambda header, data: flipped(data, 7) if header.flags == ChunkSpace.MOMENTUM else data,
+    "zeros": lambda header, data: bytes(len(data)),
+    "cut short": lambda header, data: data[:-4],
+    "lost": lambda header, data: None if header.chunk == 1 else data,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_corrupt_donor_is_left_for_the_next_and_nothing_of_it_stays(tmp_path: Path, spoil: str) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2))
+        world.donor(BAD).spoil = SPOILS[spoil]
+        world.donor(GOOD)
+        state = await advance(world, None, [BAD, GOOD])
+        assert_state(state, world.ledger, 2)
+        assert world.chunks_from(GOOD) == 2 * GRID.chunks
+        assert not world.exchanges[PeerId("me")]._incoming
+
+    run(main)
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_corrupt_donor_alone_brings_nothing(tmp_path: Path, spoil: str) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2))
+        world.donor(BAD).spoil = SPOILS[spoil]
+        began = trio.current_time()
+        with pytest.raises(NetworkError, match="no peer has the state of round 2"):
+            await advance(world, None, [BAD])
+        assert trio.current_time() - began <= 2 * FETCH_STALL_S
+        assert world.shelf.newest_round() is None
+        assert world.shelf.load_states() == []
+
+    run(main)
+
+
+def test_donors_that_cannot_help_are_passed_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(3))
+        gone, behind, unreachable = PeerId("gone"), PeerId("behind"), PeerId("unreachable")
+        world.donor(behind, rounds=2)
+        world.donor(unreachable).has_lane = False
+        with pytest.raises(NetworkError, match="no peer has the state"):
+            await advance(world, None, [gone, behind, unreachable])
+        world.donor(GOOD)
+        assert_state(await advance(world, None, [gone, behind, unreachable, GOOD]), world.ledger, 3)
+        assert world.chunks_from(behind) == world.chunks_from(unreachable) == 0
+
+    run(main)
+
+
+def header_answers(ledger: Ledger) -> dict[str, FetchAnswer | bytes]:
+    right = ledger.header(2)
+    other_grid = header_of(ledger.states[2], Grid(GRID.numel, 5000))
+    return {
+        "of another round": HeaderAnswer(header=canonical(ledger.header(1))),
+        "renamed": HeaderAnswer(header=canonical(msgspec.structs.replace(ledger.header(1), round=2))),
+        "of another state": HeaderAnswer(header=canonical(header_of(state_of(2, seed=77), GRID))),
+        "of another grid": HeaderAnswer(header=canonical(other_grid)),
+        "of more tokens": HeaderAnswer(header=canonical(msgspec.structs.replace(right, tokens=right.tokens + 1))),
+        "of another hash": HeaderAnswer(header=canonical(msgspec.structs.replace(right, anchor=flipped(right.anchor)))),
+        "huge": HeaderAnswer(header=canonical(msgspec.structs.replace(right, tokens=0)).replace(b"numel", b"mumel")),
+        "empty": HeaderAnswer(header=b""),
+        "no header": HeaderAnswer(header=canonical([1, 2])),
+        "a refusal": Refusal(reason="not held here"),
+        "another answer": ChainPart(certificates=(), head=0),
+        "nonsense": b"\xc1",
+        "nothing": b"",
+    }
+
+
+@pytest.mark.parametrize("what", header_answers(ledger_of(2)))
+def test_header_that_is_not_the_certified_one_is_not_followed(tmp_path: Path, what: str) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2))
+        world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
+        with pytest.raises(NetworkError, match="no peer has the state"):
+            await advance(world, None, [BAD])
+        assert world.frames == []  # not a chunk was asked for
+        world.donor(GOOD)
+        assert_state(await advance(world, None, [BAD, GOOD]), world.ledger, 2)
+
+    run(main)
+
+
+def test_initial_state_comes_from_a_founder_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(0)
+        world = World(tmp_path, ledger)
+        world.donor(BAD)
+        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+            await advance(world, None, [BAD])
+        assert world.frames == []
+        founder = ledger.peers[1]
+        world.donor(founder)
+        state = await advance(world, None, [BAD, founder])
+        assert_state(state, ledger, 0)
+
+    run(main)
+
+
+def test_founder_cannot_pass_another_state_for_the_initial_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(0)
+        world = World(tmp_path, ledger)
+        founder = ledger.peers[0]
+        later = header_of(state_of(5), GRID)
+        world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(later))
+        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+            await advance(world, None, [founder])
+        assert world.frames == []
+
+    run(main)
+
+
+# -- replay --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missed", [1, 2, REPLAY_LIMIT_ROUNDS])
+def test_few_missed_rounds_are_replayed_to_the_same_digest(tmp_path: Path, missed: int) -> None:
+    async def main() -> None:
+        ledger = ledger_of(missed)
+        world = World(tmp_path, ledger)
+        donor = world.donor(GOOD)
+        state = await advance(world, ledger.states[0], [GOOD])
+        assert_state(state, ledger, missed)
+        assert [type(request) for request in donor.asked] == [GetFinals] * missed
+        # What was fetched is kept: it says whether a contribution was counted, and others may ask for it.
+        for finals in ledger.finals.values():
+            held = world.shelf.held_finals(finals.plan.hash)
+            assert held is not None
+            assert held.concatenated() == finals.concatenated()
+
+    run(main)
+
+
+def test_many_missed_rounds_are_not_replayed(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(REPLAY_LIMIT_ROUNDS + 1)
+        world = World(tmp_path, ledger)
+        donor = world.donor(GOOD)
+        assert_state(await advance(world, ledger.states[0], [GOOD]), ledger, REPLAY_LIMIT_ROUNDS + 1)
+        assert [type(request) for request in donor.asked] == [GetHeader]
+
+    run(main)
+
+
+def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(2)
+        world = World(tmp_path, ledger)
+        for finals in ledger.finals.values():
+            world.shelf.save_finals(finals)
+        assert_state(await advance(world, ledger.states[0], []), ledger, 2)
+
+    run(main)
+
+
+def test_replay_that_leads_elsewhere_is_not_taken(tmp_path: Path) -> None:
+    """An owner signed other finals for the same plan: the certificate's digest tells."""
+
+    async def main() -> None:
+        ledger = ledger_of(1)
+        world = World(tmp_path, ledger)
+        donor = world.donor(BAD)
+        other = finals_of(ledger.finals[1].plan, ledger.founders, seed=999)
+        donor.shelf.put_finals(other)
+        state = await advance(world, ledger.states[0], [BAD])
+        assert_state(state, ledger, 1)  # from the state's chunks, after the replay was given up
+        assert [type(request) for request in donor.asked] == [GetFinals, GetHeader]
+        donor.answer = lambda request: (
+            FinalsAnswer(plan=other.plan) if isinstance(request, GetFinals) else Refusal(reason="no")
+        )
+        with pytest.raises(NetworkError, match="no peer has the state of round 1"):
+            await advance(world, ledger.states[0], [BAD])
+
+    run(main)
+
+
+def test_replay_from_a_state_that_is_none_of_the_chain_is_not_taken(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(1)
+        world = World(tmp_path, ledger)
+        world.donor(GOOD)
+        stray = state_of(0, seed=5)
+        assert_state(await advance(world, stray, [GOOD]), ledger, 1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("spoil", [name for name in SPOILS if name != "momentum only"])
+def test_corrupt_finals_are_left_for_those_of_the_next(tmp_path: Path, spoil: str) -> None:
+    async def main() -> None:
+        ledger = ledger_of(1)
+        world = World(tmp_path, ledger)
+        world.donor(BAD).spoil = SPOILS[spoil]
+        with pytest.raises(NetworkError, match="no peer has the finals"):
+            await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
+        assert world.shelf.held_finals(ledger.finals[1].plan.hash) is None
+        world.donor(GOOD)
+        finals = await world.catchup.finals(ledger.finals[1].plan.hash, [BAD, GOOD])
+        assert finals.concatenated() == ledger.finals[1].concatenated()
+
+    run(main)
+
+
+def strange_plans(plan: Plan) -> dict[str, Plan]:
+    change = msgspec.structs.replace
+    return {
+        "another codec": change(plan, codec="fp3"),
+        "no values": change(plan, numel=0),
+        "values without end": change(plan, numel=2**62, chunk_values=1 << 24),
+        "another grid": change(plan, chunk_values=5000),
+        "no owners": change(plan, owners=()),
+        "an owner that is nobody": change(
+            plan, owners=tuple(msgspec.structs.replace(owned, owner=60) for owned in plan.owners)
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", strange_plans(ledger_of(1).finals[1].plan))
+def test_plan_that_cannot_be_followed_is_its_donors_fault(tmp_path: Path, what: str) -> None:
+    """A lead may propose the hash of any plan, and a donor who is in with it may show that plan."""
+
+    async def main() -> None:
+        ledger = ledger_of(1)
+        world = World(tmp_path, ledger)
+        strange = strange_plans(ledger.finals[1].plan)[what]
+        world.donor(BAD).answer = lambda request: FinalsAnswer(plan=strange)
+        with pytest.raises(NetworkError, match="no peer has the finals"):
+            await world.catchup.finals(strange.hash, [BAD])
+        assert world.frames == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("what", ["another plan", "a refusal", "another answer", "nonsense"])
+def test_answer_without_the_finals_asked_for_is_not_taken(tmp_path: Path, what: str) -> None:
+    async def main() -> None:
+        ledger = ledger_of(2)
+        answers: dict[str, FetchAnswer | bytes] = {
+            "another plan": FinalsAnswer(plan=ledger.finals[2].plan),
+            "a refusal": Refusal(reason="not held here"),
+            "another answer": HeaderAnswer(header=b""),
+            "nonsense": b"\xc1",
+        }
+        world = World(tmp_path, ledger)
+        world.donor(BAD).answer = lambda request: answers[what]
+        with pytest.raises(NetworkError, match="no peer has the finals"):
+            await world.catchup.finals(ledger.finals[1].plan.hash, [BAD])
+        assert world.frames == []
+
+    run(main)
+
+
+def test_finals_signed_by_another_than_the_owner_are_not_taken(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(1)
+        world = World(tmp_path, ledger)
+        plan = ledger.finals[1].plan
+        usurpers = tuple(identity(n) for n in (7, 8, 9))
+        with pytest.raises(RemoteError, match="not what its owner signed"):
+            finals_of(plan, usurpers, seed=101)
+        # Right signatures, of the owners of another plan.
+        similar = plan_of(ledger.founders, ledger.chain.value(0), codec="int8")
+        other = finals_of(msgspec.structs.replace(similar, attempt=1), ledger.founders, seed=101)
+        donor = world.donor(BAD)
+        donor.answer = lambda request: FinalsAnswer(plan=plan)
+        swapped = Finals(plan=plan, chunks=other.chunks, update=other.update)
+        donor.shelf.put_finals(swapped)
+        with pytest.raises(NetworkError, match="no peer has the finals"):
+            await world.catchup.finals(plan.hash, [BAD])
+
+    run(main)
+
+
+# -- certificates --------------------------------------------------------------------------------------------
+
+
+def test_certificates_come_in_parts(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(3)
+        world = World(tmp_path, ledger)
+        donor = world.donor(GOOD)
+        part = await world.catchup.certificates(1, GOOD)
+        assert part == ChainPart(certificates=ledger.chain.after(1, 10), head=3)
+        assert await world.catchup.certificates(3, GOOD) == ChainPart(certificates=(), head=3)
+        assert await world.catchup.certificates(2**62, GOOD) == ChainPart(certificates=(), head=3)
+        assert donor.asked == [GetChain(after=1), GetChain(after=3), GetChain(after=2**62)]
+
+    run(main)
+
+
+def test_librarian_answers_no_more_certificates_than_a_message_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
+    ledger = ledger_of(6)
+    world = World(tmp_path, ledger)
+    donor = world.donor(GOOD)
+    answer = donor.answer(GetChain(after=0))
+    assert isinstance(answer, ChainPart)
+    assert [certificate.value.round for certificate in answer.certificates] == [1, 2, 3, 4]
+    assert answer.head == 6
+    rest = donor.answer(GetChain(after=4))
+    assert isinstance(rest, ChainPart)
+    assert [certificate.value.round for certificate in rest.certificates] == [5, 6]
+
+
+@pytest.mark.parametrize("answer", [Refusal(reason="no"), HeaderAnswer(header=b""), b"", b"\xc1", b"\x90"])
+def test_answer_that_is_no_certificates_is_the_peers_fault(tmp_path: Path, answer: FetchAnswer | bytes) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(1))
+        world.donor(BAD).answer = lambda request: answer
+        with pytest.raises(RemoteError) as caught:
+            await world.catchup.certificates(0, BAD)
+        assert caught.value.peer == BAD
+
+    run(main)
+
+
+# -- the librarian -------------------------------------------------------------------------------------------
+
+
+def test_librarian_refuses_what_it_does_not_hold(tmp_path: Path) -> None:
+    world = World(tmp_path, ledger_of(4))
+    donor = world.donor(GOOD)
+    held = [isinstance(donor.answer(GetHeader(round=round)), HeaderAnswer) for round in range(7)]
+    assert held == [False, False, False, True, True, False, False]
+    assert donor.answer(GetHeader(round=2**63 - 1)) == Refusal(reason="not held here")
+    assert donor.answer(GetFinals(plan=bytes(32))) == Refusal(reason="not held here")
+    plan = world.ledger.finals[4].plan
+    assert donor.answer(GetFinals(plan=plan.hash)) == FinalsAnswer(plan=plan)

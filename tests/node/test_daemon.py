@@ -1,0 +1,405 @@
+"""Whole nodes as processes: killed, stopped, leaving, coming back, failing; with every certified value recomputed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.protocol.certificate import genesis, lead
+from tests.node.lab import (
+    ROUND_TOKENS,
+    Node,
+    Swarm,
+    assert_exact,
+    assert_one_line,
+    assert_votes_once,
+    eventually,
+    shoal,
+)
+
+
+def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=3) as swarm:
+        swarm.start_together(holds=["2:reduce:0.3", "4:plan"])
+        for node in swarm.nodes:
+            assert 0.3 <= node.hold("2:reduce")["progress"] < 1
+        leader = swarm.by_peer(swarm.nodes[0].wait("planned", round=2)["planner"])
+        leader.kill()
+        survivors = [node for node in swarm.nodes if node is not leader]
+        for node in survivors:
+            node.release()
+        for node in survivors:
+            assert node.certified(2)["view"] > 0
+            assert set(node.certified(3)["members"]) == {survivor.peer_id for survivor in survivors}
+            node.hold("4:plan")
+
+        leader.start(join=survivors[:1])
+        began = leader.wait("round_started")
+        assert (began["round"], began["members"], began["role"]) == (2, 3, "observer")
+        for node in survivors:
+            node.release()
+        assert leader.wait("caught_up")["round"] >= 3
+        back = leader.wait("certified")
+        assert len(back["members"]) == 3
+        last = back["round"]
+        for node in survivors:
+            assert node.certified(last)["digest"] == back["digest"]
+        for node in swarm.nodes:
+            node.kill()
+
+        report = swarm.report(last)
+        assert_exact(report)
+        assert [(r.members, r.coverage) for r in report.rounds[:3]] == [(3, 1.0), (2, 1.0), (2, 1.0)]
+        # All of its share may have been sent when it was killed: then it counts.
+        assert [r.contributors for r in report.rounds[:3]] in ([3, 2, 2], [3, 3, 2])
+        assert report.rounds[1].total_s < 20
+        assert report.rounds[-1].members == 3
+        for node in swarm.nodes:
+            assert_votes_once(node)
+
+
+def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=3) as swarm:
+        first, second, sleeper = swarm.nodes
+        swarm.start_together(holds=["4:plan"], node2=["--hold", "2:plan"])
+        sleeper.hold("2:plan")  # the others reduce, and wait for its share
+        sleeper.signal(signal.SIGSTOP)
+        wakes_at = time.monotonic() + 13
+        for node in (first, second):
+            assert node.certified(2)["total_s"] < 20
+            assert sleeper.peer_id not in node.certified(2)["members"]
+            node.hold("4:plan")
+        time.sleep(max(0.0, wakes_at - time.monotonic()))  # the fault itself: this long it is stopped
+        sleeper.signal(signal.SIGCONT)
+        for node in swarm.nodes:
+            node.release()
+        assert sleeper.wait("caught_up")["round"] >= 3
+        eventually(lambda: sleeper.events("certified")[-1]["round"] > 3, "the sleeper takes part again")
+        back = sleeper.events("certified")[1]
+        last = back["round"]
+        assert set(back["members"]) == {node.peer_id for node in swarm.nodes}
+        for node in (first, second):
+            assert node.certified(last)["digest"] == back["digest"]
+        for node in swarm.nodes:
+            node.kill()
+
+        report = swarm.report(last)
+        assert_exact(report)
+        assert [(r.contributors, r.members) for r in report.rounds[:3]] == [(3, 3), (2, 2), (2, 2)]
+        # What it learnt while no certificate counted it is counted when it is back: all of it, and once. That may
+        # include steps of a round that was over before it could contribute.
+        made = [e for e in sleeper.events("contributed") if 2 <= e["round"] <= last]
+        assert [e["tokens"] for e in made[:1]] == [ROUND_TOKENS]
+        assert made[-1]["tokens"] >= ROUND_TOKENS * len(made) >= 2 * ROUND_TOKENS
+        assert sum(r.tokens for r in report.rounds) == ROUND_TOKENS * (2 * last + 1) + made[-1]["tokens"]
+        for node in swarm.nodes:
+            assert_votes_once(node)
+
+
+def test_a_vote_cast_before_a_kill_is_the_vote_after_it(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=3) as swarm:
+        origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
+        voter, successor = (swarm.by_peer(lead(origin, view)) for view in (0, 1))
+        (mute,) = (node for node in swarm.nodes if node not in (voter, successor))
+        certify = {f"node{swarm.nodes.index(node)}": ["--hold", "1:certify"] for node in (successor, mute)}
+        swarm.start_together(**certify)
+        for node in (successor, mute):
+            node.hold("1:certify")
+        # The lead proposes when one other has reported, and no other can vote: one hangs, one holds.
+        successor.release()
+        eventually(lambda: successor.ask("status")["phase"] == "certify", "the report is on its way")
+        time.sleep(1)  # no event tells that it has arrived; the lead waits five seconds for the third report
+        successor.signal(signal.SIGSTOP)
+        assert not voter.events("voted")
+        voter.wait("voted", round=1, view=0)
+        voter.kill()
+        (cast,) = (r.value for r in voter.durable_records() if r.kind == "vote")
+        assert cast is not None
+        successor.signal(signal.SIGCONT)
+        assert not successor.events("certified")
+
+        voter.start(join=[successor])
+        certified = successor.certified(1)
+        assert certified["value"] == cast.hash.hex()
+        assert voter.certified(1)["value"] == cast.hash.hex()
+        mute.release()
+        for node in swarm.nodes:
+            assert node.certified(2)["contributors"] >= 2
+            node.kill()
+            assert_votes_once(node)
+        assert_exact(swarm.report(2))
+
+
+def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=3) as swarm:
+        survivor, returner, gone = swarm.nodes
+        swarm.start_together(holds=["3:plan"])
+        for node in swarm.nodes:
+            node.hold("3:plan")
+        returner.kill()
+        gone.kill()
+        survivor.release()
+        eventually(lambda: survivor.ask("status")["phase"] == "no quorum", "it notices")
+        status = survivor.ask("status")
+        assert sorted(status["missing"]) == sorted((returner.peer_id, gone.peer_id))
+        assert {m["peer_id"]: m["phase"] for m in status["members"]}[gone.peer_id] == "missing"
+        told = shoal("status", "--data-dir", str(survivor.folder))
+        assert told.returncode == 0
+        for said in (returner.peer_id, gone.peer_id, "1 of 3 members here", "start these nodes again"):
+            assert said in told.stdout
+        assert "no quorum, training on locally" in survivor.log
+        assert not survivor.events("certified", round=3)
+
+        returner.start(join=[survivor])
+        assert set(survivor.certified(3)["members"]) == {survivor.peer_id, returner.peer_id}
+        last = returner.certified(4)["round"]
+        assert survivor.certified(last)["digest"] == returner.certified(last)["digest"]
+        # The steps it made alone are in its first contribution after.
+        assert survivor.wait("contributed", round=4)["tokens"] >= 2 * ROUND_TOKENS
+        for node in (survivor, returner):
+            node.kill()
+            assert_votes_once(node)
+        report = swarm.report(last)
+        assert_exact(report)
+        assert [(r.round, r.members) for r in report.rounds] == [(1, 3), (2, 3), (3, 2), (4, 2)]
+
+
+STATUS_KEYS = """
+peer_id swarm_id addresses phase term round digest members missing loss tokens_per_s bytes
+"""
+
+
+def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=2, founders=1) as swarm:
+        founder, joiner = swarm.nodes
+        founder.start()
+        alone = founder.certified(2)
+        assert (alone["members"], alone["contributors"]) == ([founder.peer_id], 1)
+
+        joiner.start(join=[founder])
+        first = joiner.wait("certified")
+        assert joiner.events("round_started", round=first["round"])[0]["role"] == "joiner"
+        assert (len(first["members"]), first["contributors"]) == (2, 1)
+        assert joiner.certified(first["round"] + 1)["contributors"] == 2
+
+        folder = ["--data-dir", str(joiner.folder)]
+        assert shoal("pause", *folder).returncode == 0
+        paused = eventually(lambda: _certified_with(founder, 1, after=first["round"] + 1), "a round without the paused")
+        assert len(paused["members"]) == 2
+        status = json.loads(shoal("status", "--json", *folder).stdout)
+        assert list(status) == STATUS_KEYS.split()
+        assert (status["phase"], status["peer_id"], status["missing"]) == ("paused", joiner.peer_id, [])
+        assert [m["peer_id"] for m in status["members"]] == sorted(node.peer_id for node in swarm.nodes)
+        assert shoal("resume", *folder).returncode == 0
+        eventually(lambda: _certified_with(founder, 2, after=paused["round"]), "a round with the resumed")
+
+        assert shoal("leave", *folder).returncode == 0
+        assert joiner.wait_exit() == 0
+        left_at = time.time()
+        after = eventually(lambda: _certified_with(founder, 1, members=1, after=paused["round"]), "a round alone")
+        assert after["at"] - left_at < 5
+        gone = shoal("status", *folder)
+        assert gone.returncode == 1
+        assert_one_line(gone.stderr, "no node is running on", "start one with")
+
+        joiner.start(join=[founder])
+        back = joiner.wait("certified")
+        assert len(back["members"]) == 2
+        assert joiner.process is not None
+        joiner.process.send_signal(signal.SIGINT)
+        assert joiner.wait_exit() == 130
+        left_at = time.time()
+        after = eventually(lambda: _certified_with(founder, 1, members=1, after=back["round"]), "a round alone")
+        assert after["at"] - left_at < 5
+        assert founder.process is not None
+        founder.process.send_signal(signal.SIGINT)
+        assert founder.wait_exit() == 130
+
+        assert_exact(swarm.report(after["round"]))
+        for node in swarm.nodes:
+            assert_votes_once(node)
+
+
+def _certified_with(node: Node, contributors: int, *, members: int = 2, after: int) -> dict[str, object] | None:
+    """The first round after `after` that was certified with so many contributors and members."""
+    found = (
+        e
+        for e in node.events("certified", contributors=contributors)
+        if e["round"] > after and len(e["members"]) == members
+    )
+    return next(found, None)
+
+
+BRITTLE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.node.regression import RegressionWorkload
+
+
+@dataclass(frozen=True)
+class Brittle(RegressionWorkload):
+    data: str | None = None
+
+    def loss(self, model, batch):
+        if self.data and Path(self.data).read_text() == "break":
+            raise ArithmeticError("the sky fell")
+        return super().loss(model, batch)
+"""
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of that size at `folder`; skips the test where this user may not make one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(folder)]
+    try:
+        made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command to make a small disk with")
+    if made.returncode:
+        pytest.skip(f"a small disk needs root: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Use up the last byte of the disk under `folder`."""
+    with (folder / "ballast").open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 9, 1):
+            with contextlib.suppress(OSError):  # no space left
+                while True:
+                    file.write(bytes(size))
+
+
+def test_a_full_disk_and_a_workload_that_raises_end_their_nodes_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    order = tmp_path / "order"
+    order.write_text("train")
+    disk = tmp_path / "disk"
+    with (
+        small_disk(disk, 16 << 20),
+        Swarm(tmp_path, nodes=3, workload="brittle:Brittle", folders={2: disk}) as swarm,
+    ):
+        steady, raising, full = swarm.nodes
+        swarm.start_together(node1=["--data", str(order)])
+        for node in swarm.nodes:
+            node.certified(2)
+        fill(disk)
+        assert full.wait_exit() == 2
+        assert_one_line(full.log, f"the disk under {disk}", "is full; free some space or choose another --data-dir")
+        without = eventually(lambda: _certified_with(steady, 2, after=2), "a round without the node on the full disk")
+        assert full.peer_id not in without["members"]
+
+        order.write_text("break")
+        assert raising.wait_exit() == 1
+        ended_at = time.time()
+        for said in ("the workload failed: ArithmeticError: the sky fell", "Traceback", "brittle.py"):
+            assert said in raising.log
+        assert raising.events("failed", message="ArithmeticError: the sky fell")
+        alone = eventually(
+            lambda: _certified_with(steady, 1, members=1, after=int(without["round"])),
+            "a round without the node whose workload raised",
+        )
+        assert alone["at"] - ended_at < 5
+        steady.kill()
+        # What the full disk did not take cannot be checked, and nothing it applied was wrong.
+        report = swarm.report(int(alone["round"]))
+        assert (report.rounds_certified, report.forks, report.wrong_values) == (int(alone["round"]), 0, 0)
+        assert [line for line in report.unverified if "node 2" not in line] == []
+        for node in (steady, raising):
+            assert_votes_once(node)
+
+
+def test_a_running_node_is_not_disturbed_by_strangers_noise_or_clashes(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with (
+        Swarm(tmp_path, nodes=1) as swarm,
+        Swarm(tmp_path / "other", nodes=1) as other_swarm,
+    ):
+        (node,), (stranger,) = swarm.nodes, other_swarm.nodes
+        began_at = time.time()
+        node.start()
+        listening = node.wait("listening")
+        assert node.process is not None
+        cpu_s = node.cpu_s()
+        assert listening["seconds"] < 3
+        assert cpu_s < 3  # processor time, for the machine may be busy with others
+        assert listening["at"] - began_at < 10
+        node.certified(1)
+        port, lane_port = node.address.split("/")[4], listening["lanes"][0].rpartition(":")[2]
+
+        stranger.start(join=[node])
+        eventually(lambda: "use the same swarm.toml" in stranger.log, "the reason of the refusal")
+        for said in (f"refused: this node is in swarm {swarm.manifest.swarm_id.hex()[:16]}", other_id(other_swarm)):
+            assert said in stranger.log
+        stranger.end()
+
+        own = str(tmp_path / "third")
+        run = ["run", str(node.manifest), "--no-mdns", "--data-dir", own]
+        clash = shoal(*run, "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--lane-listen", "127.0.0.1:0")
+        assert clash.returncode == 2
+        assert_one_line(clash.stderr, port)
+        clash = shoal(*run, "--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", f"127.0.0.1:{lane_port}")
+        assert clash.returncode == 2
+        assert_one_line(clash.stderr, lane_port)
+        clash = shoal("run", str(node.manifest), "--no-mdns", "--data-dir", str(node.folder))
+        assert clash.returncode == 2
+        assert_one_line(clash.stderr, "a node is already running on")
+
+        before = node.events("certified")[-1]["round"]
+        with contextlib.ExitStack() as held:
+            for number in (port, lane_port):
+                for noise in noises():
+                    connection = held.enter_context(socket.create_connection(("127.0.0.1", int(number)), timeout=5))
+                    with contextlib.suppress(OSError):  # hanging up on noise is in order
+                        connection.sendall(noise)
+            node.certified(before + 3)
+        node.certified(before + 4)
+        assert node.memory_bytes() < 300 << 20
+        assert node.events("linked") == []
+        assert "Traceback" not in node.log
+        status = json.loads(shoal("status", "--json", "--data-dir", str(node.folder)).stdout)
+        assert (status["peer_id"], status["missing"]) == (node.peer_id, [])
+        node.kill()
+        assert_exact(swarm.report(before + 4))
+
+
+def other_id(swarm: Swarm) -> str:
+    return f"yours is {swarm.manifest.swarm_id.hex()[:16]}"
+
+
+def noises() -> list[bytes]:
+    """What may arrive at an open port: nothing, garbage, other protocols, a hello cut short, great lengths."""
+    rng = random.Random(1)
+    return [
+        b"",
+        b"\n" * 3,
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x13/multistream/1.0.0\n\x0b/noise\n",
+        b"\x13/multistream/1.0.0\n\x07/noise\n" + rng.randbytes(66),
+        b"\xff" * 64,
+        (2**31 - 1).to_bytes(4, "big") + rng.randbytes(1000),
+        *(rng.randbytes(size) for size in (1, 16, 100, 5000, 70_000)),
+    ]
+
+
+def test_a_workload_that_does_not_exist_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    with Swarm(tmp_path, nodes=1, workload="brittle:Bristle", options={}) as swarm:
+        (node,) = swarm.nodes
+        node.start()
+        assert node.wait_exit() == 2
+        assert "Traceback" not in node.log
+        assert "module 'brittle' has no class 'Bristle', did you mean 'Brittle'?" in node.log

@@ -1,0 +1,459 @@
+"""The reductions of a round at real desks in one process, over lanes that are function calls in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import trio
+
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.traffic import PlanTraffic
+from shoal.node import reducing
+from shoal.node.config import Hold
+from shoal.node.events import EventLog
+from shoal.node.holds import Holds
+from shoal.node.reducing import FINAL_STALL_S, STALL_S, ReduceDesk
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Participant, Plan, Term, Value
+from shoal.swarm.frame import FrameHeader, FrameKind
+from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, vector
+
+LEDGER = Ledger()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(15):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.002)
+
+
+@dataclass
+class FakeCatchUp:
+    """Knows some finals; what it does not know nobody has."""
+
+    known: dict[bytes, Finals] = field(default_factory=dict)
+    asked: list[tuple[bytes, tuple[PeerId, ...]]] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
+        self.asked.append((plan_hash, tuple(peers)))
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        if plan_hash not in self.known:
+            raise NetworkError("no peer has the finals")
+        return self.known[plan_hash]
+
+
+@dataclass
+class Clock:
+    """The monotonic clock, turned forward by the test."""
+
+    ahead_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reducing, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+class Mesh:
+    """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane."""
+
+    def __init__(self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None) -> None:
+        self.events = EventLog(folder / "events.jsonl")
+        self.contributions = [EncodedContribution.encode(vector(n), GRID, "int8") for n in range(count)]
+        self.identities = [identity(n + 1) for n in range(count)]
+        self.peers = [one.peer_id for one in self.identities]
+        self.traffics = [PlanTraffic(post=self.poster(peer)) for peer in self.peers]
+        self.catchups = [FakeCatchUp() for _ in self.peers]
+        self.done: list[list[tuple[Finals, float]]] = [[] for _ in self.peers]
+        self.lose: Callable[[PeerId, FrameHeader], bool] = lambda sender, header: False
+        self.unreachable: set[PeerId] = set()
+        self.broken: set[tuple[PeerId, PeerId]] = set()
+        self.ensured: list[tuple[PeerId, PeerId]] = []
+        self.holds = [Holds((holds or {}).get(n, ()), self.events) for n in range(count)]
+        self.desks = [self.desk(n) for n in range(count)]
+
+    def desk(self, n: int) -> ReduceDesk:
+        def done(finals: Finals, seconds: float) -> None:
+            self.done[n].append((finals, seconds))
+
+        return ReduceDesk(
+            identity=self.identities[n],
+            lanes=SimpleNamespace(ensure=self.ensurer(self.peers[n])),  # type: ignore[arg-type]
+            traffic=self.traffics[n],
+            catchup=self.catchups[n],  # type: ignore[arg-type]
+            holds=self.holds[n],
+            done=done,
+        )
+
+    def ensurer(self, me: PeerId) -> Callable[..., Awaitable[None]]:
+        async def ensure(peer: PeerId, *, deadline_s: float) -> None:
+            await trio.lowlevel.checkpoint()
+            self.ensured.append((me, peer))
+            if peer in self.unreachable:
+                raise NetworkError(f"no lane to {peer}")
+            self.broken.discard((me, peer))
+
+        return ensure
+
+    def poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes], None]:
+        def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+            if to in self.unreachable or (sender, to) in self.broken:
+                raise NetworkError(f"there is no lane to {to}")
+            if not self.lose(sender, header):
+                threading.Thread(target=self.deliver, args=(sender, to, header, bytes(payload)), daemon=True).start()
+
+        return post
+
+    def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
+        traffic = self.traffics[self.peers.index(to)]
+        region = traffic.region(sender, header)
+        if region is not None:
+            region[:] = payload
+            traffic.received(sender, header, region)
+
+    def plan(self, *, attempt: int = 0, weightless: tuple[int, ...] = ()) -> Plan:
+        plan = plan_of(self.identities, LEDGER.chain.head)
+        seats = tuple(
+            Participant(p, 0, 0, NO_HASH) if n in weightless else Participant(p, 1, 10, self.contributions[n].root)
+            for n, p in enumerate(self.peers)
+        )
+        return msgspec.structs.replace(plan, participants=seats, attempt=attempt)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with trio.open_nursery() as nursery:
+                for desk in self.desks:
+                    nursery.start_soon(desk.run)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self.events.close()
+
+    def start(self, plan: Plan, *nodes: int) -> None:
+        for n in nodes or range(len(self.desks)):
+            self.desks[n].start(plan, self.contributions[n])
+
+
+def digests(mesh: Mesh) -> list[bytes]:
+    return [done[-1][0].concatenated() for done in mesh.done]
+
+
+def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
+            for (finals, seconds), *more in mesh.done:
+                assert not more
+                assert finals.plan == plan
+                assert finals.coverage == 1.0
+                assert 0 <= seconds < 15
+            pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
+            assert set(mesh.ensured) == pairs
+            assert [desk.stalled() for desk in mesh.desks] == [set()] * 3
+
+    run(main)
+
+
+def test_member_without_weight_gives_nothing_and_gets_the_finals(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = mesh.plan(weightless=(2,))
+            mesh.start(plan)  # the desk is handed its contribution, and does not use it
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
+            finals = mesh.done[2][0][0]
+            assert finals.bitmaps == (b"\x03",) * 3
+
+    run(main)
+
+
+def test_new_plan_replaces_the_reduction_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.lose = lambda sender, header: header.attempt == 0
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: len(mesh.ensured) >= 6)
+            again = mesh.plan(attempt=1)
+            mesh.start(again)
+            await until(lambda: all(mesh.done))
+            assert [done[0][0].plan for done in mesh.done] == [again] * 3
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
+def test_stopped_reduction_reports_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        hold = Hold(round=1, phase="reduce", progress=1.0)
+        mesh = Mesh(tmp_path, 2, holds={0: (hold,)})
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: mesh.done[1] and "holding" in (tmp_path / "events.jsonl").read_text())
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            mesh.desks[0].stop()
+            mesh.holds[0].release()
+            await trio.to_thread.run_sync(reduction._gate.acquire)  # it has said all that it will say
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert mesh.done[0] == []
+
+    run(main)
+
+
+def test_hold_stops_the_reduction_where_it_says(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2, holds={0: (Hold(round=1, phase="reduce", progress=0.5),)})
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: '"progress":0.667' in (tmp_path / "events.jsonl").read_text())
+            assert mesh.done[0] == []
+            mesh.holds[0].release()
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
+def test_broken_lanes_are_mended_and_nothing_is_missing(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        lost: list[FrameHeader] = []
+
+        def lose_first(sender: PeerId, header: FrameHeader) -> bool:
+            if len(lost) < 3:
+                lost.append(header)
+                mesh.broken.update((a, b) for a in mesh.peers for b in mesh.peers if a != b)
+                return True
+            return False
+
+        mesh.lose = lose_first
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: lost)
+            for traffic in mesh.traffics:
+                for peer in mesh.peers:
+                    traffic.lane_failed(peer)
+            while not all(mesh.done):
+                for traffic in mesh.traffics:  # they go on failing until all three were lost
+                    for peer in mesh.peers:
+                        traffic.lane_failed(peer)
+                await trio.sleep(0.05)
+            assert len(set(digests(mesh))) == 1
+            assert mesh.done[0][0][0].coverage == 1.0
+
+    run(main)
+
+
+# -- stalls --------------------------------------------------------------------------------------------------
+
+
+def test_who_owes_a_contribution_and_is_silent_is_accused(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mute = mesh.peers[2]
+        mesh.lose = lambda sender, header: sender == mute
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            desk = mesh.desks[0]
+            reduction = desk._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {mute})
+            assert desk.stalled() == set()
+            clock.ahead_s = STALL_S - 0.5
+            assert desk.stalled() == set()
+            clock.ahead_s = STALL_S + 0.5
+            # The other's finals are missing too, since it waits for the mute one itself.
+            assert desk.stalled() == {mute}
+            assert desk.stalled() == set()  # not told again at once
+            clock.ahead_s = 2 * STALL_S + 1
+            assert desk.stalled() == {mute}
+            desk.stop()
+            clock.ahead_s = 10 * STALL_S
+            assert desk.stalled() == set()
+
+    run(main)
+
+
+def test_who_owes_only_finals_gets_longer(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        owner = mesh.peers[1]
+        mesh.lose = lambda sender, header: sender == owner and header.kind is FrameKind.FINAL
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            desk = mesh.desks[0]
+            reduction = desk._reduction
+            assert reduction is not None
+            await until(lambda: reduction.final_chunks == 2)
+            assert reduction.waiting_for().finals == {owner}
+            clock.ahead_s = STALL_S + 0.5
+            assert desk.stalled() == set()
+            clock.ahead_s = FINAL_STALL_S - 0.5
+            assert desk.stalled() == set()
+            clock.ahead_s = FINAL_STALL_S + 0.5
+            assert desk.stalled() == {owner}
+
+    run(main)
+
+
+def test_finished_reduction_accuses_nobody(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        async with mesh.running():
+            assert mesh.desks[0].stalled() == set()
+            mesh.start(mesh.plan())
+            await until(lambda: all(mesh.done))
+            clock.ahead_s = 100
+            assert [desk.stalled() for desk in mesh.desks] == [set(), set()]
+
+    run(main)
+
+
+def test_peer_without_a_lane_stalls_and_others_go_on(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.unreachable = {mesh.peers[2]}
+        mesh.lose = lambda sender, header: sender == mesh.peers[2]
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {mesh.peers[2]})
+            clock.ahead_s = STALL_S + 0.5
+            assert mesh.desks[0].stalled() == {mesh.peers[2]}
+
+    run(main)
+
+
+# -- finals that are fetched ---------------------------------------------------------------------------------
+
+
+def value_with(plan_hash: bytes) -> Value:
+    genesis = LEDGER.empty_chain().head
+    return msgspec.structs.replace(genesis, round=1, base=genesis.hash, plan=plan_hash)
+
+
+def test_fetched_finals_are_handed_over_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        ledger.certify()
+        finals = ledger.finals[1]
+        mesh = Mesh(tmp_path, 2)
+        mesh.catchups[0].known[finals.plan.hash] = finals
+        async with mesh.running():
+            for _ in range(3):
+                mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.done[0])
+            mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert [finals for finals, _ in mesh.done[0]] == [finals]
+            assert mesh.catchups[0].asked == [(finals.plan.hash, (mesh.peers[1],))]
+
+    run(main)
+
+
+@pytest.mark.parametrize("field", ["term", "round", "base"])
+def test_fetched_finals_of_another_round_are_dropped(tmp_path: Path, field: str) -> None:
+    """A lead may propose the hash of any plan; what it leads to cannot follow this node's state."""
+
+    async def main() -> None:
+        ledger = Ledger()
+        plan = plan_of(ledger.founders, ledger.chain.head)
+        other = {"term": Term(1, 0), "round": 2, "base": bytes(32)}[field]
+        strange = finals_of(msgspec.structs.replace(plan, **{field: other}), ledger.founders, seed=1)
+        mesh = Mesh(tmp_path, 2)
+        mesh.catchups[0].known[strange.plan.hash] = strange
+        async with mesh.running():
+            mesh.desks[0].fetch(value_with(strange.plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.catchups[0].asked)
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert mesh.done[0] == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [NetworkError("nobody has them"), RemoteError("nonsense", peer="x")])
+def test_fetch_that_fails_may_be_tried_again(tmp_path: Path, error: Exception) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        catchup = mesh.catchups[0]
+        catchup.error = error
+        async with mesh.running():
+            for count in (1, 2, 3):
+                mesh.desks[0].fetch(value_with(bytes(32)), [])
+                await until(lambda n=count: len(catchup.asked) == n)  # type: ignore[misc]
+                for _ in range(5):
+                    await trio.lowlevel.checkpoint()
+            assert mesh.done[0] == []
+            mesh.start(mesh.plan())  # and the desk is none the worse for it
+            await until(lambda: all(mesh.done))
+
+    run(main)
+
+
+def test_finals_of_the_reduction_under_way_are_not_fetched(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        mesh.lose = lambda sender, header: True
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert mesh.catchups[0].asked == []
+            mesh.desks[0].forget()
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.catchups[0].asked)
+
+    run(main)
+
+
+def test_cancelled_run_closes_the_reduction(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        mesh.lose = lambda sender, header: True
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().finals)
+        assert reduction.waiting_for().finals == frozenset()
+        assert mesh.desks[0]._reduction is None
+
+    run(main)

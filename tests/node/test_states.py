@@ -1,0 +1,298 @@
+"""States and finals on the shelf: what comes back from disk is what was put there, to the bit, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from shoal.collectives.grid import Grid
+from shoal.collectives.state import CertifiedState, frozen, header_of
+from shoal.node.states import FINALS_KEPT, STATES_KEPT, StateShelf, _FinalsFile
+from shoal.protocol.messages import Term
+from shoal.protocol.wire import canonical
+from shoal.swarm.chunks import ChunkRef, ChunkSpace
+from shoal.swarm.frame import SCOPE_BYTES
+from tests.node.ledger import GRID, Ledger, identity, plan_of, state_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("state", "finals"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def shelf_in(folder: Path) -> StateShelf:
+    return StateShelf(folder, GRID.chunk_values)
+
+
+def same_bits(first: CertifiedState, second: CertifiedState) -> bool:
+    return (
+        (first.term, first.round, first.tokens, first.layout_hash)
+        == (second.term, second.round, second.tokens, second.layout_hash)
+        and first.anchor.tobytes() == second.anchor.tobytes()
+        and first.momentum.tobytes() == second.momentum.tobytes()
+    )
+
+
+# -- states on disk ------------------------------------------------------------------------------------------
+
+
+def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
+    odd = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, np.inf, -np.inf, np.nan] * 100, np.float32)
+    odd.view(np.uint32)[7] = 0x7FC0_1234  # a NaN with a payload: bits are bits
+    before = CertifiedState(
+        term=Term(2, 3),
+        round=41,
+        tokens=2**60,
+        layout_hash=bytes(range(32)),
+        anchor=frozen(odd),
+        momentum=frozen(odd[::-1].copy()),
+    )
+    shelf_in(folder).save_state(before)
+    (after,) = shelf_in(folder).load_states()
+    assert same_bits(before, after)
+    assert header_of(after, Grid(800, 128)).digest == header_of(before, Grid(800, 128)).digest
+    assert not after.anchor.flags.writeable
+
+
+def test_states_kept_are_the_newest(folder: Path) -> None:
+    shelf = shelf_in(folder)
+    for round in (8, 9, 10, 11):
+        shelf.save_state(state_of(round, seed=round))
+    assert sorted(path.name for path in (folder / "state").iterdir()) == ["10.safetensors", "11.safetensors"]
+    assert [state.round for state in shelf.load_states()] == [11, 10]
+    assert STATES_KEPT == 2
+
+
+@pytest.mark.parametrize("at", [0, 3, 8, 9, 40, 120, 200, -1])
+def test_damaged_state_is_ignored_with_a_warning_or_is_another_state(
+    folder: Path, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = shelf_in(folder)
+    good, bad = state_of(1), state_of(2)
+    shelf.save_state(good)
+    shelf.save_state(bad)
+    path = folder / "state" / "2.safetensors"
+    data = path.read_bytes()
+    for mask in (0x01, 0x80, 0xFF):
+        changed = bytearray(data)
+        changed[at] ^= mask
+        path.write_bytes(changed)
+        newest, *older = shelf.load_states()
+        if older:  # it can be read, so its digest will tell
+            assert newest.round != 1
+            assert header_of(newest, GRID).digest != header_of(bad, GRID).digest
+            newest = older[0]
+        else:
+            assert f"{path} is not readable" in caplog.text
+        assert same_bits(newest, good)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 100, 1000, 79_999])
+def test_state_cut_short_is_ignored_with_a_warning(folder: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = shelf_in(folder)
+    shelf.save_state(state_of(1))
+    shelf.save_state(state_of(2))
+    path = folder / "state" / "2.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with caplog.at_level(logging.WARNING):
+        assert [state.round for state in shelf.load_states()] == [1]
+    assert f"{path} is not readable" in caplog.text
+
+
+def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = shelf_in(folder)
+    shelf.save_state(state_of(5))
+    good = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
+    vector = np.zeros(4, np.float32)
+    strange = {
+        "no metadata": save({"anchor": vector, "momentum": vector}),
+        "no momentum": save({"anchor": vector}, good),
+        "no layout": save({"anchor": vector, "momentum": vector}, {**good, "layout": ""}),
+        "layout of another length": save({"anchor": vector, "momentum": vector}, {**good, "layout": "00"}),
+        "layout that is no hex": save({"anchor": vector, "momentum": vector}, {**good, "layout": "zz"}),
+        "round that is no number": save({"anchor": vector, "momentum": vector}, {**good, "round": "six"}),
+        "two lengths": save({"anchor": vector, "momentum": np.zeros(5, np.float32)}, good),
+        "a matrix": save({"anchor": vector.reshape(2, 2), "momentum": vector.reshape(2, 2)}, good),
+    }
+    for name, data in strange.items():
+        caplog.clear()
+        path = folder / "state" / "6.safetensors"
+        path.write_bytes(data)
+        assert [state.round for state in shelf.load_states()] == [5], name
+        assert f"{path} is not readable" in caplog.text, name
+    path.unlink()
+    (folder / "state" / "7.safetensors").mkdir()
+    (folder / "state" / "8.safetensors.partial").write_bytes(b"half")
+    assert [state.round for state in shelf.load_states()] == [5]
+
+
+def test_empty_state_is_ignored(folder: Path) -> None:
+    metadata = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
+    none = np.zeros(0, np.float32)
+    (folder / "state" / "6.safetensors").write_bytes(save({"anchor": none, "momentum": none}, metadata))
+    assert shelf_in(folder).load_states() == []
+
+
+# -- finals on disk ------------------------------------------------------------------------------------------
+
+
+def test_finals_come_back_from_disk_to_the_bit(folder: Path) -> None:
+    ledger = Ledger()
+    ledger.certify()
+    finals = ledger.finals[1]
+    shelf_in(folder).save_finals(finals)
+    after = shelf_in(folder).finals(finals.plan.hash)
+    assert after is not None
+    assert after.plan == finals.plan
+    assert after.update.tobytes() == finals.update.tobytes()
+    assert after.bitmaps_root == finals.bitmaps_root
+    assert [c.payload.tobytes() for c in after.chunks] == [c.payload.tobytes() for c in finals.chunks]
+    assert shelf_in(folder).finals(bytes(32)) is None
+
+
+def test_finals_kept_on_disk_are_the_newest(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(FINALS_KEPT + 3)
+    for round, finals in ledger.finals.items():
+        shelf.save_finals(finals)
+        os.utime(folder / "finals" / finals.plan.hash.hex(), ns=(round * 10**9, round * 10**9))
+    fresh = shelf_in(folder)
+    held = [round for round, finals in ledger.finals.items() if fresh.finals(finals.plan.hash) is not None]
+    assert held == list(range(4, FINALS_KEPT + 4))
+
+
+def test_damaged_finals_are_ignored_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify()
+    finals = ledger.finals[1]
+    shelf.save_finals(finals)
+    path = folder / "finals" / finals.plan.hash.hex()
+    whole = path.read_bytes()
+    for data in (
+        b"",
+        b"\xc1",
+        whole[:-1],
+        whole[:-1] + bytes([whole[-1] ^ 1]),
+        whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+    ):
+        caplog.clear()
+        path.write_bytes(data)
+        assert shelf.finals(finals.plan.hash) is None
+        assert f"{path} is damaged" in caplog.text
+
+
+def test_finals_under_the_name_of_another_plan_are_not_taken(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(2)
+    one, two = (ledger.finals[round].plan.hash for round in (1, 2))
+    shelf.save_finals(ledger.finals[1])
+    (folder / "finals" / one.hex()).rename(folder / "finals" / two.hex())
+    assert shelf.finals(two) is None
+
+
+# -- lookup --------------------------------------------------------------------------------------------------
+
+
+def test_lookup_finds_every_chunk_of_state_and_finals_and_nothing_else(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify()
+    state, finals = ledger.state, ledger.finals[1]
+    shelf.put(state, shelf.header(state))
+    shelf.put_finals(finals)
+    scope, plan_scope = shelf.header(state).digest[:SCOPE_BYTES], finals.plan.hash[:SCOPE_BYTES]
+    for space, vector in ((ChunkSpace.ANCHOR, state.anchor), (ChunkSpace.MOMENTUM, state.momentum)):
+        chunks = [shelf.lookup(ChunkRef(space, scope, chunk)) for chunk in range(GRID.chunks)]
+        assert b"".join(bytes(chunk) for chunk in chunks if chunk is not None) == vector.tobytes()
+        assert all(chunk is not None and chunk.readonly for chunk in chunks)
+        assert shelf.lookup(ChunkRef(space, plan_scope, 0)) is None
+    for chunk in range(GRID.chunks):
+        found = shelf.lookup(ChunkRef(ChunkSpace.FINAL, plan_scope, chunk))
+        assert found is not None
+        assert found.tobytes() == finals.chunks[chunk].payload.tobytes()
+    assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, scope, 0)) is None
+    for space in ChunkSpace:
+        for chunk in (GRID.chunks, GRID.chunks + 1, 2**32 - 1):
+            for where in (scope, plan_scope, bytes(SCOPE_BYTES)):
+                assert shelf.lookup(ChunkRef(space, where, chunk)) is None
+
+
+def test_lookup_serves_the_last_states_and_forgets_older_ones(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(3)
+    assert shelf.newest_round() is None
+    for state in ledger.states:
+        shelf.put(state, shelf.header(state))
+    held = [shelf.header_for(round) is not None for round in range(4)]
+    assert held == [False, False, True, True]
+    assert shelf.newest_round() == 3
+    for state in ledger.states:
+        ref = ChunkRef(ChunkSpace.ANCHOR, header_of(state, GRID).digest[:SCOPE_BYTES], 0)
+        assert (shelf.lookup(ref) is not None) == (state.round >= 2)
+
+
+def test_lookup_serves_the_last_finals_and_forgets_older_ones(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(FINALS_KEPT + 2)
+    for finals in ledger.finals.values():
+        shelf.put_finals(finals)
+    served = [
+        round
+        for round, finals in ledger.finals.items()
+        if shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
+    ]
+    assert served == list(range(3, FINALS_KEPT + 3))
+
+
+def test_header_is_computed_once_for_a_state_that_is_kept(folder: Path) -> None:
+    shelf, state = shelf_in(folder), state_of(1)
+    header = shelf.header(state)
+    assert header == header_of(state, GRID)
+    assert shelf.header(state) is not header
+    shelf.put(state, header)
+    assert shelf.header(state) is header
+    other = state_of(1, seed=9)  # of the same round, but another
+    assert shelf.header(other).digest == header_of(other, GRID).digest != header.digest
+
+
+def test_plan_that_cannot_be_followed_is_a_damaged_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only its hash vouches for a plan; one that some other version wrote must not end the node."""
+    ledger, shelf = Ledger(), shelf_in(folder)
+    plan = plan_of([identity(1)], ledger.chain.head)
+    for strange in (
+        msgspec.structs.replace(plan, codec="fp3"),
+        msgspec.structs.replace(plan, numel=0),
+        msgspec.structs.replace(plan, owners=()),
+        msgspec.structs.replace(plan, numel=2**62, chunk_values=1),
+    ):
+        caplog.clear()
+        data = msgspec.msgpack.encode(_FinalsFile(plan=canonical(strange), payloads=()))
+        (folder / "finals" / strange.hash.hex()).write_bytes(data)
+        assert shelf.finals(strange.hash) is None
+        assert "is damaged" in caplog.text
+
+
+def test_finals_on_disk_are_taken_into_memory_and_other_files_left_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger()
+    ledger.certify(3)
+    for finals in ledger.finals.values():
+        shelf_in(folder).save_finals(finals)
+    for name in ("README", "x" * 64, "0" * 64, "0" * 64 + ".partial"):
+        (folder / "finals" / name).write_bytes(b"something else")
+    shelf = shelf_in(folder)
+    shelf.load_finals()
+    for finals in ledger.finals.values():
+        held = shelf.held_finals(finals.plan.hash)
+        assert held is not None
+        assert held.concatenated() == finals.concatenated()
+        assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
+    assert (folder / "finals" / "README").exists()

@@ -1,0 +1,526 @@
+"""An in-memory laboratory for agreement: members joined by a bag of messages, watched by a ledger that sees all.
+
+The bag loses, repeats and reorders; members crash between any two effects of a step and return from their durable log.
+The `Ledger` stands outside: it knows every message that ever left a node and raises `Violation` at the first that
+breaks a promise, and as soon as the votes ever sent would certify two values, whether or not anyone assembled them.
+
+Signing is by hash here (`PaperIdentity`), which makes walks of many thousand steps affordable; `paper_signatures` makes
+the code under test accept it. Everything random comes from the walk's own seeded generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+import pytest
+from blake3 import blake3
+
+from shoal.protocol import certificate as certificate_module
+from shoal.protocol.agreement import (
+    Agreement,
+    AgreementEffect,
+    Broadcast,
+    Decided,
+    DurableRecord,
+    NeedFinals,
+    Persist,
+)
+from shoal.protocol.certificate import check_certificate, genesis
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import (
+    NO_HASH,
+    VOTE_DOMAIN,
+    Certificate,
+    Leave,
+    Message,
+    Propose,
+    Report,
+    RoundMessage,
+    Value,
+    ViewChange,
+    Vote,
+    domain_hash,
+    vote_preimage,
+)
+
+SWARM = bytes(range(32))
+BAG_LIMIT_MESSAGES = 160
+"""Past this the oldest messages are lost: old ones are still delivered late, but not for ever."""
+STOP_AFTER_VIEW = 5
+
+
+# -- keys on paper -------------------------------------------------------------------------------------------
+
+
+def paper_signature(peer: PeerId, domain: bytes, message: bytes) -> bytes:
+    """What stands for a signature of `peer`; anyone could make it, but nobody here does."""
+    return blake3(domain_hash("paper", peer.encode(), domain, message)).digest(64)
+
+
+class PaperIdentity(Identity):
+    """An identity that signs with a hash, a hundred times faster than Ed25519."""
+
+    def __init__(self, name: str) -> None:
+        self.peer_id = PeerId(f"12D3Koo{name}".ljust(52, "1"))
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        return paper_signature(self.peer_id, domain, message)
+
+
+@pytest.fixture
+def paper_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes votes verify against PaperIdentity's signatures, and remembers the hash of each value."""
+    plain_hash = vars(Value)["hash"].fget
+    monkeypatch.setattr(Value, "hash", property(lru_cache(maxsize=1 << 14)(plain_hash)))
+    monkeypatch.setattr(
+        certificate_module,
+        "verify",
+        lambda peer, domain, message, signature: signature == paper_signature(peer, domain, message),
+    )
+
+
+def paper_identities(count: int) -> list[PaperIdentity]:
+    """`count` identities whose PeerIds sort in the order of the list."""
+    return [PaperIdentity(f"{number:02d}") for number in range(count)]
+
+
+# -- making values -------------------------------------------------------------------------------------------
+
+
+def plan_hash(name: str) -> bytes:
+    """A stand-in for the hash of a plan called `name`."""
+    return domain_hash("lab plan", name.encode())
+
+
+def honest_report(previous: Value, plan: bytes) -> Report:
+    """The report every member computes from the finals of `plan`."""
+    return Report(
+        term=previous.term,
+        round=previous.round + 1,
+        base=previous.hash,
+        plan=plan,
+        digest=domain_hash("lab digest", plan),
+        bitmaps=domain_hash("lab bitmaps", plan),
+    )
+
+
+def value_of(
+    previous: Value,
+    plan: bytes,
+    planner: PeerId,
+    members: Iterable[PeerId] | None = None,
+    leaves: Iterable[PeerId] = (),
+) -> Value:
+    """The value that `planner` would propose for `plan`."""
+    report = honest_report(previous, plan)
+    return Value(
+        swarm=previous.swarm,
+        term=previous.term,
+        round=previous.round + 1,
+        base=previous.hash,
+        plan=plan,
+        planner=planner,
+        members=tuple(sorted(previous.members if members is None else members)),
+        leaves=tuple(sorted(leaves)),
+        bitmaps=report.bitmaps,
+        tokens=previous.tokens + 1,
+        digest=report.digest,
+    )
+
+
+def vote_of(identity: Identity, view: int, value: Value) -> Vote:
+    """`identity`'s signed vote for `value` in `view`."""
+    preimage = vote_preimage(view, value.hash)
+    return Vote(
+        term=value.term,
+        round=value.round,
+        base=value.base,
+        view=view,
+        value=value.hash,
+        signature=identity.sign(VOTE_DOMAIN, preimage),
+    )
+
+
+def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
+    """The quorum rule in other words than the code's: more than half, or exactly half with the last planner."""
+    electorate = set(previous.members) - set(leaves)
+    inside = electorate & set(supporters)
+    return 2 * len(inside) > len(electorate) or (
+        len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
+    )
+
+
+# -- the ledger ----------------------------------------------------------------------------------------------
+
+
+class Violation(AssertionError):
+    """Something that must never happen has happened. `kind` says what."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+
+
+@dataclass
+class Ledger:
+    """Everything that ever left a node. Raises Violation at the first thing that may not be.
+
+    With `forks_only` the broken promise itself is let pass, to see whether it leads to two certified values.
+    With `one_view` false, votes of all views are counted together: the arithmetic the protocol must not use.
+    """
+
+    forks_only: bool = False
+    one_view: bool = True
+    previous: dict[bytes, Value] = field(default_factory=dict)
+    values: dict[bytes, Value] = field(default_factory=dict)
+    votes: dict[tuple[bytes, int, bytes], set[PeerId]] = field(default_factory=dict)
+    cast: dict[tuple[bytes, PeerId], dict[int, bytes]] = field(default_factory=dict)
+    promised: dict[tuple[bytes, PeerId], dict[int, int]] = field(default_factory=dict)
+    proposed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    left: set[tuple[bytes, PeerId]] = field(default_factory=set)
+    certified: dict[bytes, bytes] = field(default_factory=dict)
+
+    def follow(self, previous: Value) -> None:
+        """Know `previous`, so that votes of the round after it can be weighed."""
+        self.previous[previous.hash] = previous
+
+    def sent(self, sender: PeerId, message: Message) -> None:
+        """`sender` let `message` out."""
+        if isinstance(message, Propose):
+            self._sent_propose(message)
+        elif isinstance(message, Vote):
+            self._sent_vote(sender, message)
+        elif isinstance(message, ViewChange):
+            self._sent_change(sender, message)
+        elif isinstance(message, Leave):
+            self.left.add((message.base, sender))
+            if self._signed(message.base, sender):
+                self._break("leave after signing", sender)
+
+    def decided(self, certificate: Certificate) -> None:
+        """A node holds `certificate` to be the round's outcome."""
+        try:
+            check_certificate(certificate, self.previous[certificate.value.base])
+        except RemoteError as error:
+            self._break("bad certificate", str(error))
+        value, previous = certificate.value, self.previous[certificate.value.base]
+        if self.one_view and not outweighs(previous, certificate.signers, value.leaves):
+            self._break("certified by a minority", str(certificate.signers))
+        self.values[value.hash] = value
+        self._certify(value.base, value.hash)
+
+    def _break(self, kind: str, detail: str) -> None:
+        if not self.forks_only:
+            raise Violation(kind, detail)
+
+    def _signed(self, base: bytes, peer: PeerId) -> bool:
+        return bool(self.cast.get((base, peer)) or self.promised.get((base, peer)))
+
+    def _sent_propose(self, message: Propose) -> None:
+        value_hash = message.value.hash
+        self.values[value_hash] = message.value
+        known = self.proposed.setdefault((message.base, message.view), value_hash)
+        if known != value_hash:
+            self._break("two values in one view", f"view {message.view}")
+
+    def _sent_vote(self, sender: PeerId, vote: Vote) -> None:
+        cast = self.cast.setdefault((vote.base, sender), {})
+        if cast.setdefault(vote.view, vote.value) != vote.value:
+            self._break("two votes in one view", f"{sender} in view {vote.view}")
+        for view, carried in self.promised.get((vote.base, sender), {}).items():
+            if carried < vote.view < view:
+                self._break("vote below a promise", f"{sender} voted in {vote.view}, promised {view}")
+        if (vote.base, sender) in self.left:
+            self._break("vote after leaving", sender)
+        views = self.votes.setdefault((vote.base, vote.view if self.one_view else 0, vote.value), set())
+        views.add(sender)
+        value = self.values[vote.value]
+        if outweighs(self.previous[vote.base], views - set(value.leaves), value.leaves):
+            self._certify(vote.base, vote.value)
+
+    def _sent_change(self, sender: PeerId, change: ViewChange) -> None:
+        carried = -1 if change.highest is None else change.highest.view
+        self.promised.setdefault((change.base, sender), {})[change.view] = carried
+        if change.highest is not None:
+            self.values[change.highest.value.hash] = change.highest.value
+        for view in self.cast.get((change.base, sender), {}):
+            if carried < view < change.view:
+                self._break("a vote that was not carried", f"{sender} voted in {view}, carried {carried}")
+        if (change.base, sender) in self.left:
+            self._break("view change after leaving", sender)
+
+    def _certify(self, base: bytes, value_hash: bytes) -> None:
+        if self.certified.setdefault(base, value_hash) != value_hash:
+            raise Violation("fork", f"two values of round {self.values[value_hash].round}")
+
+
+# -- members and the bag -------------------------------------------------------------------------------------
+
+MakeAgreement = Callable[[Identity, Value], Agreement]
+
+
+def plain_agreement(identity: Identity, previous: Value) -> Agreement:
+    """The machine under test, as it is."""
+    return Agreement(identity=identity, previous=previous)
+
+
+@dataclass
+class Member:
+    """A node: its machine, and what survives a crash (`log`, `chain`, `certificates`)."""
+
+    identity: PaperIdentity
+    chain: list[Value]
+    agreement: Agreement | None = None
+    log: list[DurableRecord] = field(default_factory=list)
+    certificates: dict[bytes, Certificate] = field(default_factory=dict)
+    needs: list[Value] = field(default_factory=list)
+    seen_view: int = 0
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+
+class Lab:
+    """Members of one swarm and the messages between them; each method is one step of a schedule."""
+
+    def __init__(
+        self,
+        members: int,
+        *,
+        founders: Sequence[int] | None = None,
+        make: MakeAgreement = plain_agreement,
+        ledger: Ledger | None = None,
+        keeps_log: bool = True,
+    ) -> None:
+        identities = paper_identities(members)
+        self.start = genesis(SWARM, [identities[i].peer_id for i in (founders or range(members))])
+        self.members = [Member(identity, [self.start]) for identity in identities]
+        self.ledger = ledger or Ledger()
+        self.ledger.follow(self.start)
+        self.bag: list[tuple[int, PeerId, Message]] = []
+        self._make = make
+        self._keeps_log = keeps_log
+        for number in range(members):
+            self.restart(number)
+
+    # -- one step ----------------------------------------------------------------------------------------
+
+    def machine(self, number: int) -> Agreement:
+        """The running machine of a member that is up."""
+        agreement = self.members[number].agreement
+        assert agreement is not None
+        return agreement
+
+    def number(self, peer: PeerId) -> int:
+        """Which member `peer` is."""
+        return next(i for i, member in enumerate(self.members) if member.peer == peer)
+
+    def lead(self, view: int, base: Value | None = None) -> int:
+        """The number of the lead of `view` in the round after `base` (the first round by default)."""
+        return self.number(certificate_module.lead(base or self.start, view))
+
+    def restart(self, number: int) -> None:
+        """Bring a member up from what it has on disk, and let it say what it stands by."""
+        member = self.members[number]
+        member.needs.clear()
+        member.agreement = self._make(member.identity, member.chain[-1])
+        member.agreement.restore(member.log if self._keeps_log else ())
+        member.seen_view = member.agreement.view
+        self.resend(number)
+
+    def crash(self, number: int) -> None:
+        """Lose everything that is not on disk."""
+        self.members[number].agreement = None
+
+    def resend(self, number: int) -> None:
+        """Say everything current again."""
+        self.carry_out(number, [Broadcast(message) for message in self.machine(number).current()])
+
+    def carry_out(self, number: int, effects: Iterable[AgreementEffect], *, stop_after: int | None = None) -> None:
+        """Carry out effects in order; with `stop_after`, crash after that many of them."""
+        member = self.members[number]
+        for count, effect in enumerate(effects):
+            if count == stop_after:
+                self.crash(number)
+                return
+            if isinstance(effect, Persist):
+                member.log.append(effect.record)
+            elif isinstance(effect, Broadcast):
+                self.ledger.sent(member.peer, effect.message)
+                self.post(member.peer, effect.message)
+            elif isinstance(effect, NeedFinals):
+                member.needs.append(effect.value)
+            elif isinstance(effect, Decided):
+                self._decided(number, effect.certificate)
+        if member.agreement is not None:
+            if member.agreement.view < member.seen_view:
+                raise Violation("a view went back", f"{member.seen_view} to {member.agreement.view}")
+            member.seen_view = member.agreement.view
+
+    def post(self, sender: PeerId, message: Message) -> None:
+        """Put a message for everyone else into the bag."""
+        self.bag += [(i, sender, message) for i, m in enumerate(self.members) if m.peer != sender]
+        del self.bag[:-BAG_LIMIT_MESSAGES]
+
+    def deliver(self, number: int, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        """Hand one message to one member, as its shell would; returns the effects, not yet carried out."""
+        member = self.members[number]
+        if member.agreement is None:
+            return []
+        base = message.value.base if isinstance(message, Certificate) else None
+        if isinstance(message, RoundMessage):
+            base = message.base
+        if base != member.agreement.previous.hash:
+            if base in member.certificates and not isinstance(message, Certificate):
+                self.bag.append((self.number(sender), member.peer, member.certificates[base]))
+            return []
+        return member.agreement.receive(sender, message)
+
+    def compute(self, number: int, plan: bytes, *, skewed: bool = False) -> list[AgreementEffect]:
+        """The member finishes reducing `plan`, with another digest than everyone else if `skewed`."""
+        machine = self.machine(number)
+        report = honest_report(machine.previous, plan)
+        return machine.computed(msgspec.structs.replace(report, digest=NO_HASH) if skewed else report)
+
+    def _decided(self, number: int, certificate: Certificate) -> None:
+        member = self.members[number]
+        self.ledger.decided(certificate)
+        member.certificates[certificate.value.base] = certificate
+        member.chain.append(certificate.value)
+        self.ledger.follow(certificate.value)
+        self.restart(number)
+
+    # -- whole schedules ---------------------------------------------------------------------------------
+
+    def settle(self, among: Collection[int] | None = None) -> None:
+        """Deliver everything in the bag among these members, in order, until nothing more is said; drop the rest."""
+        here = set(range(len(self.members)) if among is None else among)
+        while self.bag:
+            number, sender, message = self.bag.pop(0)
+            if number in here and self.number(sender) in here:
+                self.carry_out(number, self.deliver(number, sender, message))
+
+    def propose(self, number: int, name: str, members: Iterable[PeerId] | None = None) -> Value:
+        """The member computes the plan `name` and proposes what came out; returns the value."""
+        machine = self.machine(number)
+        value = value_of(machine.previous, plan_hash(name), machine.lead(machine.view), members, machine.leaves)
+        self.carry_out(number, self.compute(number, value.plan))
+        self.carry_out(number, machine.propose(value))
+        return value
+
+    def move(self, number: int, view: int) -> None:
+        """The member gives up on its view."""
+        self.carry_out(number, self.machine(number).move_to(view))
+
+
+# -- random walks --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Walk:
+    """A seeded random schedule over a lab: `run` takes steps until `rounds` are decided or `steps` are taken."""
+
+    lab: Lab
+    seed: int
+    crashes: float = 0.06
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        # Where votes get lost the outcome stays unknown, and members go through many views with votes behind them.
+        self._vote_loss = self._rng.choice((0.1, 0.6, 0.95))
+        self._actions: list[tuple[Callable[[int], None], float]] = [
+            (self._deliver, 20.0),
+            (self._compute, 5.0),
+            (self._propose, 4.0),
+            (self._move, 1.6),
+            (self._resend, 0.4),
+            (self._leave, 0.15),
+            (self._crash, 3 * self.crashes),
+        ]
+
+    def run(self, steps: int) -> int:
+        """Returns the height reached."""
+        actions = [action for action, _ in self._actions]
+        weights = [weight for _, weight in self._actions]
+        for action in self._rng.choices(actions, weights, k=steps):
+            number = self._rng.randrange(len(self.lab.members))
+            if self.lab.members[number].agreement is None:
+                if self._rng.random() < 0.3:
+                    self.lab.restart(number)
+                continue
+            action(number)
+            if self.height() >= self.rounds:
+                break
+        return self.height()
+
+    def height(self) -> int:
+        return max(len(member.chain) - 1 for member in self.lab.members)
+
+    def _carry_out(self, number: int, effects: list[AgreementEffect]) -> None:
+        cut = self._rng.randrange(len(effects) + 1) if effects and self._rng.random() < self.crashes else None
+        self.lab.carry_out(number, effects, stop_after=cut)
+
+    def _deliver(self, _: int) -> None:
+        bag = self.lab.bag
+        if not bag:
+            return
+        at = self._rng.randrange(len(bag))
+        number, sender, message = bag[at]
+        if self._rng.random() < 0.85:
+            bag[at] = bag[-1]
+            bag.pop()
+        loss = self._vote_loss if isinstance(message, Vote | Certificate) else 0.1
+        if self._rng.random() >= loss:
+            self._carry_out(number, self.lab.deliver(number, sender, message))
+
+    def _compute(self, number: int) -> None:
+        machine, needs = self.lab.machine(number), self.lab.members[number].needs
+        if needs and self._rng.random() < 0.8:
+            plan = self._rng.choice(needs).plan
+        else:
+            plan = plan_hash(f"{machine.round} {self._rng.randrange(3)}")
+        self._carry_out(number, self.lab.compute(number, plan, skewed=self._rng.random() < 0.04))
+
+    def _propose(self, number: int) -> None:
+        machine, rng = self.lab.machine(number), self._rng
+        if not machine.free_to_plan:
+            return
+        others = sorted(set(machine.previous.members) | {rng.choice(self.lab.members).peer})
+        members = {machine.lead(machine.view), *(p for p in others if rng.random() < 0.9)}
+        leaves = [p for p in machine.previous.members if p in machine.leaves and rng.random() < 0.7]
+        plan = plan_hash(f"{machine.round} {rng.randrange(3)}")
+        self._carry_out(number, self.lab.compute(number, plan))
+        if self.lab.members[number].agreement is machine and machine.free_to_plan:
+            self._carry_out(
+                number,
+                machine.propose(
+                    value_of(
+                        machine.previous,
+                        plan,
+                        members=members - set(leaves),
+                        leaves=leaves,
+                        planner=machine.lead(machine.view),
+                    )
+                ),
+            )
+
+    def _move(self, number: int) -> None:
+        machine = self.lab.machine(number)
+        if machine.view < STOP_AFTER_VIEW:
+            self._carry_out(number, machine.move_to(machine.view + self._rng.choice((1, 1, 2))))
+
+    def _resend(self, number: int) -> None:
+        self.lab.resend(number)
+
+    def _leave(self, number: int) -> None:
+        self._carry_out(number, self.lab.machine(number).leave())
+
+    def _crash(self, number: int) -> None:
+        self.lab.crash(number)

@@ -1,0 +1,687 @@
+"""Agreement: one value per round under loss, reordering, crashes and restarts; and every safety check can fail.
+
+The walks and the explorer check promises and votes as a bystander who sees every message (`lab.Ledger`). Each seeded
+bug at the end of this file breaks one rule, and is found; so silence elsewhere means something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from shoal.protocol import agreement as agreement_module
+from shoal.protocol import certificate as certificate_module
+from shoal.protocol.agreement import (
+    VIEWS_AHEAD_LIMIT,
+    Agreement,
+    AgreementEffect,
+    Broadcast,
+    Decided,
+    DurableRecord,
+    FreeToPlan,
+    Mismatch,
+    NeedFinals,
+    Persist,
+    Standing,
+)
+from shoal.protocol.certificate import check_certificate, genesis, is_quorum, lead
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.identity import verify as real_verify
+from shoal.protocol.messages import (
+    VIEW_LIMIT,
+    CastVote,
+    Leave,
+    Message,
+    Propose,
+    Value,
+    ViewChange,
+    Vote,
+)
+from tests.protocol.explorer import Explorer
+from tests.protocol.lab import (
+    SWARM,
+    Lab,
+    Ledger,
+    MakeAgreement,
+    PaperIdentity,
+    Violation,
+    Walk,
+    honest_report,
+    paper_signatures,
+    plan_hash,
+    value_of,
+    vote_of,
+)
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+__all__ = ["paper_signatures"]
+
+WALKS = 240
+WALK_STEPS = 320
+
+
+def messages_in(effects: list[AgreementEffect], kind: type[Message]) -> list[Message]:
+    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
+
+
+# -- the undisturbed course ----------------------------------------------------------------------------------
+
+
+def test_agreement_with_real_keys_certifies_what_the_lead_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate_module, "verify", real_verify)
+    identities = [Identity.from_seed(bytes([i]) * 32) for i in range(3)]
+    start = genesis(SWARM, [i.peer_id for i in identities])
+    machines = {i.peer_id: Agreement(identity=i, previous=start) for i in identities}
+    leader = lead(start, 0)
+    value = value_of(start, plan_hash("one"), leader)
+    for machine in machines.values():
+        assert machine.computed(honest_report(start, value.plan)) == []
+    pending = [(leader, e) for e in machines[leader].propose(value)]
+    decided = {}
+    while pending:
+        sender, effect = pending.pop(0)
+        if isinstance(effect, Decided):
+            decided[sender] = effect.certificate
+        elif isinstance(effect, Broadcast):
+            for peer, machine in machines.items():
+                if peer != sender:
+                    pending += [(peer, e) for e in machine.receive(sender, effect.message)]
+    assert set(decided) == set(machines)
+    for certificate in decided.values():
+        assert certificate.value == value
+        assert certificate.view == 0
+        check_certificate(certificate, start)
+
+
+def test_agreement_persists_before_it_sends() -> None:
+    lab = Lab(3)
+    machine = lab.machine(lab.lead(0))
+    report = honest_report(lab.start, plan_hash("p"))
+    machine.computed(report)
+    value = value_of(lab.start, report.plan, machine.lead(0))
+    effects = machine.propose(value)
+    kinds = [(type(e).__name__, e.record.kind if isinstance(e, Persist) else "") for e in effects]
+    assert kinds == [("Persist", "propose"), ("Broadcast", ""), ("Persist", "vote"), ("Broadcast", "")]
+    effects = machine.move_to(1)
+    assert isinstance(effects[0], Persist)
+    assert effects[0].record == DurableRecord(kind="promise", term=lab.start.term, round=1, view=1)
+
+
+def test_propose_by_another_than_the_lead_is_refused() -> None:
+    lab = Lab(3)
+    other = lab.machine(lab.lead(1))
+    with pytest.raises(LocalError):
+        other.propose(value_of(lab.start, plan_hash("p"), lab.members[lab.lead(1)].peer))
+    with pytest.raises(RemoteError, match="another leads"):
+        lab.machine(lab.lead(0)).receive(
+            lab.members[lab.lead(1)].peer,
+            propose(lab.start, 0, value_of(lab.start, plan_hash("p"), lab.members[0].peer)),
+        )
+
+
+def propose(previous: Value, view: int, value: Value) -> Propose:
+    return Propose(term=previous.term, round=previous.round + 1, base=previous.hash, view=view, value=value)
+
+
+def change(previous: Value, view: int, highest: CastVote | None = None) -> ViewChange:
+    return ViewChange(term=previous.term, round=previous.round + 1, base=previous.hash, view=view, highest=highest)
+
+
+def test_lead_proposes_once_per_view() -> None:
+    lab = Lab(3)
+    lab.propose(lab.lead(0), "one")
+    machine = lab.machine(lab.lead(0))
+    with pytest.raises(LocalError):
+        machine.propose(value_of(lab.start, plan_hash("two"), machine.lead(0)))
+
+
+def test_member_without_the_finals_asks_for_them_and_votes_when_it_has_them() -> None:
+    lab = Lab(3)
+    value = lab.propose(lab.lead(0), "one")
+    other = lab.lead(1)
+    effects = lab.machine(other).receive(lab.members[lab.lead(0)].peer, propose(lab.start, 0, value))
+    assert effects == [NeedFinals(value)]
+    votes = messages_in(lab.compute(other, value.plan), Vote)
+    assert votes == [vote_of(lab.members[other].identity, 0, value)]
+
+
+def test_member_that_computed_another_digest_does_not_vote_and_says_so_once() -> None:
+    lab = Lab(3)
+    honest = honest_report(lab.start, plan_hash("one"))
+    report = msgspec.structs.replace(honest, digest=bytes(32))
+    other, leader = lab.lead(1), lab.lead(0)
+    machine = lab.machine(other)
+    machine.computed(report)
+    value = lab.propose(leader, "one")
+    message = propose(lab.start, 0, value)
+    assert machine.receive(lab.members[leader].peer, message) == [Mismatch(value, report)]
+    assert machine.receive(lab.members[leader].peer, message) == []
+    assert messages_in(machine.computed(honest), Vote), "a digest put right is voted for"
+
+
+def test_mismatch_takes_no_promise_along() -> None:
+    """A member that moves on while a proposal does not match must still write its promise before it speaks."""
+    lab = Lab(3)
+    mover, leader = lab.lead(2), lab.lead(1)
+    machine = lab.machine(mover)
+    machine.computed(msgspec.structs.replace(honest_report(lab.start, plan_hash("x")), digest=bytes(32)))
+    value = value_of(lab.start, plan_hash("x"), lab.members[leader].peer)
+    machine.receive(lab.members[leader].peer, propose(lab.start, 1, value))
+    effects = machine.move_to(1)
+    assert isinstance(effects[0], Persist)
+    assert messages_in(effects, ViewChange) == [m for m in machine.current() if isinstance(m, ViewChange)]
+
+
+def test_new_lead_whose_own_digest_differs_still_writes_what_it_carries_forward() -> None:
+    lab = Lab(3)
+    first, second, third = lab.lead(0), lab.lead(1), lab.lead(2)
+    value = value_of(lab.start, plan_hash("x"), lab.members[first].peer)
+    machine = lab.machine(second)
+    machine.computed(msgspec.structs.replace(honest_report(lab.start, value.plan), digest=bytes(32)))
+    machine.move_to(1)
+    effects = machine.receive(lab.members[third].peer, change(lab.start, 1, CastVote(0, value)))
+    record = DurableRecord(kind="propose", term=lab.start.term, round=1, view=1, value=value)
+    assert effects[0] == Persist(record)
+    assert messages_in(effects, Propose) == [propose(lab.start, 1, value)]
+
+
+def test_listener_outside_the_electorate_learns_the_outcome_and_signs_nothing() -> None:
+    lab = Lab(4, founders=[0, 1, 2])
+    outsider = lab.machine(3)
+    assert not outsider.member
+    assert outsider.move_to(1) == []
+    lab.propose(lab.lead(0), "one")
+    for number in range(3):
+        lab.carry_out(number, lab.compute(number, plan_hash("one")))
+    lab.settle()
+    assert [len(member.chain) for member in lab.members] == [2, 2, 2, 2]
+    assert lab.members[3].log == []
+
+
+def test_messages_of_strangers_change_nothing() -> None:
+    lab = Lab(3)
+    stranger = PaperIdentity("99")
+    machine = lab.machine(0)
+    value = value_of(lab.start, plan_hash("p"), lab.members[0].peer)
+    for message in (
+        vote_of(stranger, 0, value),
+        change(lab.start, 1),
+        propose(lab.start, 0, value),
+        Leave(term=lab.start.term, round=1, base=lab.start.hash),
+    ):
+        assert machine.receive(stranger.peer_id, message) == []
+    assert machine.view == 0
+    assert machine.leaves == set()
+
+
+def test_message_that_is_not_of_agreement_is_our_own_bug() -> None:
+    lab = Lab(2)
+    with pytest.raises(LocalError):
+        lab.machine(0).receive(lab.members[1].peer, honest_report(lab.start, plan_hash("p")))
+
+
+@pytest.mark.parametrize("view", [VIEWS_AHEAD_LIMIT + 1, VIEW_LIMIT - 1])
+def test_views_far_ahead_are_not_remembered(view: int) -> None:
+    lab = Lab(3)
+    machine, other = lab.machine(0), lab.members[1]
+    value = value_of(lab.start, plan_hash("p"), machine.lead(view))
+    assert machine.receive(other.peer, change(lab.start, view)) == []
+    assert machine.receive(other.peer, vote_of(other.identity, view, value)) == []
+    assert machine.receive(machine.lead(view), propose(lab.start, view, value)) == []
+    assert not machine._changes
+    assert not machine._votes
+    assert not machine._proposals
+
+
+def test_contradictions_are_blamed_on_their_sender() -> None:
+    lab = Lab(3)
+    leader = lab.lead(0)
+    one, two = (value_of(lab.start, plan_hash(name), lab.members[leader].peer) for name in ("one", "two"))
+    machine, sender = lab.machine(lab.lead(1)), lab.members[leader]
+    machine.receive(sender.peer, propose(lab.start, 0, one))
+    with pytest.raises(RemoteError, match="two values") as error:
+        machine.receive(sender.peer, propose(lab.start, 0, two))
+    assert error.value.peer == sender.peer
+    machine.receive(sender.peer, vote_of(sender.identity, 0, one))
+    with pytest.raises(RemoteError, match="two votes"):
+        machine.receive(sender.peer, vote_of(sender.identity, 0, two))
+    with pytest.raises(RemoteError, match="signature"):
+        machine.receive(sender.peer, vote_of(lab.members[lab.lead(2)].identity, 3, one))
+    with pytest.raises(RemoteError, match="impossible vote"):
+        machine.receive(sender.peer, change(lab.start, 1, CastVote(1, one)))
+    with pytest.raises(RemoteError, match="does not follow"):
+        machine.receive(sender.peer, propose(lab.start, 0, msgspec.structs.replace(one, round=2)))
+
+
+# -- schedules that broke earlier drafts ---------------------------------------------------------------------
+
+
+def test_lead_that_alone_saw_the_certificate_and_slept_agrees_with_the_others() -> None:
+    lab = Lab(3)
+    first, second, third = lab.lead(0), lab.lead(1), lab.lead(2)
+    one = lab.propose(first, "one")
+    lab.bag = [entry for entry in lab.bag if entry[0] == second and isinstance(entry[2], Propose)]
+    lab.settle({first, second})
+    lab.carry_out(second, lab.compute(second, one.plan))
+    lab.bag = [entry for entry in lab.bag if entry[0] == first]
+    lab.settle()
+    lab.bag.clear()
+    assert [lab.members[n].chain[-1] for n in (first, second, third)] == [one, lab.start, lab.start]
+    # Now `first` is stopped. The others move on, and must find the vote of `second`.
+    lab.move(second, 1)
+    lab.move(third, 1)
+    lab.settle({second, third})
+    assert lab.members[third].needs == [one]
+    lab.carry_out(third, lab.compute(third, one.plan))
+    lab.settle({second, third})
+    assert [member.chain[-1].hash for member in lab.members] == [one.hash] * 3
+
+
+def scattered_votes(ledger: Ledger) -> Lab:
+    """A, B vote d0 in view 0; C votes d1 in view 1; E votes d0 in view 2; B, C, D vote d1 in view 3."""
+    lab = Lab(6, founders=range(5), ledger=ledger)
+    a, c, e, d, b = (lab.lead(view) for view in range(5))
+    listener = lab.machine(5)
+    d0, d1 = (value_of(lab.start, plan_hash(name), lab.members[n].peer) for name, n in (("d0", a), ("d1", c)))
+    for leader, view, value in ((a, 0, d0), (c, 1, d1), (e, 2, d0), (d, 3, d1)):
+        ledger.sent(lab.members[leader].peer, propose(lab.start, view, value))
+        listener.receive(lab.members[leader].peer, propose(lab.start, view, value))
+    votes = [(a, 0, d0), (b, 0, d0), (c, 1, d1), (e, 2, d0), (b, 3, d1), (c, 3, d1), (d, 3, d1)]
+    for number, view, value in votes:
+        assert listener.certificate is None
+        vote = vote_of(lab.members[number].identity, view, value)
+        ledger.sent(lab.members[number].peer, vote)
+        listener.receive(lab.members[number].peer, vote)
+    assert listener.certificate is not None
+    assert (listener.certificate.value, listener.certificate.view) == (d1, 3)
+    assert set(listener.certificate.signers) == {lab.members[n].peer for n in (b, c, d)}
+    return lab
+
+
+def test_votes_of_different_views_are_not_counted_together() -> None:
+    scattered_votes(Ledger(forks_only=True))
+    with pytest.raises(Violation, match="fork"):
+        scattered_votes(Ledger(forks_only=True, one_view=False))
+
+
+def reproposed_then_split(make: MakeAgreement) -> Lab:
+    """View 0 certifies with the original planner at one member; view 1 re-proposes; then 2|2 in the next round."""
+    lab = Lab(4, make=make, ledger=Ledger(forks_only=True))
+    order = [lab.lead(view) for view in range(4)]
+    first, second, third, fourth = order
+    one = lab.propose(first, "one")
+    proposal, leader = propose(lab.start, 0, one), lab.members[first].peer
+    lab.bag.clear()
+    for number in (second, third):
+        lab.carry_out(number, lab.compute(number, one.plan))
+        lab.carry_out(number, lab.machine(number).receive(leader, proposal))
+    lab.bag = [m for m in lab.bag if m[0] == first]
+    lab.settle()  # `first` alone sees the certificate of view 0
+    assert lab.members[first].chain[-1] == one
+    lab.bag.clear()
+    lab.carry_out(fourth, lab.compute(fourth, one.plan))
+    for number in (second, third, fourth):
+        lab.move(number, 1)
+    lab.settle({second, third, fourth})
+    return lab
+
+
+def test_reproposal_keeps_the_planner_so_that_a_split_has_one_half_that_goes_on() -> None:
+    lab = reproposed_then_split(lambda identity, previous: Agreement(identity=identity, previous=previous))
+    ends = {member.chain[-1].hash for member in lab.members}
+    assert len(ends) == 1
+    previous = lab.members[0].chain[-1]
+    planner = lab.number(previous.planner)
+    assert planner == lab.lead(0)
+    halves = [{planner, (planner + 1) % 4}, {(planner + 2) % 4, (planner + 3) % 4}]
+    names = [[lab.members[i].peer for i in half] for half in halves]
+    assert [is_quorum(previous, half) for half in names] == [True, False]
+    for half in halves:
+        view = next(v for v in range(1, 5) if lab.lead(v, previous) in half)
+        for number in sorted(half):
+            lab.move(number, view)
+        lab.settle(half)
+        leader = lab.lead(view, previous)
+        assert lab.machine(leader).free_to_plan == (half is halves[0])
+        if half is halves[0]:
+            value = lab.propose(leader, "two")
+            for number in half - {leader}:
+                lab.carry_out(number, lab.compute(number, value.plan))
+            lab.settle(half)
+    assert sorted(len(member.chain) for member in lab.members) == [2, 2, 3, 3]
+
+
+def test_member_that_voted_may_not_leave_this_round() -> None:
+    lab = Lab(3)
+    lab.propose(lab.lead(0), "one")
+    machine = lab.machine(lab.lead(0))
+    assert machine.leave() == []
+    assert machine.standing is Standing.OPEN
+    mover = lab.machine(lab.lead(1))
+    mover.move_to(2)
+    assert mover.leave() == []
+
+
+def test_member_that_left_signs_nothing_even_after_a_restart() -> None:
+    lab = Lab(3)
+    leaver, leader = lab.lead(1), lab.lead(0)
+    lab.carry_out(leaver, lab.machine(leaver).leave())
+    lab.crash(leaver)
+    lab.restart(leaver)
+    value = lab.propose(leader, "one")
+    machine = lab.machine(leaver)
+    assert machine.standing is Standing.LEFT
+    assert machine.computed(honest_report(lab.start, value.plan)) == []
+    assert machine.receive(lab.members[leader].peer, propose(lab.start, 0, value)) == []
+    assert machine.move_to(1) == []
+    assert [type(m) for m in machine.current()] == [Leave]
+
+
+def test_leave_that_is_counted_lets_the_rest_go_on_without_it() -> None:
+    lab = Lab(2)
+    leaver = lab.lead(1)
+    lab.carry_out(leaver, lab.machine(leaver).leave())
+    lab.settle()
+    rest = lab.lead(0)
+    value = lab.propose(rest, "one", members=[lab.members[rest].peer])
+    assert value.leaves == (lab.members[leaver].peer,)
+    assert lab.members[rest].chain[-1] == value
+
+
+def test_member_killed_after_voting_votes_the_same_when_it_returns() -> None:
+    lab = Lab(3)
+    leader, voter = lab.lead(0), lab.lead(1)
+    one = lab.propose(leader, "one")
+    message = propose(lab.start, 0, one)
+    lab.carry_out(voter, lab.compute(voter, one.plan))
+    lab.carry_out(voter, lab.machine(voter).receive(lab.members[leader].peer, message), stop_after=1)
+    assert [record.kind for record in lab.members[voter].log] == ["vote"]
+    lab.bag.clear()
+    lab.restart(voter)
+    sent = [m for _, sender, m in lab.bag if isinstance(m, Vote) and sender == lab.members[voter].peer]
+    assert set(sent) == {vote_of(lab.members[voter].identity, 0, one)}
+    # It holds itself to that vote: another value in this view is refused, and a view change carries it.
+    lab.carry_out(voter, lab.machine(voter).receive(lab.members[leader].peer, message))
+    changes = messages_in(lab.machine(voter).move_to(1), ViewChange)
+    assert [c.highest for c in changes if isinstance(c, ViewChange)] == [CastVote(0, one)]
+
+
+def test_lead_restarted_before_it_voted_stands_by_its_proposal() -> None:
+    lab = Lab(3)
+    leader = lab.lead(0)
+    machine = lab.machine(leader)
+    one = value_of(lab.start, plan_hash("one"), lab.members[leader].peer)
+    machine.computed(honest_report(lab.start, one.plan))
+    lab.carry_out(leader, machine.propose(one), stop_after=1)  # written, not sent
+    lab.restart(leader)
+    again = lab.machine(leader)
+    assert again.current() == [propose(lab.start, 0, one)]
+    assert not again.free_to_plan
+    # Votes of the others alone make the certificate here too.
+    others = [member for member in lab.members if member.peer != lab.members[leader].peer]
+    assert again.receive(others[0].peer, vote_of(others[0].identity, 0, one)) == []
+    effects = again.receive(others[1].peer, vote_of(others[1].identity, 0, one))
+    assert [type(e) for e in effects] == [Decided]
+
+
+@pytest.mark.parametrize("survivor_is_planner", [True, False])
+def test_half_of_two_goes_on_only_with_the_planner(survivor_is_planner: bool) -> None:
+    lab = Lab(2)
+    planner = lab.number(lab.start.planner)
+    survivor = planner if survivor_is_planner else 1 - planner
+    lab.crash(1 - survivor)
+    for view in range(1, 4):
+        lab.move(survivor, view)
+    leading = next(v for v in range(4, 6) if lab.lead(v) == survivor)
+    lab.move(survivor, leading)
+    assert lab.machine(survivor).free_to_plan == survivor_is_planner
+    if survivor_is_planner:
+        value = lab.propose(survivor, "alone", members=[lab.members[survivor].peer])
+        assert lab.members[survivor].chain[-1] == value
+
+
+def test_two_of_three_dead_is_a_stall_until_one_returns() -> None:
+    lab = Lab(3)
+    alone, back = lab.lead(0), lab.lead(1)
+    value = lab.propose(alone, "one")
+    for view in range(1, 4):
+        lab.move(alone, view)
+    assert not lab.machine(alone).free_to_plan
+    assert lab.members[alone].chain[-1] == lab.start
+    lab.restart(back)
+    lab.bag.clear()
+    lab.resend(alone)
+    lab.settle({alone, back})  # hears of view 3, moves there; with a quorum in it the old vote is found
+    assert lab.machine(back).view == 3
+    lab.carry_out(back, lab.compute(back, value.plan))
+    lab.settle({alone, back})
+    assert lab.members[alone].chain[-1] == lab.members[back].chain[-1] == value
+
+
+def test_stale_lead_is_carried_along_by_a_quorum() -> None:
+    lab = Lab(5)
+    for number in range(2):
+        lab.move(number, 7)
+    lab.settle()
+    assert [lab.machine(i).view for i in range(5)] == [7] * 5
+
+
+def test_new_lead_takes_the_vote_of_the_highest_view() -> None:
+    lab = Lab(5)
+    order = [lab.lead(view) for view in range(5)]
+    low, high = (value_of(lab.start, plan_hash(n), lab.members[order[i]].peer) for i, n in enumerate("ab"))
+    machine = lab.machine(order[2])
+    machine.move_to(2)
+    assert machine.receive(lab.members[order[0]].peer, change(lab.start, 2, CastVote(0, low))) == []
+    effects = machine.receive(lab.members[order[1]].peer, change(lab.start, 2, CastVote(1, high)))
+    assert messages_in(effects, Propose) == [propose(lab.start, 2, high)]
+
+
+def test_free_lead_is_told_which_finals_its_voters_hold() -> None:
+    lab = Lab(3)
+    leader, other = lab.lead(1), lab.lead(2)
+    report = honest_report(lab.start, plan_hash("done"))
+    machine = lab.machine(leader)
+    machine.move_to(1)
+    message = msgspec.structs.replace(change(lab.start, 1), report=report)
+    assert machine.receive(lab.members[other].peer, message) == [FreeToPlan(1, (report,))]
+    assert machine.free_to_plan
+
+
+def test_restore_passes_over_other_rounds_and_terms() -> None:
+    lab = Lab(3)
+    machine = Agreement(identity=lab.members[0].identity, previous=lab.start)
+    other_term = msgspec.structs.replace(lab.start.term, rollbacks=1)
+    machine.restore(
+        [
+            DurableRecord(kind="promise", term=lab.start.term, round=2, view=9),
+            DurableRecord(kind="promise", term=other_term, round=1, view=8),
+            DurableRecord(kind="promise", term=lab.start.term, round=1, view=3),
+        ]
+    )
+    assert machine.view == 3
+
+
+# -- random and exhaustive -----------------------------------------------------------------------------------
+
+
+def walk_all(walks: int, make: Callable[[int], Lab], *, crashes: float = 0.06, steps: int = WALK_STEPS) -> list[int]:
+    return [Walk(make(2 + seed % 5), seed, crashes=crashes).run(steps) for seed in range(walks)]
+
+
+def test_walks_never_break_a_promise_and_mostly_get_somewhere() -> None:
+    heights = walk_all(WALKS, Lab)
+    assert sum(heights) > WALKS  # they certify, so what they did not break was exercised
+    assert max(heights) == 3
+
+
+def test_walks_with_newcomers_and_many_crashes_never_break_a_promise() -> None:
+    heights = walk_all(WALKS // 3, lambda n: Lab(n, founders=range(max(1, n - 2))), crashes=0.2)
+    assert sum(heights) > WALKS // 6
+
+
+@pytest.mark.parametrize(
+    ("members", "views", "crashes", "leaves"), [(2, 2, 1, 0), (2, 2, 0, 1), (3, 1, 0, 1), (3, 1, 1, 0)]
+)
+def test_every_schedule_of_a_small_swarm_is_without_fork(members: int, views: int, crashes: int, leaves: int) -> None:
+    outcome = Explorer(members, views=views, crashes=crashes, leaves=leaves).run(limit=20_000)
+    assert outcome.states < 20_000, "not exhaustive"
+    assert not outcome.forked
+    assert len(outcome.certified) == 1
+
+
+# -- seeded bugs: each check above can fail ------------------------------------------------------------------
+
+
+class ForgetfulLead(Agreement):
+    """Plans anew although a member of its quorum voted."""
+
+    def _try_lead(self) -> list[AgreementEffect]:
+        stored = self._changes
+        self._changes = {
+            view: {p: msgspec.structs.replace(c, highest=None) for p, c in row.items()} for view, row in stored.items()
+        }
+        try:
+            return super()._try_lead()
+        finally:
+            self._changes = stored
+
+
+class VainLead(Agreement):
+    """Puts its own name on what it carries forward."""
+
+    def _propose(self, value: Value) -> list[AgreementEffect]:
+        return super()._propose(msgspec.structs.replace(value, planner=self._me))
+
+
+class LeavesAnyway(Agreement):
+    """Leaves although it voted."""
+
+    def leave(self) -> list[AgreementEffect]:
+        self._signed = False
+        return super().leave()
+
+
+class MixesViews(Agreement):
+    """Counts votes of all views together."""
+
+    def _receive_vote(self, sender: PeerId, message: Vote) -> list[AgreementEffect]:
+        effects = super()._receive_vote(sender, message)
+        for (view, value_hash), votes in list(self._votes.items()):
+            if value_hash == message.value and view != message.view:
+                votes.setdefault(sender, message.signature)
+                effects = effects or self._tally(view, value_hash)
+        return effects
+
+
+class SpeaksFirst(Agreement):
+    """Sends before it writes."""
+
+    def _propose(self, value: Value) -> list[AgreementEffect]:
+        return sorted(super()._propose(value), key=lambda effect: isinstance(effect, Persist))
+
+    def _try_vote(self) -> list[AgreementEffect]:
+        return sorted(super()._try_vote(), key=lambda effect: isinstance(effect, Persist))
+
+    def move_to(self, view: int) -> list[AgreementEffect]:
+        return sorted(super().move_to(view), key=lambda effect: isinstance(effect, Persist))
+
+
+class BreaksPromises(Agreement):
+    """Votes in views below the one it promised."""
+
+    def _try_vote(self) -> list[AgreementEffect]:
+        promised, self.view = self.view, 0
+        try:
+            return super()._try_vote()
+        finally:
+            self.view = max(self.view, promised)
+
+    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+        promised, self.view = self.view, 0
+        try:
+            return super()._receive_propose(sender, message)
+        finally:
+            self.view = max(self.view, promised)
+
+
+def found(
+    bug: type[Agreement],
+    *,
+    forks_only: bool,
+    keeps_log: bool = True,
+    walks: int = 400,
+    one_view: bool = True,
+) -> set[str]:
+    """The violations that walks meet with `bug` in every member; stops at the first."""
+
+    def lab(members: int) -> Lab:
+        return Lab(
+            members,
+            make=lambda identity, previous: bug(identity=identity, previous=previous),
+            ledger=Ledger(forks_only=forks_only, one_view=one_view),
+            keeps_log=keeps_log,
+        )
+
+    for seed in range(walks):
+        try:
+            Walk(lab(2 + seed % 5), seed).run(WALK_STEPS)
+        except Violation as violation:
+            return {violation.kind}
+        except RemoteError:
+            return {"blamed"}
+    return set()
+
+
+@pytest.mark.parametrize("bug", [ForgetfulLead, VainLead])
+def test_seeded_bug_forks(bug: type[Agreement]) -> None:
+    assert found(bug, forks_only=True) == {"fork"}
+
+
+def test_seeded_leave_after_vote_is_found() -> None:
+    assert found(LeavesAnyway, forks_only=False) == {"leave after signing"}
+
+
+def test_seeded_mixed_views_are_found() -> None:
+    assert found(MixesViews, forks_only=False) == {"bad certificate"}
+
+
+def test_seeded_forgotten_log_is_found() -> None:
+    assert found(Agreement, forks_only=False, keeps_log=False) != set()
+
+
+def test_seeded_late_writing_is_found() -> None:
+    assert found(SpeaksFirst, forks_only=False) != set()
+
+
+def test_seeded_broken_promise_is_found() -> None:
+    assert found(BreaksPromises, forks_only=False) == {"vote below a promise"}
+
+
+def test_seeded_half_quorum_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(previous: Value, supporters: object, leaves: object = ()) -> bool:
+        assert isinstance(supporters, list | set | dict)
+        return 2 * len(set(supporters) & set(previous.members)) >= len(previous.members)
+
+    monkeypatch.setattr(agreement_module, "is_quorum", half)
+    assert found(Agreement, forks_only=False) != set()
+
+
+@pytest.mark.parametrize("bug", [ForgetfulLead, BreaksPromises])
+def test_explorer_finds_seeded_forks(bug: type[Agreement]) -> None:
+    explorer = Explorer(3, views=1, make=lambda identity, previous: bug(identity=identity, previous=previous))
+    assert explorer.run(limit=20_000).forked
+
+
+def test_explorer_finds_the_fork_of_a_forgotten_log() -> None:
+    assert Explorer(3, views=1, crashes=1, keeps_log=False).run(limit=20_000).forked
+
+
+def test_explorer_finds_the_fork_of_a_leave_after_a_vote() -> None:
+    outcome = Explorer(
+        3, views=1, leaves=1, make=lambda identity, previous: LeavesAnyway(identity=identity, previous=previous)
+    ).run(limit=20_000)
+    assert outcome.forked

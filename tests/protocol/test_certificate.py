@@ -1,0 +1,322 @@
+"""Certificates: the quorum arithmetic, the order of leads, and what the check of a certificate or chain refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from shoal.protocol.certificate import (
+    Chain,
+    check_certificate,
+    follows,
+    genesis,
+    is_quorum,
+    lead,
+    lead_order,
+    leave_needs_promise,
+    verify_vote,
+)
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, vote_preimage
+from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
+
+KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
+
+
+def start(count: int) -> Value:
+    return genesis(SWARM, [key.peer_id for key in KEYS[:count]])
+
+
+def subsets(peers: Sequence[PeerId]) -> Iterator[tuple[PeerId, ...]]:
+    for size in range(len(peers) + 1):
+        yield from combinations(peers, size)
+
+
+def certified(
+    previous: Value, signers: Iterable[Identity], *, view: int = 0, value: Value | None = None
+) -> Certificate:
+    value = value or value_of(previous, plan_hash("plan"), previous.members[0])
+    by_peer = sorted(signers, key=lambda key: key.peer_id)
+    return Certificate(
+        value=value,
+        view=view,
+        signers=tuple(key.peer_id for key in by_peer),
+        signatures=tuple(key.sign(VOTE_DOMAIN, vote_preimage(view, value.hash)) for key in by_peer),
+    )
+
+
+# -- quorum --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "with_planner", "without"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 3), (5, 3, 3), (6, 3, 4), (7, 4, 4)]
+)
+def test_quorum_is_a_majority_or_half_with_the_planner(count: int, with_planner: int, without: int) -> None:
+    previous = start(count)
+    others = [peer for peer in previous.members if peer != previous.planner]
+    for size in range(count + 1):
+        if size >= 1:
+            assert is_quorum(previous, [previous.planner, *others[: size - 1]]) == (size >= with_planner)
+        if size <= len(others):
+            assert is_quorum(previous, others[:size]) == (size >= without)
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_quorum_agrees_with_its_other_wording_for_all_sets_and_leaves(count: int) -> None:
+    previous = start(count)
+    for leaves in subsets(previous.members):
+        for supporters in subsets(previous.members):
+            assert is_quorum(previous, supporters, leaves) == outweighs(previous, supporters, leaves)
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_two_disjoint_sets_are_never_both_quorums_whatever_leaves_they_count(count: int) -> None:
+    """Leavers sign nothing, so supporters come from those who stay; a side may know of fewer leaves than there are."""
+    previous = start(count)
+    for left in subsets(previous.members):
+        staying = [peer for peer in previous.members if peer not in left]
+        known = list(subsets(left))
+        for one in subsets(staying):
+            other = [peer for peer in staying if peer not in one]
+            one_may = any(is_quorum(previous, one, leaves) for leaves in known)
+            other_may = any(is_quorum(previous, other, leaves) for leaves in known)
+            assert not (one_may and other_may)
+
+
+def test_quorum_ignores_strangers_and_those_who_left() -> None:
+    previous = start(3)
+    planner, one, two = previous.planner, *(p for p in previous.members if p != previous.planner)
+    strangers = [key.peer_id for key in KEYS[3:]]
+    assert not is_quorum(previous, [one, *strangers])
+    assert not is_quorum(previous, [one, two], leaves=[two])
+    assert is_quorum(previous, [planner], leaves=[two])
+    assert not is_quorum(previous, previous.members, leaves=previous.members), "nobody is no quorum"
+
+
+def test_planner_who_is_no_member_breaks_no_tie() -> None:
+    previous = msgspec.structs.replace(start(2), planner=KEYS[5].peer_id)
+    assert not is_quorum(previous, previous.members[:1])
+    assert not is_quorum(previous, previous.members[1:])
+    assert is_quorum(previous, previous.members)
+
+
+# -- leads ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_lead_order_is_a_permutation_that_views_go_round(count: int) -> None:
+    previous = start(count)
+    order = lead_order(previous)
+    assert sorted(order) == list(previous.members)
+    assert [lead(previous, view) for view in range(2 * count)] == [*order, *order]
+
+
+def test_lead_order_depends_on_the_certificate_only() -> None:
+    previous = start(5)
+    assert lead_order(previous) == lead_order(msgspec.structs.replace(previous))
+    orders = {lead_order(msgspec.structs.replace(previous, tokens=tokens)) for tokens in range(20)}
+    assert len(orders) > 10, "drawn anew for each round"
+
+
+def test_lead_order_is_what_it_was() -> None:
+    """A golden value: nodes of different versions must agree on who leads."""
+    number = {key.peer_id: place for place, key in enumerate(KEYS)}
+    assert start(7).hash.hex() == "1a54360dee05b1bb4ba450972beee4c068b72fef6b15bc0fcc7978a7d53459e5"
+    assert [number[peer] for peer in lead_order(start(7))] == [1, 4, 0, 5, 2, 6, 3]
+
+
+# -- one certificate -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_certificate_of_exactly_a_quorum_holds_and_of_one_less_does_not(count: int) -> None:
+    previous = start(count)
+    others = [key for key in KEYS[:count] if key.peer_id != previous.planner]
+    needed = count // 2 + 1
+    if len(others) >= needed:
+        check_certificate(certified(previous, others[:needed], view=3), previous)
+    with pytest.raises(RemoteError, match="no quorum"):
+        check_certificate(certified(previous, others[: min(needed, count) - 1]), previous)
+
+
+def test_certificate_with_any_signature_wrong_is_refused() -> None:
+    previous = start(3)
+    good = certified(previous, KEYS[:3])
+    check_certificate(good, previous)
+    for place in range(3):
+        signatures = list(good.signatures)
+        signatures[place] = bytes([signatures[place][0] ^ 1]) + signatures[place][1:]
+        with pytest.raises(RemoteError, match="forged") as error:
+            check_certificate(msgspec.structs.replace(good, signatures=tuple(signatures)), previous)
+        assert error.value.peer == good.signers[place]
+    with pytest.raises(RemoteError, match="forged"):
+        check_certificate(msgspec.structs.replace(good, view=1), previous)
+    other = msgspec.structs.replace(good.value, tokens=99)
+    with pytest.raises(RemoteError, match="forged"):
+        check_certificate(msgspec.structs.replace(good, value=other), previous)
+    swapped = (good.signatures[1], good.signatures[0], good.signatures[2])
+    with pytest.raises(RemoteError, match="forged"):
+        check_certificate(msgspec.structs.replace(good, signatures=swapped), previous)
+
+
+def test_certificate_that_mixes_views_is_refused() -> None:
+    previous = start(3)
+    one, two = certified(previous, KEYS[:1], view=0), certified(previous, KEYS[1:2], view=1)
+    pairs = sorted(zip(one.signers + two.signers, one.signatures + two.signatures, strict=True))
+    mixed = msgspec.structs.replace(
+        one, signers=tuple(peer for peer, _ in pairs), signatures=tuple(signature for _, signature in pairs)
+    )
+    for view in (0, 1):
+        with pytest.raises(RemoteError, match="forged"):
+            check_certificate(msgspec.structs.replace(mixed, view=view), previous)
+
+
+def test_certificate_that_counts_a_signer_twice_is_refused() -> None:
+    previous = start(3)
+    one = certified(previous, [KEYS[1]])
+    twice = msgspec.structs.replace(one, signers=one.signers * 2, signatures=one.signatures * 2)
+    with pytest.raises(RemoteError, match="twice"):
+        check_certificate(twice, previous)
+    with pytest.raises(RemoteError, match="without signatures"):
+        check_certificate(msgspec.structs.replace(one, signers=one.signers * 2), previous)
+
+
+def test_certificate_of_strangers_is_refused() -> None:
+    previous = start(3)
+    with pytest.raises(RemoteError, match="no quorum"):
+        check_certificate(certified(previous, KEYS[3:]), previous)
+    with pytest.raises(RemoteError, match="no quorum"):
+        check_certificate(certified(previous, [KEYS[1], *KEYS[3:]]), previous)
+
+
+def test_certificate_does_not_count_those_whose_leave_it_counts() -> None:
+    previous = start(4)
+    leaver, *rest = [key for key in KEYS[:4] if key.peer_id != previous.planner]
+    value = value_of(previous, plan_hash("p"), previous.planner, leaves=[leaver.peer_id])
+    check_certificate(certified(previous, rest, value=value), previous)
+    with pytest.raises(RemoteError, match="no quorum"):
+        check_certificate(certified(previous, [leaver, rest[0]], value=value), previous)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"round": 2},
+        {"round": 0},
+        {"base": NO_HASH},
+        {"swarm": bytes(32)},
+        {"term": Term(0, 1)},
+        {"members": (KEYS[1].peer_id, KEYS[0].peer_id)},
+        {"members": (KEYS[0].peer_id, KEYS[0].peer_id)},
+        {"leaves": (KEYS[6].peer_id,)},
+        {"leaves": (KEYS[0].peer_id, KEYS[0].peer_id)},
+    ],
+)
+def test_value_that_does_not_follow_is_refused(wrong: dict[str, object]) -> None:
+    previous = start(3)
+    in_order = sorted(KEYS[:2], key=lambda key: key.peer_id)
+    if wrong.get("members") == tuple(key.peer_id for key in in_order):
+        wrong = {"members": tuple(key.peer_id for key in reversed(in_order))}
+    value = msgspec.structs.replace(value_of(previous, plan_hash("p"), previous.planner), **wrong)
+    assert not follows(value, previous)
+    with pytest.raises(RemoteError, match="does not follow"):
+        check_certificate(certified(previous, KEYS[:3], value=value), previous)
+
+
+def test_vote_is_bound_to_its_view_value_and_voter() -> None:
+    value = value_of(start(3), plan_hash("p"), KEYS[0].peer_id)
+    signature = KEYS[0].sign(VOTE_DOMAIN, vote_preimage(2, value.hash))
+    assert verify_vote(KEYS[0].peer_id, 2, value.hash, signature)
+    assert not verify_vote(KEYS[0].peer_id, 1, value.hash, signature)
+    assert not verify_vote(KEYS[1].peer_id, 2, value.hash, signature)
+    assert not verify_vote(KEYS[0].peer_id, 2, NO_HASH, signature)
+
+
+# -- the chain -----------------------------------------------------------------------------------------------
+
+
+def chain_of(rounds: int) -> tuple[Chain, list[Certificate]]:
+    chain, certificates = Chain(start(3)), []
+    for number in range(rounds):
+        value = value_of(chain.head, plan_hash(str(number)), KEYS[number % 3].peer_id)
+        certificates.append(certified(chain.head, KEYS[:3], value=value))
+        chain.extend(certificates[-1])
+    return chain, certificates
+
+
+def test_chain_grows_by_what_follows_and_answers_by_round() -> None:
+    chain, certificates = chain_of(5)
+    assert chain.head == certificates[-1].value
+    assert chain.value(0) == start(3)
+    assert [chain.value(r) for r in range(1, 6)] == [c.value for c in certificates]
+    assert [chain.certificate(r) for r in range(1, 6)] == certificates
+    assert chain.certificate(0) is None
+    assert chain.certificate(6) is None
+    assert chain.after(2, 2) == tuple(certificates[2:4])
+    assert chain.after(5, 2) == ()
+    with pytest.raises(IndexError):
+        chain.value(6)
+
+
+def test_chain_refuses_gaps_repeats_and_other_swarms_and_stays_as_it_was() -> None:
+    chain, certificates = chain_of(3)
+    short = Chain(start(3))
+    short.extend(certificates[0])
+    for certificate in (certificates[2], certificates[0]):
+        with pytest.raises(RemoteError, match="does not follow"):
+            short.extend(certificate)
+    with pytest.raises(RemoteError, match="does not follow"):
+        Chain(start(4)).extend(certificates[0])
+    assert short.head == certificates[0].value
+    short.extend(certificates[1])
+    short.extend(certificates[2])
+    assert short.head == chain.head
+
+
+def test_chain_follows_the_electorate_it_certified() -> None:
+    chain = Chain(start(3))
+    handover = value_of(chain.head, plan_hash("x"), KEYS[0].peer_id, members=[k.peer_id for k in KEYS[3:6]])
+    chain.extend(certified(chain.head, KEYS[:3], value=handover))
+    following = value_of(chain.head, plan_hash("y"), KEYS[3].peer_id)
+    with pytest.raises(RemoteError, match="no quorum"):
+        chain.extend(certified(chain.head, KEYS[:3], value=following))
+    chain.extend(certified(chain.head, KEYS[3:6], value=following))
+    everyone = frozenset(key.peer_id for key in KEYS[:6])
+    newer = frozenset(key.peer_id for key in KEYS[3:6])
+    assert [chain.recent_members(rounds) for rounds in (0, 1, 2, 9)] == [newer, newer, everyone, everyone]
+
+
+def test_same_value_certified_in_two_views_is_one_link() -> None:
+    chain, _ = chain_of(1)
+    value = value_of(chain.head, plan_hash("z"), KEYS[1].peer_id)
+    early, late = (certified(chain.head, KEYS[:3], view=view, value=value) for view in (0, 4))
+    other, _ = chain_of(1)
+    chain.extend(early)
+    other.extend(late)
+    assert early != late
+    assert chain.head.hash == other.head.hash
+
+
+def promises(previous: Value, alive: Iterable[PeerId]) -> list[bool]:
+    living = set(alive)
+    return [leave_needs_promise(previous, peer, living, ()) for peer in previous.members if peer in living]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_leave_never_takes_the_votes_of_all_who_live_at_once(count: int) -> None:
+    previous = start(count)
+    for alive in subsets(previous.members):
+        assert not alive or not all(promises(previous, alive))
+
+
+def test_leave_is_promised_only_where_the_others_could_not_go_on_without() -> None:
+    two, three = start(2), start(3)
+    planner_only = [peer == two.planner for peer in two.members]
+    assert promises(two, two.members) == planner_only
+    assert promises(three, three.members) == [False] * 3
+    for gone in three.members:  # two of three must go on together: one of them has to promise, the other may not
+        assert sorted(promises(three, [peer for peer in three.members if peer != gone])) == [False, True]

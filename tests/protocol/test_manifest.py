@@ -1,0 +1,322 @@
+"""Manifest: errors that a person can act on, and a SwarmId that moves exactly when what is agreed moves."""
+
+from __future__ import annotations
+
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import (
+    MANIFEST_LIMIT_BYTES,
+    InnerSection,
+    Manifest,
+    NetworkSection,
+    RoundSection,
+    SwarmSection,
+    SyncSection,
+    WorkloadSection,
+    check_workload_allowed,
+    load_manifest,
+    parse_manifest,
+    render_manifest,
+)
+from shoal.protocol.wire import SwarmId, canonical
+
+FUZZ = settings(deadline=None, derandomize=True)
+"""The same examples every time, however busy the machine."""
+
+ALICE = Identity.from_seed(bytes(range(32))).peer_id
+BOB = Identity.from_seed(bytes(32)).peer_id
+
+MINIMAL = f"""
+[swarm]
+name = "test"
+founders = ["{ALICE}"]
+[workload]
+name = "text"
+[sync]
+inner_steps = 20
+"""
+GOLDEN_SWARM_ID = "3d2f31d371d12f7eb92d6e5f3f52fdbf6cf819c4dba21a6eb2b3eec69cd25045"
+
+
+def minimal() -> Manifest:
+    return parse_manifest(MINIMAL)
+
+
+def test_minimal_manifest_has_the_documented_defaults() -> None:
+    manifest = minimal()
+    assert manifest.swarm.authority == ALICE
+    assert manifest.swarm.admission == "open"
+    assert (manifest.sync.strategy, manifest.sync.codec, manifest.sync.inner_steps) == ("diloco", "int8", 20)
+    assert (manifest.sync.outer_lr, manifest.sync.outer_momentum) == (0.7, 0.9)
+    assert manifest.inner == InnerSection(optimizer="adamw", betas=(0.9, 0.95), warmup_tokens=0)
+    assert (manifest.round.chunk_values, manifest.round.staleness_rounds) == (262_144, 3)
+    assert (manifest.round.reduce_deadline_s, manifest.round.durability) == (120.0, "disk")
+    assert manifest.network.bootstrap == []
+
+
+def test_swarm_id_golden() -> None:
+    assert minimal().swarm_id.hex() == GOLDEN_SWARM_ID
+    assert minimal().swarm_id == blake3(minimal().to_canonical()).digest()
+
+
+CHANGES = [
+    ("swarm", {"name": "other"}),
+    ("swarm", {"founders": [ALICE, BOB]}),
+    ("swarm", {"authority": BOB}),
+    ("swarm", {"admission": "allowlist"}),
+    ("swarm", {"admission": "allowlist", "allow": [BOB]}),
+    ("workload", {"name": "regression"}),
+    ("workload", {"seed": 1}),
+    ("workload", {"options": {"layers": 2}}),
+    ("sync", {"inner_steps": 21}),
+    ("sync", {"outer_lr": 0.8}),
+    ("sync", {"outer_momentum": 0.8}),
+    ("sync", {"codec": "fp32"}),
+    ("inner", {"lr": 0.1}),
+    ("inner", {"weight_decay": 0.0}),
+    ("inner", {"betas": (0.9, 0.99)}),
+    ("inner", {"warmup_tokens": 1}),
+    ("inner", {"clip_norm": 2.0}),
+    ("round", {"chunk_values": 4096}),
+    ("round", {"grace_s": 1.0}),
+    ("round", {"weight_cap": 2.0}),
+    ("round", {"staleness_rounds": 0}),
+    ("round", {"durability": "memory"}),
+    ("round", {"reduce_deadline_s": 60.0}),
+]
+
+
+def changed(section: str, values: dict[str, object]) -> Manifest:
+    manifest = minimal()
+    table = msgspec.structs.replace(getattr(manifest, section), **values)
+    return msgspec.structs.replace(manifest, **{section: table})
+
+
+def test_swarm_id_depends_on_every_agreed_field() -> None:
+    ids = {changed(section, values).swarm_id for section, values in CHANGES} | {minimal().swarm_id}
+    assert len(ids) == len(CHANGES) + 1
+    touched = {(section, key) for section, values in CHANGES for key in values}
+    untouchable = {("sync", "strategy"), ("inner", "optimizer")}  # one value is built
+    every = {
+        (section.name, key)
+        for section in msgspec.structs.fields(Manifest)
+        if section.name != "network"
+        for key in getattr(minimal(), section.name).__struct_fields__
+    }
+    assert touched | untouchable == every
+
+
+def test_swarm_id_ignores_bootstrap_spelling_and_order() -> None:
+    network = '[network]\nbootstrap = ["/ip4/192.0.2.1/tcp/4001"]\n'
+    explicit = MINIMAL.replace("inner_steps = 20", "outer_lr = 0.70\ninner_steps = 20")
+    reordered = "[sync]\ninner_steps = 20\n" + MINIMAL.split("[sync]")[0]
+    for text in (MINIMAL + network, explicit, reordered, network + "# comment\n" + MINIMAL):
+        assert parse_manifest(text).swarm_id == minimal().swarm_id
+
+
+def test_swarm_id_does_not_depend_on_how_a_float_was_given() -> None:
+    whole = changed("round", {"grace_s": 3})
+    assert whole.swarm_id == changed("round", {"grace_s": 3.0}).swarm_id
+    assert parse_manifest(render_manifest(whole)).swarm_id == whole.swarm_id
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "[snyc]\n", "swarm.toml: unknown [snyc]; did you mean 'sync'?"),
+        ("sead = 1\n" + MINIMAL, "swarm.toml: unknown key 'sead' outside any section"),
+        (MINIMAL + "outer_lrr = 1\n", "swarm.toml: [sync] unknown key 'outer_lrr'; did you mean 'outer_lr'?"),
+        (MINIMAL + "zzz = 1\n", "[sync] unknown key 'zzz'; it knows inner_steps, strategy"),
+        (MINIMAL + "codec = 'int9'\n", "[sync] codec: 'int9' is none of fp32, bf16, int8"),
+        (MINIMAL.replace("= 20", "= '20'"), "[sync] inner_steps: expected a whole number, got a text"),
+        (MINIMAL.replace("= 20", "= 2.5"), "[sync] inner_steps: expected a whole number, got a number"),
+        (MINIMAL.replace("= 20", "= true"), "[sync] inner_steps: expected a whole number, got true or false"),
+        (MINIMAL.replace("= 20", "= 0"), "[sync] inner_steps: expected a whole number >= 1"),
+        (MINIMAL.replace("inner_steps = 20", ""), "[sync] needs the key inner_steps. H: optimizer steps"),
+        (MINIMAL.split("[sync]")[0], "swarm.toml: the section [sync] is missing"),
+        ("sync = 3\n" + MINIMAL.split("[sync]")[0], "[sync] expected a table, got a whole number"),
+        (MINIMAL + "outer_lr = nan\n", "[sync] outer_lr: expected a finite number"),
+        (MINIMAL + "[inner]\nbetas = [0.9, inf]\n", "[inner] betas: expected a finite number"),
+        (MINIMAL + "[inner]\nbetas = [0.9]\n", "[inner] betas: expected a list of length 2, got 1"),
+        (MINIMAL + "[inner]\nlr = 0\n", "[inner] lr: expected a number > 0"),
+        (MINIMAL + "[round]\nchunk_values = 5000\n", "[round] chunk_values: expected a whole number that's a"),
+        (MINIMAL + "[round]\nweight_cap = 0.5\n", "[round] weight_cap: expected a number >= 1"),
+        (MINIMAL + "strategy = 'gossip'\n", "strategy 'gossip' is not built in this version; use diloco"),
+        (MINIMAL + "strategy = 'magic'\n", "[sync] strategy: 'magic' is none of diloco, ddp, streaming"),
+        (MINIMAL.replace("12D3", "13D3"), "[swarm] founders: '13D3KooW"),
+        (MINIMAL.replace(f'"{ALICE}"', ""), "[swarm] founders: expected a list of length >= 1"),
+        (MINIMAL.replace(f'"{ALICE}"', f'"{ALICE}", "{ALICE}"'), "[swarm] founders names a peer twice"),
+        (MINIMAL.replace("[workload]", "allow = ['x']\n[workload]"), "[swarm] allow: 'x' is not a PeerId"),
+        (MINIMAL.replace("[workload]", f"allow = ['{BOB}']\n[workload]"), "allow has a meaning with admission"),
+        (MINIMAL.replace('"text"', '"a/b"'), "[workload] name: has characters or a form"),
+        (MINIMAL.replace('"text"', "2020-01-01"), "[workload] name: expected a text"),
+        (MINIMAL.replace('"text"', '"text"\noptions = {a = [1]}'), "[workload] options: expected a text, a"),
+        (MINIMAL.replace('"text"', '"text"\noptions = {"A b" = 1}'), "options: 'A b' is no name"),
+        (MINIMAL.replace('"text"', '"text"\noptions = {a = nan}'), "options: a is not a finite number"),
+        (MINIMAL.replace('"text"', f'"text"\noptions = {{a = {2**64}}}'), "options: a does not fit 64 bits"),
+        (MINIMAL + "[network]\nbootstrap = ['']\n", "[network] bootstrap: expected a text of length >= 1"),
+        ("[swarm\n", "swarm.toml: not valid TOML"),
+        ("a = " + "[" * 100_000, "swarm.toml: not valid TOML"),
+        ("", "swarm.toml: the section [swarm] is missing"),
+    ],
+)
+def test_parse_says_in_one_line_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "`int`" not in str(caught.value)
+
+
+@given(st.text(max_size=200))
+@FUZZ
+def test_parse_of_any_text_raises_only_config_errors(text: str) -> None:
+    for candidate in (text, MINIMAL + text):
+        try:
+            parse_manifest(candidate)
+        except ConfigError:
+            continue
+
+
+def test_load_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "swarm.toml"
+    with pytest.raises(ConfigError, match="shoal init"):
+        load_manifest(path)
+    path.write_text(MINIMAL)
+    assert load_manifest(path) == minimal()
+    path.write_text(MINIMAL + "codecc = 1")
+    with pytest.raises(ConfigError, match=f"{path}: .sync. unknown key 'codecc'"):
+        load_manifest(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_manifest(path)
+    path.write_bytes(b"#" * (MANIFEST_LIMIT_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        load_manifest(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_manifest(tmp_path)
+
+
+# --- writing ---
+
+numbers = st.floats(1e-9, 1.0)
+options = st.dictionaries(
+    st.from_regex(r"\A[a-z][a-z0-9_]{0,8}\Z"),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.booleans(),
+    max_size=5,
+)
+manifests = st.builds(
+    Manifest,
+    swarm=st.builds(
+        SwarmSection,
+        name=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}\Z"),
+        founders=st.sampled_from([[ALICE], [ALICE, BOB]]),
+        authority=st.sampled_from([ALICE, BOB]),
+        admission=st.sampled_from(["open", "allowlist"]),
+        allow=st.just([]),
+    ),
+    workload=st.builds(WorkloadSection, name=st.just("my.package:Class"), seed=st.just(3), options=options),
+    sync=st.builds(SyncSection, inner_steps=st.integers(1, 99), strategy=st.just("diloco"), outer_lr=numbers),
+    inner=st.builds(InnerSection, lr=numbers, betas=st.tuples(st.just(0.5), numbers.map(lambda x: x / 2))),
+    round=st.builds(RoundSection, chunk_values=st.integers(1, 99).map(lambda n: n * 4096), grace_s=numbers),
+    network=st.builds(NetworkSection, bootstrap=st.lists(st.text("/ip4.:\"'\\ü", min_size=1, max_size=50), max_size=5)),
+)
+
+
+@given(manifests)
+@settings(FUZZ, max_examples=50)
+def test_rendered_manifest_parses_back_to_an_equal_one(manifest: Manifest) -> None:
+    text = render_manifest(manifest)
+    assert parse_manifest(text) == manifest
+    assert parse_manifest(text).swarm_id == manifest.swarm_id
+
+
+def test_rendered_manifest_explains_every_key() -> None:
+    lines = render_manifest(minimal()).splitlines()
+    assert tomllib.loads("\n".join(lines))
+    for before, line in pairwise(["", *lines]):
+        if line and not line.startswith("#"):
+            assert before.startswith("#"), f"no comment above {line!r}"
+
+
+def test_render_refuses_a_manifest_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="inner_steps"):
+        render_manifest(changed("sync", {"inner_steps": 0}))
+
+
+# --- from peers ---
+
+
+def test_manifest_from_a_peer_is_accepted_by_its_swarm_id_only() -> None:
+    manifest = parse_manifest(MINIMAL + '[network]\nbootstrap = ["/ip4/192.0.2.1/tcp/4001"]\n')
+    received = Manifest.from_canonical(manifest.to_canonical(), manifest.swarm_id, peer=BOB)
+    assert received == minimal()  # without the addresses
+    for section, values in CHANGES:
+        with pytest.raises(RemoteError, match="another swarm") as caught:
+            Manifest.from_canonical(changed(section, values).to_canonical(), manifest.swarm_id, peer=BOB)
+        assert caught.value.peer == BOB
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("sync", {"inner_steps": 0}),
+        ("sync", {"strategy": "gossip"}),
+        ("sync", {"extra": 1}),
+        ("swarm", {"founders": []}),
+        ("swarm", {"founders": ["nobody"]}),
+        ("swarm", {"founders": [ALICE] * 65}),
+        ("workload", {"options": {"a": []}}),
+        ("workload", {"name": "os:system; rm"}),
+        ("network", {"bootstrap": ["/ip4/192.0.2.1/tcp/4001"]}),
+    ],
+)
+def test_manifest_from_a_peer_is_held_to_the_same_rules(section: str, values: dict[str, object]) -> None:
+    tables = msgspec.to_builtins(minimal())
+    tables[section] |= values
+    data = canonical(tables)
+    with pytest.raises(RemoteError):
+        Manifest.from_canonical(data, SwarmId(blake3(data).digest()), peer=BOB)
+
+
+def test_manifest_from_a_peer_cannot_smuggle_in_addresses() -> None:
+    tables = msgspec.to_builtins(minimal()) | {"network": {"bootstrap": ["/ip4/192.0.2.1/tcp/4001"]}}
+    with pytest.raises(RemoteError, match="nobody vouches for"):
+        Manifest.from_canonical(canonical(tables), minimal().swarm_id, peer=BOB)
+
+
+@given(st.binary(max_size=200))
+@FUZZ
+def test_manifest_from_arbitrary_bytes_raises_only_remote_errors(data: bytes) -> None:
+    with pytest.raises(RemoteError):
+        Manifest.from_canonical(data, minimal().swarm_id)
+
+
+def test_workload_of_a_peers_manifest_must_be_installed_or_allowed() -> None:
+    installed = ["text", "regression"]
+    code = changed("workload", {"name": "evil.module:Class"})
+    unknown = changed("workload", {"name": "vision"})
+    for from_peer in (True, False):
+        check_workload_allowed(minimal(), from_peer=from_peer, entry_points=installed, allowed=[])
+        with pytest.raises(ConfigError, match=r"'vision' is not installed here .installed: regression, text"):
+            check_workload_allowed(unknown, from_peer=from_peer, entry_points=installed, allowed=[])
+    with pytest.raises(ConfigError, match=r"--allow-workload evil\.module:Class"):
+        check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["other:Class"])
+    check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["evil.module:Class"])
+    check_workload_allowed(code, from_peer=False, entry_points=installed, allowed=[])

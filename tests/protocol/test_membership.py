@@ -1,0 +1,560 @@
+"""Membership: many detectors joined in memory under virtual time; the living stay, the silent are found in time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shoal.protocol import membership
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.membership import (
+    SUSPICION_S,
+    TICK_S,
+    TRANSITIONS,
+    Died,
+    Effect,
+    Event,
+    MembershipMachine,
+    Refute,
+    Revived,
+    SendAck,
+    SendPing,
+    SendPingRequest,
+    State,
+    Suspected,
+    detection_bound_s,
+    next_state,
+    probe_interval_s,
+)
+
+FUZZ = settings(deadline=None, derandomize=True)
+"""The same examples every time, however busy the machine."""
+
+Deliver = Callable[[MembershipMachine, float], list[Effect]]
+
+
+def name(index: int) -> PeerId:
+    return PeerId(f"peer{index:03}")
+
+
+ME, A, B, C, D, E = (name(index) for index in range(6))
+
+
+@dataclass
+class Node:
+    """A detector with its process: running, stopped (its mail waits), or killed (its mail is lost)."""
+
+    machine: MembershipMachine
+    running: bool = True
+    killed: bool = False
+    mail: list[Deliver] = field(default_factory=list)
+    seen: list[tuple[float, Effect]] = field(default_factory=list)
+
+    def events(self, of: type[Effect]) -> list[tuple[float, Effect]]:
+        return [(at, effect) for at, effect in self.seen if isinstance(effect, of)]
+
+
+class Net:
+    """Nodes, links with latency and loss, and a clock that jumps from event to event."""
+
+    def __init__(self, count: int, seed: int = 1, latency_s: float = 0.01, loss: float = 0.0) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.latency_s, self.loss = latency_s, loss
+        self.cut: Callable[[PeerId, PeerId], bool] = lambda a, b: False
+        self.sent = 0
+        self._order = itertools.count()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.nodes = {name(i): Node(MembershipMachine(name(i), random.Random(seed * 1000 + i))) for i in range(count)}
+        for me, other in itertools.permutations(self.nodes, 2):
+            self.nodes[me].machine.peer_seen(other, 0, 0.0)
+        for me in self.nodes:
+            self.at(self.rng.uniform(0, TICK_S), lambda me=me: self._tick(me))
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), action))
+
+    def run(self, until: float) -> None:
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        self.now = until
+
+    def stop(self, peer: PeerId) -> None:
+        self.nodes[peer].running = False
+
+    def resume(self, peer: PeerId, *, mail_first: bool = True) -> None:
+        """Go on; what comes first, the late tick or the mail, is up to the event loop."""
+        node = self.nodes[peer]
+        if node.running or node.killed:
+            return
+        node.running = True
+        if not mail_first:
+            self._carry_out(peer, node.machine.tick(self.now))
+        mail, node.mail = node.mail, []
+        for deliver in mail:
+            self._carry_out(peer, deliver(node.machine, self.now))
+
+    def kill(self, peer: PeerId) -> None:
+        self.nodes[peer].running, self.nodes[peer].killed = False, True
+
+    def _tick(self, me: PeerId) -> None:
+        node = self.nodes[me]
+        if node.running:
+            self._carry_out(me, node.machine.tick(self.now))
+        if not node.killed:
+            self.at(self.now + TICK_S, lambda: self._tick(me))
+
+    def _send(self, source: PeerId, target: PeerId, deliver: Deliver) -> None:
+        self.sent += 1
+        if self.rng.random() < self.loss or self.cut(source, target):
+            return
+        delay = self.rng.uniform(0, 2 * self.latency_s)
+        self.at(self.now + delay, lambda: self._arrive(target, deliver))
+
+    def _arrive(self, target: PeerId, deliver: Deliver) -> None:
+        node = self.nodes[target]
+        if node.running:
+            self._carry_out(target, deliver(node.machine, self.now))
+        elif not node.killed:
+            node.mail.append(deliver)
+
+    def _carry_out(self, me: PeerId, effects: list[Effect]) -> None:
+        node = self.nodes[me]
+        mine = node.machine.incarnation
+        for effect in effects:
+            node.seen.append((self.now, effect))
+            match effect:
+                case SendPing(peer=peer, nonce=n):
+                    self._send(me, peer, lambda m, t, n=n: m.on_ping(me, n, mine, t))
+                case SendPingRequest(via=via, target=target, nonce=n):
+                    self._send(me, via, lambda m, t, n=n, to=target: m.on_ping_request(me, to, n, t))
+                case SendAck(peer=peer, nonce=n, about=None):
+                    self._send(me, peer, lambda m, t, n=n: m.on_ack(me, n, mine, t))
+                case SendAck(peer=peer, nonce=n, about=str() as about):
+                    self._send(me, peer, lambda m, t, n=n, a=about: m.on_indirect_ack(me, PeerId(a), n, t))
+                case Suspected(peer=peer, incarnation=i):
+                    for other in self.nodes:
+                        if other != me:
+                            self._send(me, other, lambda m, t, p=peer, i=i: m.on_suspicion(p, i, t))
+                case Refute(incarnation=i):
+                    for other in self.nodes:
+                        if other != me:
+                            self._send(me, other, lambda m, t, i=i: m.peer_seen(me, i, t))
+                case _:
+                    pass
+
+    def died(self, peer: PeerId) -> dict[PeerId, float]:
+        """Who declared `peer` dead, and when first."""
+        found: dict[PeerId, float] = {}
+        for watcher, node in self.nodes.items():
+            for at, effect in node.events(Died):
+                if effect == Died(peer=peer):
+                    found.setdefault(watcher, at)
+        return found
+
+
+def watching(*peers: PeerId, now: float = 0.0) -> MembershipMachine:
+    machine = MembershipMachine(ME, random.Random(1))
+    for peer in peers:
+        machine.peer_seen(peer, 0, now)
+    machine.tick(now)
+    return machine
+
+
+def run_ticks(
+    machine: MembershipMachine, start: float, end: float, talking: tuple[PeerId, ...] = ()
+) -> list[tuple[float, Effect]]:
+    """Tick from `start` to `end`, with `talking` heard all the while; what the machine wanted, and when."""
+    wanted: list[tuple[float, Effect]] = []
+    steps = round((end - start) / TICK_S)
+    for step in range(1, steps + 1):
+        now = start + step * TICK_S
+        for peer in talking:
+            machine.peer_seen(peer, 0, now)
+        wanted += [(now, effect) for effect in machine.tick(now)]
+    return wanted
+
+
+# --- the table ---
+
+
+def test_table_is_the_documented_one() -> None:
+    documented = {
+        Event.HEARD: ("ALIVE", "ALIVE", "ALIVE"),
+        Event.VOUCHED: ("ALIVE", "ALIVE", "DEAD"),
+        Event.REFUTED: ("ALIVE", "ALIVE", "DEAD"),
+        Event.ACCUSED: ("ALIVE", "SUSPECT", "DEAD"),
+        Event.UNANSWERED: ("SUSPECT", None, None),
+        Event.EXPIRED: (None, "DEAD", None),
+        Event.LOST: ("DEAD", "DEAD", "DEAD"),
+    }
+    assert set(documented) == set(Event)
+    for event, row in documented.items():
+        for state, after in zip((State.ALIVE, State.SUSPECT, State.DEAD), row, strict=True):
+            if after is None:
+                with pytest.raises(LocalError, match=f"{event.name} cannot happen"):
+                    next_state(state, event)
+                assert event not in TRANSITIONS[state]
+            else:
+                assert next_state(state, event) is State[after]
+
+
+def test_time_cannot_go_back() -> None:
+    machine = watching(A, now=5.0)
+    with pytest.raises(LocalError, match="time went back"):
+        machine.tick(4.0)
+
+
+def test_bound_keeps_the_promise_of_eight_seconds() -> None:
+    assert probe_interval_s(64) == 1.0
+    assert detection_bound_s(64) == pytest.approx(7.4)
+    assert detection_bound_s(64) + 2 * 0.25 < 8.0  # a round trip of half a second fits
+    assert probe_interval_s(4096) == 64.0
+
+
+# --- the living stay ---
+
+
+@pytest.mark.parametrize("count", [2, 5, 24])
+def test_quiet_net_stays_whole_at_one_ping_per_pair_and_interval(count: int) -> None:
+    net = Net(count)
+    net.run(30.0)
+    for node in net.nodes.values():
+        assert {type(effect) for _, effect in node.seen} <= {SendPing, SendAck}
+        assert len(node.machine.alive()) == count - 1
+    pairs = count * (count - 1) / 2
+    assert net.sent <= 1.35 * 2 * pairs * 30  # a ping and an ack; sometimes both ask at once
+
+
+def test_lossy_net_kills_nobody() -> None:
+    net = Net(10, seed=7, latency_s=0.1, loss=0.1)
+    net.run(120.0)
+    assert not any(node.events(Died) for node in net.nodes.values())
+
+
+def test_one_broken_link_is_bridged_by_the_others() -> None:
+    net = Net(5)
+    net.cut = lambda a, b: {a, b} == {A, B}
+    net.run(40.0)
+    assert not any(node.events(Suspected) or node.events(Died) for node in net.nodes.values())
+    assert net.nodes[A].events(SendPingRequest)
+
+
+# --- the silent are found ---
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 16, 64])
+def test_stopped_process_is_dead_to_all_within_the_bound(count: int) -> None:
+    net = Net(count, latency_s=0.02)
+    net.run(3.0)
+    net.stop(A)
+    net.run(12.0)
+    died = net.died(A)
+    assert set(died) == set(net.nodes) - {A}
+    last = max(died.values()) - 3.0
+    assert last <= detection_bound_s(count) + 0.04  # words under way when it stopped
+    assert last < 8.0
+    assert {effect for node in net.nodes.values() for _, effect in node.events(Died)} == {Died(peer=A)}
+
+
+def test_half_of_the_net_dying_at_once_is_found_within_the_bound() -> None:
+    net = Net(16, latency_s=0.02)
+    net.run(3.0)
+    victims = [name(index) for index in range(8)]
+    for victim in victims:
+        net.kill(victim)
+    net.run(12.0)
+    for victim in victims:
+        assert set(net.died(victim)) == set(net.nodes) - set(victims)
+        assert max(net.died(victim).values()) - 3.0 <= detection_bound_s(16) + 0.04
+
+
+def test_partition_is_seen_by_both_sides_and_heals() -> None:
+    net = Net(5)
+    left, right = {ME, A, B}, {C, D}
+    net.run(3.0)
+    net.cut = lambda a, b: (a in left) != (b in left)
+    net.run(11.0)
+    for side, other in ((left, right), (right, left)):
+        for peer in other:
+            assert set(net.died(peer)) == side
+    net.cut = lambda a, b: False
+    net.run(11.0 + membership.DEAD_PROBE_INTERVAL_S + 1.0)
+    for me, node in net.nodes.items():
+        assert node.machine.in_state(State.ALIVE) == tuple(sorted(set(net.nodes) - {me}))
+
+
+def test_steps_against_a_silent_peer_come_in_order() -> None:
+    machine = watching(A, B, C, D, E)
+    wanted = run_ticks(machine, 0.0, 9.0, talking=(B, C, D, E))
+    to_a = [(at, effect) for at, effect in wanted if A in (getattr(effect, "peer", None), E)]
+    requests = [(at, effect) for at, effect in wanted if isinstance(effect, SendPingRequest)]
+    assert to_a[0][0] == pytest.approx(1.0)
+    assert isinstance(to_a[0][1], SendPing)
+    assert [at for at, _ in requests] == pytest.approx([2.5] * 3)
+    assert len({effect.via for _, effect in requests} & {B, C, D, E}) == 3
+    assert {(effect.target, effect.nonce) for _, effect in requests} == {(A, to_a[0][1].nonce)}
+    marks = {type(effect): at for at, effect in to_a if isinstance(effect, Suspected | Died)}
+    assert marks == {Suspected: pytest.approx(4.0), Died: pytest.approx(7.0)}
+    asked_while_suspect = [at for at, effect in to_a if isinstance(effect, SendPing) and 4.0 <= at < 7.0]
+    assert len(asked_while_suspect) == 3
+
+
+def test_suspect_that_answers_is_revived() -> None:
+    machine = watching(A)
+    run_ticks(machine, 0.0, 5.0)
+    assert machine.state_of(A) is State.SUSPECT
+    assert machine.on_ack(A, 1, 0, 5.0) == [Revived(peer=A, was=State.SUSPECT)]
+    run_ticks(machine, 5.0, 15.0)
+    assert machine.state_of(A) is State.DEAD
+    assert machine.alive() == ()
+    assert machine.peer_seen(A, 0, 15.0) == [Revived(peer=A, was=State.DEAD)]
+
+
+# --- broken connections ---
+
+
+def test_lost_connection_hurries_the_probe() -> None:
+    machine = watching(A, B)
+    (ping,) = machine.connection_lost(A, 0.2)
+    assert isinstance(ping, SendPing)
+    assert machine.connection_lost(A, 0.3) == []  # its other connections, breaking with the first
+    wanted = run_ticks(machine, 0.2, 7.0, talking=(B,))
+    (died,) = [at for at, effect in wanted if effect == Died(peer=A)]
+    assert died == pytest.approx(0.2 + 0.5 + 1.5 + 3.0, abs=3 * TICK_S)
+
+
+def test_connection_lost_twice_without_a_word_or_refused_is_death_at_once() -> None:
+    machine = watching(A, B)
+    machine.connection_lost(A, 0.2)
+    assert machine.connection_lost(A, 0.8) == [Died(peer=A)]
+    assert machine.connection_lost(B, 0.8, confirmed=True) == [Died(peer=B)]
+    assert machine.connection_lost(B, 0.9, confirmed=True) == []
+
+
+def test_connection_lost_again_after_a_word_is_the_first_time() -> None:
+    machine = watching(A)
+    machine.connection_lost(A, 0.2)
+    machine.peer_seen(A, 0, 0.6)
+    assert [type(effect) for effect in machine.connection_lost(A, 0.9)] == [SendPing]
+
+
+# --- suspicion and refutation ---
+
+
+def test_accusation_of_another_makes_us_look_but_not_believe() -> None:
+    machine = watching(A, B)
+    assert machine.on_suspicion(A, 0, 0.1) == []  # heard just now
+    (ping,) = machine.on_suspicion(A, 0, 0.9)
+    assert isinstance(ping, SendPing)
+    assert machine.state_of(A) is State.ALIVE
+    assert machine.on_suspicion(A, 0, 0.95) == []  # asking already
+    machine.peer_seen(A, 3, 0.99)
+    assert machine.on_suspicion(A, 2, 1.9) == []  # refuted before
+
+
+def test_accused_refutes_with_a_newer_incarnation_but_does_not_flood() -> None:
+    machine = watching(A)
+    assert machine.on_suspicion(ME, 0, 1.0) == [Refute(incarnation=1)]
+    assert machine.on_suspicion(ME, 0, 1.1) == []
+    assert machine.on_suspicion(ME, 1, 1.2) == []
+    machine.tick(1.6)
+    assert machine.on_suspicion(ME, 1, 1.7) == [Refute(incarnation=2)]
+    machine.tick(2.3)
+    assert machine.on_suspicion(ME, 7, 2.4) == [Refute(incarnation=8)]  # from a former life of ours
+    machine.tick(3.0)
+    assert machine.on_suspicion(ME, 2**62, 3.1) == []
+
+
+def test_refutation_clears_a_suspect_only_if_it_is_newer() -> None:
+    machine = watching(A)
+    machine.peer_seen(A, 4, 0.0)
+    run_ticks(machine, 0.0, 4.5)
+    assert machine.state_of(A) is State.SUSPECT
+    assert machine.on_refutation(A, 4, 4.5) == []
+    assert machine.on_refutation(A, 5, 4.5) == [Revived(peer=A, was=State.SUSPECT)]
+
+
+def test_refutation_of_the_dead_is_checked_with_a_ping() -> None:
+    machine = watching(A)
+    machine.connection_lost(A, 0.1, confirmed=True)
+    assert [type(effect) for effect in machine.on_refutation(A, 1, 0.2)] == [SendPing]
+    assert machine.state_of(A) is State.DEAD
+
+
+def test_suspect_hears_of_it_and_refutes_through_the_net() -> None:
+    net = Net(4)
+    net.run(2.0)
+    # C hears all and is heard by ME only: A and B suspect... nobody, since ME vouches. Cut ME off as well for a
+    # while, in one direction: C still hears, and refutes once its words get through again.
+    net.cut = lambda a, b: a == C
+    net.run(6.5)
+    assert net.nodes[A].machine.state_of(C) is State.SUSPECT
+    net.cut = lambda a, b: False
+    net.run(8.0)
+    assert net.nodes[C].machine.incarnation >= 1
+    assert not net.died(C)
+    assert net.nodes[A].machine.state_of(C) is State.ALIVE
+
+
+# --- asking for others ---
+
+
+def test_ping_request_is_relayed_and_its_answer_comes_back() -> None:
+    machine = watching(A, B)
+    (ping,) = machine.on_ping_request(A, B, 77, 0.5)
+    assert isinstance(ping, SendPing)
+    assert ping.peer == B
+    assert machine.on_ack(A, ping.nonce, 0, 0.6) == []  # A cannot answer for B
+    assert machine.on_ack(B, ping.nonce, 0, 0.7) == [SendAck(peer=A, nonce=77, about=B)]
+    assert machine.on_ack(B, ping.nonce, 0, 0.8) == []
+
+
+def test_ping_request_answer_that_comes_too_late_is_dropped() -> None:
+    machine = watching(A, B)
+    (ping,) = machine.on_ping_request(A, B, 77, 0.5)
+    run_ticks(machine, 0.5, 2.2)
+    assert machine.on_ack(B, ping.nonce, 0, 2.2) == []
+
+
+def test_ping_request_makes_us_nobodys_reflector() -> None:
+    machine = watching(A, B)
+    assert machine.on_ping_request(A, C, 1, 0.1) == []
+    assert machine.on_ping_request(C, A, 1, 0.1) == []
+    assert machine.on_ping_request(A, A, 1, 0.1) == []
+    sent = [machine.on_ping_request(A, B, nonce, 0.1) for nonce in range(100)]
+    assert sum(map(len, sent)) == membership.RELAYS_PER_PEER_LIMIT
+    assert len(machine.on_ping_request(B, A, 1, 0.1)) == 1
+
+
+def test_indirect_ack_counts_only_from_those_asked_about_this_probe() -> None:
+    machine = watching(A, B, C, D, E)
+    wanted = run_ticks(machine, 0.0, 2.6, talking=(B, C, D, E))
+    requests = [effect for _, effect in wanted if isinstance(effect, SendPingRequest)]
+    nonce, asked = requests[0].nonce, {request.via for request in requests}
+    (bystander,) = {B, C, D, E} - asked
+    liar = sorted(asked)[0]
+
+    def suspected_after(via: PeerId, about: PeerId, nonce: int) -> bool:
+        other = watching(A, B, C, D, E)
+        run_ticks(other, 0.0, 2.6, talking=(B, C, D, E))
+        other.on_indirect_ack(via, about, nonce, 2.7)
+        return any(isinstance(effect, Suspected) for _, effect in run_ticks(other, 2.7, 4.2, talking=(B, C, D, E)))
+
+    assert not suspected_after(liar, A, nonce)
+    assert suspected_after(bystander, A, nonce)
+    assert suspected_after(liar, A, nonce + 1)
+    assert suspected_after(liar, B, nonce)
+
+
+def test_table_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "PEER_LIMIT", 2)
+    machine = watching(A, B, C)
+    assert machine.alive() == (A, B)
+    assert machine.peer_seen(ME, 0, 0.1) == []
+    machine.forget(A)
+    machine.peer_seen(C, 0, 0.2)
+    assert machine.alive() == (B, C)
+
+
+def test_pings_per_tick_are_bounded() -> None:
+    machine = watching(*(name(index) for index in range(1, 500)))
+    per_tick = [len(machine.tick(step * TICK_S)) for step in range(1, 90)]
+    assert max(per_tick) == membership.PROBES_PER_TICK_LIMIT
+
+
+# --- our own sleep ---
+
+
+def test_own_stall_blames_nobody() -> None:
+    for mail_first in (True, False):
+        net = Net(6)
+        net.run(3.0)
+        net.stop(A)
+        net.run(60.0)
+        net.resume(A, mail_first=mail_first)
+        net.run(90.0)
+        assert not net.nodes[A].events(Suspected)
+        assert not net.nodes[A].events(Died)
+        assert all(node.machine.state_of(A) is State.ALIVE for key, node in net.nodes.items() if key != A)
+
+
+def test_own_stall_is_excused_every_time_if_the_peer_spoke_between() -> None:
+    machine = watching(A, B)
+    now = 0.0
+    for _ in range(5):
+        run_ticks(machine, now, now + 1.5)  # asked, not yet answered
+        assert {type(effect) for effect in machine.tick(now + 30.0)} == {SendPing}
+        now += 30.1
+        for peer in (A, B):
+            machine.peer_seen(peer, 0, now)
+        machine.tick(now)
+
+
+def test_own_stall_during_a_suspicion_restarts_it() -> None:
+    machine = watching(A)
+    run_ticks(machine, 0.0, 4.5)
+    assert machine.state_of(A) is State.SUSPECT
+    assert [type(effect) for effect in machine.tick(20.0)] == [SendPing]
+    wanted = run_ticks(machine, 20.0, 24.0)
+    (died,) = [at for at, effect in wanted if effect == Died(peer=A)]
+    assert died == pytest.approx(20.0 + SUSPICION_S, abs=TICK_S)
+
+
+def test_always_late_machine_still_finds_its_dead() -> None:
+    machine = watching(A, B)
+    now = 0.0
+    for _ in range(20):
+        now += 1.5  # each time a stall
+        machine.peer_seen(B, 0, now)
+        machine.tick(now)
+    assert machine.state_of(A) is State.DEAD
+    assert machine.state_of(B) is State.ALIVE
+
+
+# --- walks ---
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 7), faulty=st.integers(0, 3))
+@example(seed=0, count=7, faulty=3)
+@settings(FUZZ, max_examples=40)
+def test_walk_responsive_peers_never_die_and_silent_ones_always_do(seed: int, count: int, faulty: int) -> None:
+    """Some nodes stop, go on and die at random; the others never lose a message and never pause."""
+    rng = random.Random(seed)
+    net = Net(count, seed=seed, latency_s=rng.uniform(0, 0.15))
+    bad = [name(index) for index in range(min(faulty, count - 1))]
+    silent_since: dict[PeerId, float] = {}
+    for _ in range(12):
+        net.run(net.now + rng.uniform(0.0, 10.0))
+        for peer, since in silent_since.items():
+            if net.now - since > detection_bound_s(count) + 0.3:
+                watchers = [node for key, node in net.nodes.items() if key not in bad]
+                assert all(node.machine.state_of(peer) is State.DEAD for node in watchers)
+        if bad:
+            _disturb(net, rng.choice(bad), rng, silent_since)
+    for peer in set(net.nodes) - set(bad):
+        assert net.died(peer) == {}, f"{peer} answered all the time"
+
+
+def _disturb(net: Net, peer: PeerId, rng: random.Random, silent_since: dict[PeerId, float]) -> None:
+    node = net.nodes[peer]
+    if node.killed:
+        return
+    if rng.random() < 0.15:
+        net.kill(peer)
+        silent_since.setdefault(peer, net.now)
+    elif node.running:
+        net.stop(peer)
+        silent_since[peer] = net.now
+    else:
+        net.resume(peer, mail_first=rng.random() < 0.5)
+        del silent_since[peer]

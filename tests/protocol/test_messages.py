@@ -1,0 +1,260 @@
+"""Messages: what is encoded comes back the same, out-of-range fields do not, and hashes are what they always were."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.protocol.certificate import genesis
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    NO_HASH,
+    STATEMENT_DOMAIN,
+    VIEW_LIMIT,
+    VOTE_DOMAIN,
+    WEIGHT_LIMIT,
+    CastVote,
+    Certificate,
+    ChunkStatement,
+    Leave,
+    Message,
+    OwnedRange,
+    Participant,
+    Plan,
+    Propose,
+    Ready,
+    Report,
+    Stalled,
+    Term,
+    Value,
+    ViewChange,
+    Vote,
+    domain_hash,
+    vote_preimage,
+)
+from shoal.protocol.wire import HASH_BYTES, canonical, decode
+
+ALICE = Identity.from_seed(bytes(32))
+BOB = Identity.from_seed(bytes([1]) * 32)
+MEMBERS = tuple(sorted((ALICE.peer_id, BOB.peer_id)))
+START = genesis(bytes(range(32)), [ALICE.peer_id, BOB.peer_id])
+TERM = Term(1, 2)
+
+
+def filled(number: int) -> bytes:
+    return bytes([number]) * HASH_BYTES
+
+
+VALUE = Value(
+    swarm=filled(1),
+    term=TERM,
+    round=7,
+    base=filled(2),
+    plan=filled(3),
+    planner=ALICE.peer_id,
+    members=MEMBERS,
+    leaves=(BOB.peer_id,),
+    bitmaps=filled(4),
+    tokens=12345,
+    digest=filled(5),
+)
+PLAN = Plan(
+    term=TERM,
+    round=7,
+    base=filled(2),
+    view=3,
+    attempt=1,
+    planner=ALICE.peer_id,
+    participants=(Participant(MEMBERS[0], 10, 11, filled(6)), Participant(MEMBERS[1], 0, 0, NO_HASH)),
+    owners=(OwnedRange(1, 0, 3), OwnedRange(0, 3, 4)),
+    evicted=(),
+    codec="int8",
+    numel=1000,
+    chunk_values=256,
+)
+REPORT = Report(term=TERM, round=7, base=filled(2), plan=filled(3), digest=filled(5), bitmaps=filled(4))
+READY = Ready(
+    term=TERM,
+    round=7,
+    base=filled(2),
+    role="contributor",
+    state=filled(8),
+    root=filled(9),
+    squares=(0.0, 1.5, 1e-300),
+    tokens=WEIGHT_LIMIT,
+    upload=(1 << 63) - 1,
+    download=0,
+    reaches=MEMBERS,
+)
+VOTE = Vote(
+    term=TERM,
+    round=7,
+    base=filled(2),
+    view=VIEW_LIMIT - 1,
+    value=VALUE.hash,
+    signature=ALICE.sign(VOTE_DOMAIN, vote_preimage(VIEW_LIMIT - 1, VALUE.hash)),
+)
+STATEMENT = ChunkStatement.sign(ALICE, plan=PLAN.hash, chunk=3, bitmap=b"\x05", result=filled(7))
+EVERY_MESSAGE: list[Message] = [
+    READY,
+    PLAN,
+    REPORT,
+    VOTE,
+    STATEMENT,
+    Stalled(term=TERM, round=7, base=filled(2), plan=filled(3), peers=(BOB.peer_id,)),
+    Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE),
+    ViewChange(term=TERM, round=7, base=filled(2), view=4),
+    ViewChange(term=TERM, round=7, base=filled(2), view=4, highest=CastVote(3, VALUE), report=REPORT),
+    Leave(term=TERM, round=7, base=filled(2)),
+    Certificate(value=VALUE, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
+]
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+def test_message_comes_back_as_it_was_sent(message: Message) -> None:
+    data = canonical(message)
+    again = decode(data, type(message))
+    assert again == message
+    assert canonical(again) == data
+    others = {type(other) for other in EVERY_MESSAGE} - {type(message)}
+    for other in others:
+        with pytest.raises(RemoteError):
+            decode(data, other)
+
+
+def test_every_message_type_is_tried_here() -> None:
+    bases: list[type[Message]] = [Message, *Message.__subclasses__()]
+    leaves = {kind for base in bases for kind in base.__subclasses__()}
+    concrete = {k for k in leaves if not k.__subclasses__() and k.__module__ == Message.__module__}
+    assert concrete == {type(message) for message in EVERY_MESSAGE}
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "wrong"),
+    [
+        (VOTE, "view", VIEW_LIMIT),
+        (VOTE, "view", -1),
+        (VOTE, "round", -1),
+        (VOTE, "round", 1 << 63),
+        (VOTE, "value", bytes(31)),
+        (VOTE, "base", bytes(33)),
+        (VOTE, "signature", bytes(63)),
+        (READY, "tokens", WEIGHT_LIMIT + 1),
+        (READY, "upload", -1),
+        (READY, "reaches", ("short",)),
+        (READY, "reaches", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
+        (PLAN, "participants", ()),
+        (PLAN, "participants", (PLAN.participants[0],) * (MEMBER_LIMIT + 1)),
+        (PLAN, "participants", (Participant(MEMBERS[0], WEIGHT_LIMIT + 1, 0, NO_HASH),)),
+        (PLAN, "owners", (OwnedRange(MEMBER_LIMIT, 0, 1),)),
+        (PLAN, "chunk_values", 0),
+        (STATEMENT, "bitmap", bytes(MEMBER_LIMIT // 8 + 1)),
+        (EVERY_MESSAGE[-1], "signers", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
+        (Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE), "value", "a value"),
+    ],
+)
+def test_field_out_of_range_is_refused(message: Message, field: str, wrong: object) -> None:
+    data = canonical(msgspec.structs.replace(message, **{field: wrong}))
+    with pytest.raises(RemoteError) as error:
+        decode(data, type(message), peer=BOB.peer_id)
+    assert error.value.peer == BOB.peer_id
+
+
+def test_value_without_members_is_refused() -> None:
+    data = canonical(msgspec.structs.replace(VALUE, members=()))
+    with pytest.raises(RemoteError):
+        decode(data, Value)
+
+
+def test_unknown_field_is_refused() -> None:
+    plain = msgspec.msgpack.decode(canonical(EVERY_MESSAGE[-2]))
+    assert decode(canonical(plain), Leave) == EVERY_MESSAGE[-2]
+    plain["why"] = "because"
+    with pytest.raises(RemoteError):
+        decode(canonical(plain), Leave)
+
+
+# -- hashes --------------------------------------------------------------------------------------------------
+
+
+def test_hashes_are_what_they_always_were() -> None:
+    """Golden values: a change here forks every running swarm."""
+    assert VALUE.hash.hex() == GOLDEN_VALUE
+    assert PLAN.hash.hex() == GOLDEN_PLAN
+    assert START.hash.hex() == GOLDEN_GENESIS
+    assert vote_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
+
+
+GOLDEN_VALUE = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"
+GOLDEN_PLAN = "ffc1db7a6ac202854a16513921a22b6d351cfd913d699984facd3a2f103d4f43"
+GOLDEN_GENESIS = "609e54e668bcc4b8dbdc4fb0c7084df9d8e9613d77a6f7e467603e4e5a87cf1f"
+
+
+@pytest.mark.parametrize("field", Value.__struct_fields__)
+def test_hash_of_a_value_covers_every_field(field: str) -> None:
+    other: dict[str, object] = {
+        "term": Term(1, 3),
+        "round": 8,
+        "planner": BOB.peer_id,
+        "members": MEMBERS[:1],
+        "leaves": (),
+        "tokens": 12346,
+    }
+    changed = msgspec.structs.replace(VALUE, **{field: other.get(field, filled(99))})
+    assert changed.hash != VALUE.hash
+
+
+@pytest.mark.parametrize("field", [name for name in Plan.__struct_fields__ if name != "term"])
+def test_hash_of_a_plan_covers_every_field(field: str) -> None:
+    other: dict[str, object] = {
+        "planner": BOB.peer_id,
+        "participants": PLAN.participants[:1],
+        "owners": PLAN.owners[:1],
+        "evicted": (BOB.peer_id,),
+        "codec": "fp32",
+        "base": filled(99),
+    }
+    changed = msgspec.structs.replace(PLAN, **{field: other.get(field, 42)})
+    assert changed.hash != PLAN.hash
+
+
+def test_domains_and_part_boundaries_separate_hashes() -> None:
+    hashes = {
+        domain_hash("a", b"bc"),
+        domain_hash("ab", b"c"),
+        domain_hash("a", b"b", b"c"),
+        domain_hash("a", b"bc", b""),
+        domain_hash("a"),
+        domain_hash("a", b""),
+    }
+    assert len(hashes) == 6
+    assert len({VOTE_DOMAIN, STATEMENT_DOMAIN}) == 2
+
+
+# -- statements and terms ------------------------------------------------------------------------------------
+
+
+def test_statement_holds_only_as_signed() -> None:
+    assert STATEMENT.valid()
+    for changes in (
+        {"plan": filled(1)},
+        {"chunk": 4},
+        {"bitmap": b"\x07"},
+        {"result": filled(1)},
+        {"owner": BOB.peer_id},
+        {"signature": bytes(64)},
+    ):
+        assert not msgspec.structs.replace(STATEMENT, **changes).valid()
+
+
+def test_vote_signature_is_no_statement_signature() -> None:
+    preimage = canonical([PLAN.hash, 3, b"\x05", filled(7)])
+    crossed = msgspec.structs.replace(STATEMENT, signature=ALICE.sign(VOTE_DOMAIN, preimage))
+    assert not crossed.valid()
+
+
+def test_terms_compare_rebases_before_rollbacks() -> None:
+    assert Term(0, 9) < Term(1, 0) < Term(1, 1) < Term(2, 0)
+    assert decode(canonical(Term(3, 4)), Term) == Term(3, 4)

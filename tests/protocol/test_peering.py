@@ -1,0 +1,183 @@
+"""What two peers say outside a round: every message survives the wire, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.protocol import peering
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import NO_HASH, Certificate, OwnedRange, Participant, Plan, Term, Value
+from shoal.protocol.peering import (
+    CERTIFICATES_IN_ANSWER_LIMIT,
+    REASON_LIMIT_CHARS,
+    RECORD_LIMIT_BYTES,
+    RECORDS_IN_WELCOME_LIMIT,
+    Ack,
+    ChainPart,
+    FetchAnswer,
+    FetchRequest,
+    FinalsAnswer,
+    GetChain,
+    GetFinals,
+    GetHeader,
+    HeaderAnswer,
+    Hello,
+    HelloAnswer,
+    LinkMessage,
+    Ping,
+    PingRequest,
+    Refusal,
+    Suspicion,
+    Welcome,
+)
+from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, canonical, decode
+
+FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
+PEER = Identity.from_seed(bytes(32)).peer_id
+VALUE = Value(
+    swarm=NO_HASH,
+    term=Term(),
+    round=1,
+    base=NO_HASH,
+    plan=NO_HASH,
+    planner=PEER,
+    members=(PEER,),
+    bitmaps=NO_HASH,
+    tokens=1,
+    digest=NO_HASH,
+)
+CERTIFICATE = Certificate(value=VALUE, view=0, signers=(PEER,), signatures=(bytes(64),))
+PLAN = Plan(
+    term=Term(),
+    round=1,
+    base=NO_HASH,
+    view=0,
+    attempt=0,
+    planner=PEER,
+    participants=(Participant(PEER, 1, 1, NO_HASH),),
+    owners=(OwnedRange(0, 0, 3),),
+    codec="int8",
+    numel=10_000,
+    chunk_values=4096,
+)
+
+SPOKEN: list[tuple[object, object]] = [
+    (Hello, Hello(wire=1, swarm=NO_HASH, software="shoal 0.1.0", record=b"r")),
+    (HelloAnswer, Welcome(record=b"r", others=(b"a", b"b"))),
+    (HelloAnswer, Refusal(reason="this node is in swarm 0123…, yours is 4567…; use the same swarm.toml")),
+    (LinkMessage, Ping(nonce=2**62, incarnation=3)),
+    (LinkMessage, Ack(nonce=0, incarnation=0)),
+    (LinkMessage, Ack(nonce=1, incarnation=2, about=PEER)),
+    (LinkMessage, PingRequest(target=PEER, nonce=4)),
+    (LinkMessage, Suspicion(peer=PEER, incarnation=5)),
+    (LinkMessage, CERTIFICATE),
+    (FetchRequest, GetChain(after=7)),
+    (FetchRequest, GetHeader(round=8)),
+    (FetchRequest, GetFinals(plan=bytes(range(32)))),
+    (FetchAnswer, ChainPart(certificates=(CERTIFICATE,), head=9)),
+    (FetchAnswer, HeaderAnswer(header=b"h")),
+    (FetchAnswer, FinalsAnswer(plan=PLAN)),
+    (FetchAnswer, Refusal(reason="not held here")),
+]
+
+
+@pytest.mark.parametrize(("of", "message"), SPOKEN)
+def test_message_survives_the_wire(of: typing.Any, message: object) -> None:
+    data = canonical(message)
+    assert decode(data, of) == message
+    assert canonical(decode(data, of)) == data
+
+
+@pytest.mark.parametrize(("of", "message"), SPOKEN)
+def test_message_is_taken_for_its_own_kind_only(of: typing.Any, message: object) -> None:
+    data = canonical(message)
+    kinds: tuple[typing.Any, ...] = (Hello, HelloAnswer, LinkMessage, FetchRequest, FetchAnswer)
+    for other in kinds:
+        if other is not of and not isinstance(message, other):
+            with pytest.raises(RemoteError):
+                decode(data, other)
+
+
+def test_tags_are_distinct() -> None:
+    names = [cls for cls in vars(peering).values() if isinstance(cls, type) and issubclass(cls, msgspec.Struct)]
+    tags = [cls.__struct_config__.tag for cls in names if cls.__struct_config__.tag is not None]
+    assert len(tags) == len(set(tags)) >= 23
+
+
+TOO_MUCH: list[tuple[object, dict[str, object]]] = [
+    (Hello, {"type": "hello", "wire": 1, "swarm": bytes(31), "software": "", "record": b""}),
+    (Hello, {"type": "hello", "wire": -1, "swarm": bytes(32), "software": "", "record": b""}),
+    (Hello, {"type": "hello", "wire": 1, "swarm": bytes(32), "software": "x" * 65, "record": b""}),
+    (Hello, {"type": "hello", "wire": 1, "swarm": bytes(32), "software": "", "record": bytes(RECORD_LIMIT_BYTES + 1)}),
+    (Hello, {"type": "hello", "wire": 1, "swarm": bytes(32), "software": "", "record": b"", "more": 1}),
+    (HelloAnswer, {"type": "welcome", "record": b"", "others": [b""] * (RECORDS_IN_WELCOME_LIMIT + 1)}),
+    (HelloAnswer, {"type": "refusal", "reason": "x" * (REASON_LIMIT_CHARS + 1)}),
+    (LinkMessage, {"type": "ping", "nonce": 2**63, "incarnation": 0}),
+    (LinkMessage, {"type": "ping", "nonce": 1.0, "incarnation": 0}),
+    (LinkMessage, {"type": "suspicion", "peer": "x", "incarnation": 0}),
+    (LinkMessage, {"type": "nonsense"}),
+    (LinkMessage, {}),
+    (FetchRequest, {"type": "getfinals", "plan": bytes(33)}),
+    (FetchRequest, {"type": "getchain", "after": -1}),
+    (FetchAnswer, {"type": "chainpart", "certificates": [CERTIFICATE] * (CERTIFICATES_IN_ANSWER_LIMIT + 1), "head": 0}),
+]
+
+
+@pytest.mark.parametrize(("of", "fields"), TOO_MUCH)
+def test_message_out_of_bounds_is_refused(of: typing.Any, fields: dict[str, object]) -> None:
+    with pytest.raises(RemoteError):
+        decode(canonical(fields), of)
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "one\ntwo", "\r", "\0", "\x7f", "\x9b31m"])
+def test_reason_cannot_steer_the_terminal_that_shows_it(text: str) -> None:
+    with pytest.raises(RemoteError):
+        decode(canonical({"type": "refusal", "reason": text}), HelloAnswer)  # type: ignore[arg-type]
+    with pytest.raises(RemoteError):
+        decode(canonical(Hello(wire=1, swarm=NO_HASH, software=text, record=b"")), Hello)
+
+
+def test_largest_answers_fit_the_limits_of_a_message() -> None:
+    welcome = Welcome(record=bytes(9500), others=(bytes(9500),) * RECORDS_IN_WELCOME_LIMIT)
+    assert len(canonical(welcome)) < MESSAGE_LIMIT_BYTES
+    many = Value(
+        **{
+            **{name: getattr(VALUE, name) for name in VALUE.__struct_fields__},
+            "members": (PEER,) * 64,
+            "leaves": (PEER,) * 64,
+        }
+    )
+    large = Certificate(value=many, view=1, signers=(PEER,) * 64, signatures=(bytes(64),) * 64)
+    part = ChainPart(certificates=(large,) * CERTIFICATES_IN_ANSWER_LIMIT, head=1)
+    assert len(canonical(part)) < MESSAGE_LIMIT_BYTES
+    assert decode(canonical(part), FetchAnswer) == part  # type: ignore[arg-type]
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+def test_noise_is_a_remote_error_or_a_message(data: bytes) -> None:
+    for of in (Hello, HelloAnswer, LinkMessage, FetchRequest, FetchAnswer):
+        try:
+            decode(data, of)  # type: ignore[arg-type]
+        except RemoteError:
+            continue
+
+
+@FUZZ
+@given(st.sampled_from(SPOKEN), st.data())
+def test_message_with_a_byte_changed_is_a_remote_error_or_a_message(
+    spoken: tuple[typing.Any, object], data: st.DataObject
+) -> None:
+    of, message = spoken
+    encoded = bytearray(canonical(message))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        canonical(decode(bytes(encoded), of))
+    except RemoteError:
+        return

@@ -1,0 +1,490 @@
+"""Links between real hosts on loopback: the hello, and peers at the far end that keep no rule."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Ping, Refusal, Welcome
+from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
+from shoal.swarm import links
+from shoal.swarm.host import Host
+from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Links, Refused
+from shoal.swarm.streams import MessageStream
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+SWARM = SwarmId(bytes(range(32)))
+TEST_DEADLINE_S = 20
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(TEST_DEADLINE_S):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a state that has no event; the test's own deadline bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.005)
+
+
+def identity(n: int) -> Identity:
+    return Identity.from_seed(bytes([n]) * 32)
+
+
+def nested(depth: int) -> bytes:
+    return b"\x91" * depth + b"\xc0"
+
+
+def ping(nonce: int = 1) -> Ping:
+    return Ping(nonce=nonce, incarnation=0)
+
+
+HELLO = Hello(wire=WIRE_VERSION, swarm=SWARM, software="test", record=b"record")
+WELCOME = Welcome(record=b"record", others=())
+
+
+@dataclass
+class Gate:
+    """A gatekeeper that admits all but `refusing`, and remembers what it was told."""
+
+    refusing: dict[PeerId, str] = field(default_factory=dict)
+    not_believing: set[PeerId] = field(default_factory=set)
+    ups: list[PeerId] = field(default_factory=list)
+    downs: list[PeerId] = field(default_factory=list)
+    heard: list[tuple[PeerId, LinkMessage]] = field(default_factory=list)
+
+    def hello(self) -> Hello:
+        return HELLO
+
+    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
+        return Refusal(reason=self.refusing[peer]) if peer in self.refusing else WELCOME
+
+    def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
+        if peer in self.not_believing:
+            raise RemoteError("a record that does not hold", peer=peer)
+
+    def linked(self, peer: PeerId) -> None:
+        self.ups.append(peer)
+
+    def lost(self, peer: PeerId) -> None:
+        self.downs.append(peer)
+
+    def message(self, peer: PeerId, message: LinkMessage) -> None:
+        self.heard.append((peer, message))
+
+
+@dataclass
+class Node:
+    identity: Identity
+    host: Host
+    gate: Gate
+    links: Links
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def hears(self, other: Node, message: LinkMessage) -> None:
+        await until(lambda: (other.peer, message) in self.gate.heard)
+
+    async def join(self, other: Node | Host) -> None:
+        host = other if isinstance(other, Host) else other.host
+        assert await self.links.join(host.addresses[0], deadline_s=5) == host.peer_id
+
+
+@contextlib.asynccontextmanager
+async def nodes(*seeds: int) -> AsyncIterator[list[Node]]:
+    """Nodes that run their links, nobody linked yet."""
+    made = []
+    async with trio.open_nursery() as nursery:
+        for seed in seeds:
+            who, gate = identity(seed), Gate()
+            host = Host(identity=who, listen=LOOPBACK)
+            table = Links(host=host, swarm_id=SWARM, sealer=Sealer(who, SWARM, 1), gatekeeper=gate)
+            await nursery.start(host.run)
+            await nursery.start(table.run)
+            made.append(Node(who, host, gate, table))
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+class Stranger:
+    """A host that keeps no rule: it says what the test wants, and takes a message stream if `reads`."""
+
+    def __init__(self, seed: int, *, reads: bool = True) -> None:
+        self.identity = identity(seed)
+        self.sealer = Sealer(self.identity, SWARM, 1)
+        self.host = Host(identity=self.identity, listen=LOOPBACK)
+        self.host.serve(MESSAGES_PROTOCOL, self._read if reads else self._hold)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def _read(self, stream: MessageStream) -> None:
+        with contextlib.suppress(NetworkError):
+            while True:
+                await stream.receive(deadline_s=None)
+
+    async def _hold(self, stream: MessageStream) -> None:
+        await trio.sleep_forever()
+
+    async def say_hello(self, node: Node) -> None:
+        """Dial `node` and be admitted."""
+        await self.host.dial(node.host.addresses[0], deadline_s=5)
+        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
+        assert reply == canonical(WELCOME)
+        await until(lambda: self.peer in node.links.linked())
+
+    async def open_messages(self, node: Node) -> MessageStream:
+        return await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5, limit_bytes=64 << 20)
+
+
+@contextlib.asynccontextmanager
+async def stranger(seed: int, *, reads: bool = True) -> AsyncIterator[Stranger]:
+    made = Stranger(seed, reads=reads)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.host.run)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What our own modules called an error; libp2p is louder than we let it be outside of tests."""
+    records = [record for record in caplog.records if record.name.startswith("shoal.")]
+    return [record.getMessage() for record in records if record.levelno >= logging.ERROR]
+
+
+async def assert_still_talking(first: Node, second: Node) -> None:
+    """Both ways, over links that were never lost."""
+    assert second.peer not in first.gate.downs
+    assert first.peer not in second.gate.downs
+    for nonce, (source, target) in enumerate([(first, second), (second, first)], start=1000):
+        source.links.send(target.peer, ping(nonce))
+        await target.hears(source, ping(nonce))
+
+
+# -- hello ---------------------------------------------------------------------------------------------------
+
+
+def test_hello_links_both_ways_and_messages_arrive_in_order() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            await near.join(far)
+            await until(lambda: near.peer in far.links.linked())
+            assert near.links.linked() == {far.peer}
+            assert (near.gate.ups, far.gate.ups) == ([far.peer], [near.peer])
+            for nonce in range(50):
+                near.links.send(far.peer, ping(nonce))
+                far.links.broadcast(ping(100 + nonce))
+            await until(lambda: len(far.gate.heard) == len(near.gate.heard) == 50)
+            assert far.gate.heard == [(near.peer, ping(nonce)) for nonce in range(50)]
+            assert near.gate.heard == [(far.peer, ping(100 + nonce)) for nonce in range(50)]
+            assert near.gate.downs == far.gate.downs == []
+
+    run(main)
+
+
+def test_hello_from_both_ends_at_once_makes_one_link() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (one, two):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one.join, two)
+                nursery.start_soon(two.join, one)
+            assert (one.gate.ups, two.gate.ups) == ([two.peer], [one.peer])
+            await assert_still_talking(one, two)
+
+    run(main)
+
+
+def test_join_raises_refused_with_the_reason_of_the_other() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            far.gate.refusing[near.peer] = "you are of another swarm"
+            with pytest.raises(Refused, match="refused: you are of another swarm") as caught:
+                await near.join(far)
+            assert caught.value.peer == far.peer
+            assert near.links.linked() == far.links.linked() == frozenset()
+            assert near.gate.ups == far.gate.ups == []
+
+    run(main)
+
+
+def test_welcome_that_is_not_believed_makes_no_link() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            near.gate.not_believing.add(far.peer)
+            with pytest.raises(RemoteError, match="does not hold"):
+                await near.join(far)
+            assert near.links.linked() == frozenset()
+            assert near.gate.ups == []
+
+    run(main)
+
+
+def test_answer_that_is_no_welcome_makes_no_link() -> None:
+    async def main() -> None:
+        async def gibberish(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=5)
+            await stream.send(b"\xc1", deadline_s=5)
+
+        async with nodes(1) as (near,), stranger(9) as odd:
+            odd.host.serve(HELLO_PROTOCOL, gibberish)
+            with pytest.raises(RemoteError, match=odd.peer):
+                await near.join(odd.host)
+            assert near.links.linked() == frozenset()
+
+    run(main)
+
+
+def test_hello_that_is_none_is_answered_with_nothing() -> None:
+    async def main() -> None:
+        async with nodes(1) as (node,), stranger(9) as odd:
+            await odd.host.dial(node.host.addresses[0], deadline_s=5)
+            hellos = [b"", b"\xc1", nested(100_000), canonical(ping()), canonical(WELCOME), bytes(2 << 20)]
+            for count, data in enumerate(hellos, start=1):
+                with pytest.raises(NetworkError):
+                    await odd.host.request(node.peer, HELLO_PROTOCOL, data, deadline_s=5)
+                assert (node.host.remote_errors, node.host.handler_errors) == (count, 0)
+            assert node.links.linked() == frozenset()
+            await odd.say_hello(node)  # and is none the worse for it
+
+    run(main)
+
+
+def test_links_beyond_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "LINK_LIMIT", 1)
+
+    async def main() -> None:
+        async with nodes(1, 2, 3) as (one, two, three):
+            await one.join(two)
+            with pytest.raises(NetworkError, match="1 links"):
+                await one.join(three)
+            assert one.links.linked() == {two.peer}
+            await assert_still_talking(one, two)
+
+    run(main)
+
+
+# -- the streams ---------------------------------------------------------------------------------------------
+
+
+def test_messages_of_who_was_not_admitted_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(links, "ADMISSION_DEADLINE_S", 0.1)
+
+    async def main() -> None:
+        async with nodes(1, 2) as (node, good), stranger(9) as odd:
+            await node.join(good)
+            await odd.host.dial(node.host.addresses[0], deadline_s=5)
+            stream = await odd.open_messages(node)
+            await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping())), deadline_s=5)
+            with pytest.raises(NetworkError):
+                await stream.receive(deadline_s=5)
+            assert node.gate.heard == []
+            # Its fault, not a bug of ours with a traceback in the log for every stranger who tries.
+            assert (node.host.remote_errors, node.host.handler_errors) == (1, 0)
+            await assert_still_talking(node, good)
+
+    run(main)
+    assert not errors(caplog)
+
+
+def test_messages_that_come_before_the_admission_wait_for_it() -> None:
+    async def main() -> None:
+        async with nodes(1) as (node,), stranger(9) as eager:
+            await eager.host.dial(node.host.addresses[0], deadline_s=5)
+            stream = await eager.open_messages(node)
+            await stream.send(eager.sealer.seal(ENVELOPE_KIND, canonical(ping(7))), deadline_s=5)
+            await eager.say_hello(node)
+            await until(lambda: node.gate.heard == [(eager.peer, ping(7))])
+
+    run(main)
+
+
+BY_ANOTHER = Sealer(identity(77), SWARM, 1)
+FAULTS: dict[str, Callable[[Sealer], bytes]] = {
+    "empty": lambda sealer: b"",
+    "no msgpack": lambda sealer: b"\xc1",
+    "over the limit of a message": lambda sealer: bytes(MESSAGE_LIMIT_BYTES + 1),
+    "over the limit of a stream": lambda sealer: bytes(5 << 20),
+    "nested deeply": lambda sealer: nested(100_000),
+    "nested deeply inside": lambda sealer: sealer.seal(ENVELOPE_KIND, nested(1000)),
+    "claims more than there is": lambda sealer: b"\xdd\xff\xff\xff\xff",
+    "cut short": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(ping()))[:-1],
+    "a bit flipped": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(ping()))[:-1] + b"?",
+    "signed by another": lambda sealer: BY_ANOTHER.seal(ENVELOPE_KIND, canonical(ping())),
+    "of another swarm": lambda sealer: of_another_swarm(sealer).seal(ENVELOPE_KIND, canonical(ping())),
+    "of another kind": lambda sealer: sealer.seal("node-record", canonical(ping())),
+    "no message of a link": lambda sealer: sealer.seal(ENVELOPE_KIND, canonical(HELLO)),
+    "out of range": lambda sealer: sealer.seal(
+        ENVELOPE_KIND, canonical({"type": "ping", "nonce": -1, "incarnation": 0})
+    ),
+}
+
+
+def of_another_swarm(sealer: Sealer) -> Sealer:
+    (who,) = (identity(n) for n in range(100, 100 + len(FAULTS)) if identity(n).peer_id == sealer.peer_id)
+    return Sealer(who, SwarmId(bytes(32)), 1)
+
+
+def test_fault_on_a_link_ends_that_link_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (node, good):
+            await node.join(good)
+            for number, fault in enumerate(FAULTS):
+                async with stranger(100 + number) as odd:
+                    await commit(fault, odd, node)
+                assert node.links.linked() == {good.peer}, fault
+                assert (node.host.remote_errors, node.host.handler_errors) == (number + 1, 0), fault
+            await assert_still_talking(node, good)
+
+    async def commit(fault: str, odd: Stranger, node: Node) -> None:
+        await odd.say_hello(node)
+        stream = await odd.open_messages(node)
+        await stream.send(odd.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+        await until(lambda: node.gate.heard[-1:] == [(odd.peer, ping(1))])
+        with contextlib.suppress(NetworkError):  # it may be refused before all of it is sent
+            await stream.send(FAULTS[fault](odd.sealer), deadline_s=5)
+        await until(lambda: node.gate.downs[-1:] == [odd.peer])
+        assert node.gate.heard[-1] == (odd.peer, ping(1)), fault
+
+    run(main)
+    assert not errors(caplog)
+
+
+def test_message_that_the_gatekeeper_rejects_ends_the_link() -> None:
+    class Strict(Gate):
+        def message(self, peer: PeerId, message: LinkMessage) -> None:
+            raise RemoteError("not allowed", peer=peer)
+
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            far.gate.__class__ = Strict
+            await near.join(far)
+            near.links.send(far.peer, ping())
+            await until(lambda: far.gate.downs == [near.peer])
+            await until(lambda: near.gate.downs == [far.peer])
+            assert far.host.remote_errors == 1
+
+    run(main)
+
+
+def test_queue_that_overflows_drops_the_link(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(links, "QUEUE_LIMIT_MESSAGES", 4)
+
+    async def main() -> None:
+        async with nodes(1, 2) as (node, good), stranger(9, reads=False) as deaf:
+            await node.join(good)
+            await deaf.say_hello(node)
+            for nonce in range(4):
+                node.links.send(deaf.peer, ping(nonce))
+            assert node.links.linked() == {good.peer, deaf.peer}
+            node.links.send(deaf.peer, ping(4))
+            assert node.links.linked() == {good.peer}
+            assert node.gate.downs == [deaf.peer]
+            node.links.send(deaf.peer, ping(5))  # to nobody
+            await until(lambda: deaf.peer not in node.host.connected())
+            await assert_still_talking(node, good)
+
+    run(main)
+    assert f"{identity(9).peer_id} does not take its messages; dropping the link" in caplog.text
+
+
+def test_drain_returns_when_all_that_was_queued_is_sent_and_never_hangs() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (node, good):
+            await node.join(good)
+            for nonce in range(100):
+                node.links.send(good.peer, ping(nonce))
+            await node.links.drain(deadline_s=5)
+            node.links.drop(good.peer)  # what is in the stream still arrives or not; nothing is left in the queue
+            began = trio.current_time()
+            await node.links.drain(deadline_s=5)
+            assert trio.current_time() - began < 1
+
+    run(main)
+
+
+def test_dropped_link_is_lost_at_both_ends_and_can_be_made_again() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            for time in range(1, 6):
+                await near.join(far)
+                await until(lambda: near.peer in far.links.linked())
+                near.links.drop(far.peer)
+                assert near.links.linked() == frozenset()
+                await until(lambda: not far.links.linked())
+                assert (near.gate.downs, far.gate.downs) == ([far.peer] * time, [near.peer] * time)
+                await until(lambda: not near.host.connected() and not far.host.connected())
+            await near.join(far)
+            await until(lambda: near.peer in far.links.linked())
+            near.links.send(far.peer, ping(3))
+            await until(lambda: far.gate.heard == [(near.peer, ping(3))])
+
+    run(main)
+
+
+def test_meeting_waits_for_the_old_connection_to_be_closed() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            await near.join(far)
+            await until(lambda: near.peer in far.links.linked())
+            for _ in range(5):
+                near.links.drop(far.peer)
+                await near.links.meet(far.peer, far.host.addresses, deadline_s=5)
+                assert near.links.linked() == {far.peer}
+                await near.links.meet(far.peer, [], deadline_s=0)  # is up: nothing to do
+
+    run(main)
+
+
+def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
+    """The other may still hold the old link when the new hello comes; neither may be left with half a link."""
+
+    async def main() -> None:
+        async with nodes(1, 2) as (near, far):
+            await near.join(far)
+            await until(lambda: near.peer in far.links.linked())
+            near.links.drop(far.peer)
+            for attempt in range(50):
+                with contextlib.suppress(NetworkError, RemoteError):
+                    await near.join(far)
+                near.links.send(far.peer, ping(attempt))
+                far.links.send(near.peer, ping(attempt))
+                with trio.move_on_after(0.5):
+                    await far.hears(near, ping(attempt))
+                    await near.hears(far, ping(attempt))
+                    return
+            raise AssertionError("the link did not come back")
+
+    run(main)
+
+
+def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
+    async def main() -> None:
+        async with nodes(1) as (near,), stranger(9) as far:
+            table = Links(host=far.host, swarm_id=SWARM, sealer=far.sealer, gatekeeper=Gate())
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(table.run)
+                    await table.join(near.host.addresses[0], deadline_s=5)
+                    await until(lambda: far.peer in near.links.linked())
+                    table.send(near.peer, ping(1))
+                    await until(lambda: near.gate.heard == [(far.peer, ping(1))])
+                    scope.cancel()
+            await until(lambda: near.gate.downs == [far.peer])
+
+    run(main)

@@ -1,0 +1,624 @@
+"""Members on real hosts on loopback: admission, records, the mesh that grows by itself, restarts and deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection, WorkloadSection
+from shoal.protocol.membership import State
+from shoal.protocol.messages import Leave, Message, Term
+from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
+from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
+from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
+from shoal.swarm import members as members_module
+from shoal.swarm.host import Host
+from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
+from shoal.swarm.members import Change, Members
+from shoal.swarm.streams import MessageStream
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+TEST_DEADLINE_S = 20
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(TEST_DEADLINE_S):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a state that has no event; the test's own deadline bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.005)
+
+
+def identity(n: int) -> Identity:
+    return Identity.from_seed(bytes([n]) * 32)
+
+
+def manifest(name: str = "test", *, allowed: Sequence[int] | None = None) -> Manifest:
+    swarm = SwarmSection(
+        name=name,
+        founders=[identity(1).peer_id],
+        admission="open" if allowed is None else "allowlist",
+        allow=[identity(n).peer_id for n in allowed or ()],
+    )
+    return Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
+
+
+MANIFEST = manifest()
+
+
+@dataclass
+class Node:
+    """One node's members on its own host; `kill` ends both at once, as a kill ends a process."""
+
+    seed: int
+    boot: int = 1
+    manifest: Manifest = MANIFEST
+    phase: Phase = "training"
+    heard: list[tuple[PeerId, Message]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    host: Host = field(init=False)
+    sealer: Sealer = field(init=False)
+    members: Members = field(init=False)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def __post_init__(self) -> None:
+        who = identity(self.seed)
+        self.host = Host(identity=who, listen=LOOPBACK)
+        self.sealer = Sealer(who, self.manifest.swarm_id, self.boot)
+        self.members = Members(
+            host=self.host,
+            sealer=self.sealer,
+            swarm_id=self.manifest.swarm_id,
+            manifest=self.manifest,
+            record=self.record,
+            deliver=lambda peer, message: self.heard.append((peer, message)),
+        )
+
+    @property
+    def peer(self) -> PeerId:
+        return self.host.peer_id
+
+    def record(self) -> NodeRecord:
+        return NodeRecord(
+            peer=self.peer,
+            boot=self.boot,
+            incarnation=self.members.machine.incarnation,
+            control_addresses=self.host.addresses,
+            software="test",
+            phase=self.phase,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.host.run)
+                await nursery.start(self.members.run)
+                task_status.started()
+                async for change in self.members.changes:
+                    self.changes.append(change)
+
+    def kill(self) -> None:
+        self.scope.cancel()
+
+    def linked(self) -> frozenset[PeerId]:
+        return self.members.links.linked()
+
+    async def join(self, other: Node) -> None:
+        await self.members.links.join(other.host.addresses[0], deadline_s=5)
+
+    def says(self, kind: str, other: Node) -> bool:
+        return Change(kind, other.peer) in self.changes
+
+
+@pytest.fixture(autouse=True)
+def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+
+
+@contextlib.asynccontextmanager
+async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def assert_linked(*nodes: Node) -> None:
+    """All of them to all others, and messages pass in every direction.
+
+    A message is lost with the link it was sent on, and not every end knows at once that a link is lost; so each is
+    sent until it is heard.
+    """
+    word = Leave(term=Term(), round=len(nodes[0].heard) + 1, base=bytes(32))
+
+    def settled() -> bool:
+        for node in nodes:
+            others = {other.peer for other in nodes} - {node.peer}
+            if node.linked() != others or not {(other, word) for other in others} <= set(node.heard):
+                return False
+        return True
+
+    while not settled():
+        for node in nodes:
+            node.members.links.broadcast(word)
+        await trio.sleep(0.02)
+
+
+class Stranger:
+    """A host without members, which says what the test wants."""
+
+    def __init__(self, seed: int, *, swarm_id: SwarmId = MANIFEST.swarm_id, boot: int = 1) -> None:
+        self.identity = identity(seed)
+        self.swarm_id = swarm_id
+        self.boot = boot
+        self.host = Host(identity=self.identity, listen=LOOPBACK)
+        self.sealer = Sealer(self.identity, swarm_id, boot)
+        self.got: list[bytes] = []
+        self.host.serve(MESSAGES_PROTOCOL, self._read)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def _read(self, stream: MessageStream) -> None:
+        with contextlib.suppress(NetworkError):
+            while True:
+                self.got.append(await stream.receive(deadline_s=None))
+
+    def record(self) -> NodeRecord:
+        return NodeRecord(peer=self.peer, boot=self.boot, control_addresses=self.host.addresses, phase="training")
+
+    def sealed(self) -> bytes:
+        return seal_record(self.sealer, self.record())
+
+    def hello(self, **changes: object) -> Hello:
+        hello = Hello(wire=WIRE_VERSION, swarm=self.swarm_id, software="test", record=self.sealed())
+        return msgspec.structs.replace(hello, **changes)
+
+    async def ask(self, node: Node, hello: Hello) -> Welcome | Refusal:
+        await self.host.dial(node.host.addresses[0], deadline_s=5)
+        reply = await self.host.request(node.peer, HELLO_PROTOCOL, canonical(hello), deadline_s=5)
+        return decode(reply, Welcome | Refusal)  # type: ignore[arg-type]
+
+    async def say(self, node: Node, message: Message) -> None:
+        stream = await self.host.open(node.peer, MESSAGES_PROTOCOL, deadline_s=5)
+        await stream.send(self.sealer.seal(ENVELOPE_KIND, canonical(message)), deadline_s=5)
+
+    def welcomes(self, others: tuple[bytes, ...] = ()) -> list[PeerId]:
+        """From now on answer every hello with a welcome; who said hello is in the list."""
+        came: list[PeerId] = []
+
+        async def answer(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=5)
+            came.append(stream.peer)
+            await stream.send(canonical(Welcome(record=self.sealed(), others=others)), deadline_s=5)
+            await stream.aclose()
+
+        self.host.serve(HELLO_PROTOCOL, answer)
+        return came
+
+
+@contextlib.asynccontextmanager
+async def stranger(seed: int, *, swarm_id: SwarmId = MANIFEST.swarm_id, boot: int = 1) -> AsyncIterator[Stranger]:
+    made = Stranger(seed, swarm_id=swarm_id, boot=boot)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.host.run)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+# -- admission -----------------------------------------------------------------------------------------------
+
+
+def test_members_admit_each_other_and_know_each_others_records() -> None:
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            await one.join(two)
+            await assert_linked(one, two)
+            for node, other in ((one, two), (two, one)):
+                assert node.members.record_of(other.peer) == other.record()
+                assert node.members.alive() == {other.peer}
+                assert node.changes == [Change("linked", other.peer)]
+
+    run(main)
+
+
+def test_peer_of_another_swarm_is_refused_with_the_reason() -> None:
+    async def main() -> None:
+        here, there = Node(1), Node(2, manifest=manifest("another"))
+        async with running(here, there):
+            with pytest.raises(Refused) as caught:
+                await there.join(here)
+            ours, theirs = here.manifest.swarm_id.hex()[:16], there.manifest.swarm_id.hex()[:16]
+            assert f"this node is in swarm {ours}…, yours is {theirs}…; use the same swarm.toml" in str(caught.value)
+            assert caught.value.peer == here.peer
+            assert here.linked() == there.linked() == frozenset()
+            assert here.members.record_of(there.peer) is None
+
+    run(main)
+
+
+def test_peer_of_another_wire_version_is_refused_with_the_reason() -> None:
+    async def main() -> None:
+        node = Node(1)
+        async with running(node), stranger(9) as old:
+            answer = await old.ask(node, old.hello(wire=WIRE_VERSION + 1))
+            assert isinstance(answer, Refusal)
+            want = f"this node speaks wire version {WIRE_VERSION}, yours {WIRE_VERSION + 1}; install the same version"
+            assert answer.reason.startswith(want)
+            assert node.linked() == frozenset()
+
+    run(main)
+
+
+def test_allowlist_admits_founders_and_the_allowed_and_nobody_else() -> None:
+    async def main() -> None:
+        closed = manifest(allowed=[2])
+        founder, allowed, outsider = (Node(n, manifest=closed) for n in (1, 2, 3))
+        async with running(founder, allowed, outsider):
+            await allowed.join(founder)
+            with pytest.raises(Refused, match=f"admission is allowlist and {outsider.peer} is not on the list"):
+                await outsider.join(founder)
+            with pytest.raises(Refused, match="allowlist"):
+                await outsider.join(allowed)
+            await assert_linked(founder, allowed)
+
+    run(main)
+
+
+def test_allowlist_binds_the_one_who_dials_as_well() -> None:
+    """A member that finds an outsider, say by discovery, must not admit it because it was the one to call."""
+
+    async def main() -> None:
+        closed = manifest(allowed=[2])
+        founder, allowed = Node(1, manifest=closed), Node(2, manifest=closed)
+        async with running(founder, allowed), stranger(9, swarm_id=closed.swarm_id) as outsider:
+            came = outsider.welcomes()
+            await allowed.join(founder)
+            founder.members.found(outsider.peer, outsider.host.addresses)
+            with pytest.raises(RemoteError, match="not on the list"):
+                await founder.members.links.join(outsider.host.addresses[0], deadline_s=5)
+            assert founder.linked() == {allowed.peer}
+            assert outsider.peer not in founder.members.alive()
+            assert set(came) <= {founder.peer}
+            await assert_linked(founder, allowed)
+
+    run(main)
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+def forged(by: Sealer, record: NodeRecord) -> bytes:
+    return by.seal(NODE_RECORD_KIND, canonical(record))
+
+
+def test_hello_with_a_record_that_does_not_hold_is_refused() -> None:
+    async def main() -> None:
+        node, other = Node(1), Node(2)
+        async with running(node, other), stranger(9) as odd:
+            await node.join(other)
+            await until(lambda: node.members.record_of(other.peer))
+            known = node.members.record_of(other.peer)
+            about_another = NodeRecord(peer=other.peer, boot=99, phase="leaving")
+            bad = [
+                b"",
+                b"\xc1",
+                odd.sealed()[:-1],
+                forged(odd.sealer, about_another),
+                Sealer(odd.identity, SwarmId(bytes(32)), 1).seal(NODE_RECORD_KIND, canonical(odd.record())),
+                odd.sealer.seal("link", canonical(odd.record())),
+                seal_record(other.sealer, other.record()),  # true, but not its own
+            ]
+            for record in bad:
+                answer = await odd.ask(node, odd.hello(record=record))
+                assert isinstance(answer, Refusal), record
+                assert "record" in answer.reason
+            assert node.linked() == {other.peer}
+            assert node.members.record_of(other.peer) in (known, other.record())
+            assert node.members.record_of(odd.peer) is None
+            assert isinstance(await odd.ask(node, odd.hello()), Welcome)
+
+    run(main)
+
+
+def test_welcome_with_a_record_that_does_not_hold_makes_no_link() -> None:
+    async def main() -> None:
+        node = Node(1)
+        async with running(node), stranger(9) as odd:
+
+            async def answer(stream: MessageStream) -> None:
+                await stream.receive(deadline_s=5)
+                record = forged(odd.sealer, NodeRecord(peer=node.peer, boot=9))
+                await stream.send(canonical(Welcome(record=record, others=())), deadline_s=5)
+                await stream.aclose()
+
+            odd.host.serve(HELLO_PROTOCOL, answer)
+            with pytest.raises(RemoteError, match="a record about"):
+                await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+            assert node.linked() == frozenset()
+            assert len(node.members.book) == 0
+
+    run(main)
+
+
+def test_replayed_and_forged_records_are_dropped_wherever_they_come_from() -> None:
+    async def main() -> None:
+        node, other = Node(1), Node(2)
+        async with running(node, other), stranger(9) as odd:
+            await node.join(other)
+            old = seal_record(other.sealer, msgspec.structs.replace(other.record(), phase="leaving"))
+            newer = seal_record(other.sealer, msgspec.structs.replace(other.record(), round=7))
+            about_another = forged(odd.sealer, NodeRecord(peer=other.peer, boot=99, phase="leaving"))
+            other.members.announce()
+            good = Sealer(identity(50), MANIFEST.swarm_id, 1)
+            third = seal_record(good, NodeRecord(peer=identity(50).peer_id, boot=1, phase="leaving"))
+            odd.welcomes((newer, old, about_another, b"\xc1", third))
+            await node.members.links.join(odd.host.addresses[0], deadline_s=5)
+
+            # By gossip too, signed for by the one who sends it on.
+            topic = f"shoal/{MANIFEST.swarm_id.hex()}/records"
+            odd_later = msgspec.structs.replace(odd.record(), round=3)
+            await odd.host.subscribe(topic)
+            await until(lambda: node.peer in odd.host.gossip_peers(topic))
+            while node.members.record_of(odd.peer) != odd_later:
+                for data in (old, about_another, b"", b"\xc1" * 100, bytes(100_000)):
+                    await odd.host.publish(topic, data)
+                await odd.host.publish(topic, seal_record(odd.sealer, odd_later))
+                await trio.sleep(0.05)
+
+            theirs = node.members.record_of(other.peer)
+            assert theirs is not None
+            assert (theirs.phase, theirs.boot) == ("training", 1)
+            assert node.members.record_of(identity(50).peer_id) is not None
+            assert node.linked() == {other.peer, odd.peer}
+            assert not node.says("lost", other)
+
+    run(main)
+
+
+def test_welcome_with_the_most_and_largest_records_fits_into_an_answer() -> None:
+    async def main() -> None:
+        node = Node(1)
+        async with running(node), stranger(9) as newcomer:
+            address = "/" + "x" * 255
+            for n in range(100):
+                sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
+                record = NodeRecord(
+                    peer=sealer.peer_id,
+                    boot=1,
+                    phase="leaving",
+                    control_addresses=(address,) * 16,
+                    lane_addresses=(address,) * 16,
+                    software="x" * 64,
+                    capabilities=("x" * 32,) * 16,
+                )
+                node.members.book.receive(seal_record(sealer, record), trio.current_time())
+            answer = await newcomer.ask(node, newcomer.hello())
+            assert isinstance(answer, Welcome)
+            assert len(answer.others) == 64
+
+    run(main)
+
+
+# -- the mesh ------------------------------------------------------------------------------------------------
+
+
+def test_addresses_learned_through_a_welcome_lead_to_a_full_mesh() -> None:
+    async def main() -> None:
+        nodes = [Node(n) for n in (1, 2, 3, 4)]
+        hub, *others = nodes
+        async with running(*nodes):
+            for node in others:
+                await node.join(hub)
+            await assert_linked(*nodes)
+
+    run(main)
+
+
+def test_peer_found_by_discovery_is_dialled() -> None:
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            one.members.found(two.peer, ("nonsense", *two.host.addresses))
+            one.members.found(one.peer, one.host.addresses)
+            await assert_linked(one, two)
+
+    run(main)
+
+
+def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.0)
+
+    async def main() -> None:
+        stays, leaves = Node(1), Node(2)
+        async with running(stays, leaves):
+            await leaves.join(stays)
+            await assert_linked(stays, leaves)
+            leaves.phase = "leaving"
+            leaves.members.announce()
+            await until(lambda: stays.members.book.get(leaves.peer).phase == "leaving")  # type: ignore[union-attr]
+            # Its links go, its host stays: were it dialled, it would answer.
+            leaves.members.links.drop(stays.peer)
+            await until(lambda: stays.says("died", leaves))
+            assert stays.members.alive() == frozenset()
+            assert [change.kind for change in stays.changes] == ["linked", "lost", "died"]
+            leaves.members.machine.connection_lost(stays.peer, trio.current_time(), confirmed=True)
+            dials: list[PeerId] = []
+
+            async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+                dials.append(peer)
+
+            stays.members.links.meet = meet  # type: ignore[method-assign]
+            third = Node(3)
+            async with running(third):
+                third.members.links.drop(stays.peer)
+                stays.members.found(third.peer, third.host.addresses)
+                await until(lambda: third.peer in dials)  # the dialler went round since
+            assert leaves.peer not in dials
+
+    run(main)
+
+
+def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
+    async def main() -> None:
+        nodes = one, two, three = Node(1), Node(2), Node(3)
+        async with running(*nodes):
+            await one.join(two)
+            await three.join(two)
+            await assert_linked(*nodes)
+            for ending, other in [(one, two), (two, one), (two, three), (three, one)]:
+                ending.members.links.drop(other.peer)
+                await until(lambda o=other, e=ending: o.says("lost", e))  # type: ignore[misc]
+                await assert_linked(*nodes)
+            for node in nodes:
+                assert {change.kind for change in node.changes} == {"linked", "lost"}
+
+    run(main)
+
+
+# -- restarts and deaths -------------------------------------------------------------------------------------
+
+
+def test_killed_peer_is_dead_within_a_second() -> None:
+    async def main() -> None:
+        nodes = one, two, victim = Node(1), Node(2), Node(3)
+        async with running(*nodes):
+            await two.join(one)
+            await victim.join(one)
+            await assert_linked(*nodes)
+            began = trio.current_time()
+            victim.kill()
+            for node in (one, two):
+                await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
+                assert victim.peer not in node.linked()
+                assert node.members.machine.state_of(victim.peer) is State.DEAD
+            assert trio.current_time() - began < 2  # the detector alone would take 7 s
+            await assert_linked(one, two)
+
+    run(main)
+
+
+def test_killed_peer_that_comes_back_is_linked_and_alive_again() -> None:
+    async def main() -> None:
+        one, victim = Node(1), Node(2)
+        async with running(one, victim) as nursery:
+            await victim.join(one)
+            await assert_linked(one, victim)
+            victim.kill()
+            await until(lambda: one.says("died", victim))
+            again = Node(2, boot=2)
+            await nursery.start(again.run)
+            await again.join(one)
+            await assert_linked(one, again)
+            assert one.says("revived", again)
+            assert one.members.alive() == {again.peer}
+            assert one.members.record_of(again.peer) == again.record()
+
+    run(main)
+
+
+@pytest.mark.parametrize("gossiped", [False, True], ids=["new record by hello", "new record by gossip first"])
+def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
+    """Its old connection did not break: the machine vanished, and nothing told us yet."""
+
+    async def main() -> None:
+        one, before = Node(1), Node(2)
+        async with running(one) as nursery:
+            await nursery.start(before.run)
+            await before.join(one)
+            await assert_linked(one, before)
+            after = Node(2, boot=2)
+            await nursery.start(after.run)
+            if gossiped:
+                one.members.book.receive(seal_record(after.sealer, after.record()), trio.current_time())
+            before.members.links.meet = _unable_to_meet  # type: ignore[method-assign]
+            began = trio.current_time()
+            with contextlib.suppress(NetworkError, RemoteError):
+                await after.join(one)
+            await until(lambda: one.peer in after.linked() and after.peer in one.linked())
+            word = Leave(term=Term(), round=5, base=bytes(32))
+            while (after.peer, word) not in one.heard or (one.peer, word) not in after.heard:
+                after.members.links.send(one.peer, word)
+                one.members.links.send(after.peer, word)
+                await trio.sleep(0.02)
+            assert (one.peer, word) not in before.heard
+            assert trio.current_time() - began < 5
+            assert one.says("lost", after)
+
+    run(main)
+
+
+async def _unable_to_meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+    raise NetworkError("the network is gone")
+
+
+def test_suspicion_of_a_living_peer_is_refuted_by_it() -> None:
+    async def main() -> None:
+        node, accused = Node(1), Node(2)
+        async with running(node, accused), stranger(9) as liar:
+            await node.join(accused)
+            await assert_linked(node, accused)
+            assert isinstance(await liar.ask(accused, liar.hello()), Welcome)
+            await liar.say(accused, Suspicion(peer=accused.peer, incarnation=0))
+            await until(lambda: accused.members.machine.incarnation == 1)
+            # The new incarnation is announced at once, not at the next period.
+            await until(lambda: node.members.book.get(accused.peer).incarnation == 1)  # type: ignore[union-attr]
+            assert accused.peer in node.members.alive()
+
+    run(main)
+
+
+def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> None:
+    async def main() -> None:
+        node = Node(1)
+        async with running(node), stranger(9) as other:
+            assert isinstance(await other.ask(node, other.hello()), Welcome)
+            word = Leave(term=Term(), round=3, base=bytes(32))
+            await other.say(node, Ping(nonce=5, incarnation=0))
+            await until(lambda: other.got)
+            await other.say(node, word)
+            await until(lambda: node.heard)
+            assert node.heard == [(other.peer, word)]
+            assert node.members.machine.state_of(other.peer) is State.ALIVE
+
+    run(main)
+
+
+def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 0.2)
+
+    async def main() -> None:
+        node = Node(1)
+        async with running(node):
+            for n in range(20):
+                sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
+                record = NodeRecord(peer=sealer.peer_id, boot=1, phase="training")
+                node.members.book.receive(seal_record(sealer, record), trio.current_time())
+            await until(lambda: len(node.members._dials) == 20)
+            await until(lambda: len(node.members.book) == 0)
+            await until(lambda: len(node.members._dials) == 0)
+
+    run(main)
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [record for record in caplog.records if record.name.startswith("shoal.")]
+    return [record.getMessage() for record in records if record.levelno >= logging.ERROR]

@@ -1,0 +1,160 @@
+"""The parts of the libp2p adapter that can be driven without a network, on a virtual clock."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from shoal.protocol.identity import Identity
+from shoal.swarm import muxer
+from shoal.swarm.muxer import (
+    CONNECTION_BUFFER_LIMIT_BYTES,
+    FRAME_GRACE_S,
+    FRAME_STALL_DEADLINE_S,
+    USER_TIMEOUT_MS,
+    ConnectionClosedError,
+    Muxer,
+    Wire,
+)
+
+PEER_ID = muxer.ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
+
+
+class SlowConnection:
+    """A secured connection that takes `delay_s` for every byte written."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.written = b""
+        self.closed = False
+        self._delay_s = delay_s
+
+    async def write(self, data: bytes) -> None:
+        for index in range(len(data)):
+            await trio.sleep(self._delay_s)
+            self.written += data[index : index + 1]
+
+    async def read(self, n: int) -> bytes:
+        return bytes(n)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_cancelled_frame_is_written_whole() -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=0.05)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        with trio.move_on_after(0.12) as scope:
+            await muxer._write_frame(b"0123456789")
+        assert scope.cancelled_caught
+        assert connection.written == b"0123456789"
+        await muxer._write_frame(b"next")
+        assert connection.written == b"0123456789next"
+        assert not connection.closed
+
+    run(main)
+
+
+def test_frame_cancelled_before_its_turn_is_not_begun() -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=0.05)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(muxer._write_frame, b"0123456789")
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.1) as scope:
+                await muxer._write_frame(b"never")
+            assert scope.cancelled_caught
+        assert connection.written == b"0123456789"
+        assert not connection.closed
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "expected_s"),
+    [(60, FRAME_STALL_DEADLINE_S), (3, 3), (0.1, FRAME_GRACE_S)],
+)
+def test_frame_that_the_peer_does_not_take_closes_the_connection(deadline_s: float, expected_s: float) -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=1000)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        began = trio.current_time()
+        with trio.move_on_after(deadline_s), pytest.raises(ConnectionClosedError, match="took no data"):
+            await muxer._write_frame(b"frame")
+        assert trio.current_time() - began == pytest.approx(expected_s)
+        assert connection.closed
+
+    run(main)
+
+
+def test_peer_that_ignores_flow_control_is_cut_off() -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=0)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        muxer.stream_buffers[2] = bytearray(CONNECTION_BUFFER_LIMIT_BYTES - 100)
+        assert await muxer._read_data_body(100) == bytes(100)
+        assert not connection.closed
+        with pytest.raises(ConnectionClosedError, match="flow control"):
+            await muxer._read_data_body(101)
+        assert connection.closed
+
+    run(main)
+
+
+def test_wire_sets_the_options_that_find_a_dead_peer() -> None:
+    async def main() -> None:
+        near, far = await trio.to_thread.run_sync(_connected_pair)
+        for one in (near, far):
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(one))
+            wire = Wire(stream)
+            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_MS
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+            assert not wire.closed
+            wire.sever()
+            assert wire.closed
+
+    trio.run(main)
+
+
+def test_wire_reads_exactly_what_was_asked_and_ends_in_an_error() -> None:
+    async def main() -> None:
+        near, far = await trio.to_thread.run_sync(_connected_pair)
+        wire = Wire(trio.SocketStream(trio.socket.from_stdlib_socket(near)))
+        writer = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+
+        async def trickle() -> None:
+            for index in range(250):  # libp2p would give up after a hundred
+                await writer.send_all(bytes([index]))
+                await trio.lowlevel.checkpoint()
+            await writer.aclose()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trickle)
+            assert await wire.read(200) == bytes(range(200))
+            assert await wire.read(50) == bytes(range(200, 250))
+            with pytest.raises(ConnectionClosedError):
+                await wire.read(1)
+        await wire.close()
+
+    trio.run(main)
+
+
+def _connected_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    return near, far

@@ -1,0 +1,119 @@
+"""Scenario files: what they mean, and how the wrong ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from shoal.node.config import HOLD_PHASES
+from shoal.protocol.errors import ConfigError
+from shoal.testnet.scenario import DEMO, Fault, Phase, Scenario, choose_scenario, load_scenario, parse_scenario
+
+KILL = '[[fault]]\nkind = "kill"\nnode = 2\nround = 3\nphase = "reduce"\nprogress = 0.4\n'
+
+
+def test_parse_scenario_reads_the_documented_file() -> None:
+    text = 'nodes = 4\nrounds = 8\nseed = 1\nstrategy = "diloco"\ncodec = "int8"\n' + KILL
+    assert parse_scenario(text) == Scenario(faults=(Fault(kind="kill", node=2, round=3, phase="reduce", progress=0.4),))
+
+
+def test_parse_scenario_of_nothing_has_no_faults() -> None:
+    assert parse_scenario("") == Scenario(nodes=4, rounds=8, seed=1, strategy="diloco", codec="int8", faults=())
+
+
+def test_demo_kills_node_2_and_lets_node_4_join() -> None:
+    assert (DEMO.nodes, DEMO.rounds, DEMO.seed, DEMO.codec, DEMO.workload) == (4, 8, 1, "int8", "text")
+    assert [(f.kind, f.node, f.round, f.phase, f.progress) for f in DEMO.faults] == [
+        ("kill", 2, 3, "reduce", 0.4),
+        ("join", 4, 5, None, None),
+    ]
+
+
+def test_phases_are_those_at_which_a_node_can_hold() -> None:
+    assert get_args(Phase) == HOLD_PHASES
+
+
+def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
+    text = "nodes = 2\n" + "".join(f'[[fault]]\nkind = "join"\nround = {r}\n' for r in (6, 2))
+    text += '[[fault]]\nkind = "join"\nnode = 2\nround = 8\n'
+    assert [fault.node for fault in parse_scenario(text).faults] == [4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node = 4\n", "unknown key 'node'; did you mean 'nodes'?"),
+        ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows codec, fault, "),
+        (KILL + "durations = 3\n", "fault 1: unknown key 'durations'; did you mean 'duration_s'?"),
+        ('[[fault]]\nkind = "partition"\nround = 1\ngroups = [[0], [1]]\n', "'partition' is not built in this version"),
+        ('[[fault]]\nkind = "corrupt"\nnode = 1\nround = 1\n', "'corrupt' is not built in this version"),
+        (KILL.replace("reduce", "repair"), "phase 'repair' is not built in this version"),
+        (KILL.replace("kill", "murder"), "Invalid enum value 'murder'"),
+        (KILL.replace("0.4", "1.5"), "`float` <= 1"),
+        (KILL.replace("round = 3", "round = 9"), "fault 1 is in round 9 of 8"),
+        (KILL.replace("node = 2", "node = 4"), "there is no node 4 in round 3"),
+        (KILL.replace("node = 2\n", ""), "a kill needs the node it strikes"),
+        (KILL.replace('phase = "reduce"\n', ""), "progress needs a phase"),
+        (KILL + "duration_s = 3\n", "a kill has no duration_s"),
+        ('[[fault]]\nkind = "join"\nnode = 1\nround = 2\n', "a join's node is a new one"),
+        ("nodes = 0\n", "`int` >= 1"),
+        ('nodes = "4"\n', "Expected `int`, got `str`"),
+        ("nodes = \n", "not valid TOML"),
+    ],
+)
+def test_parse_scenario_refuses_with_one_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_scenario(text, source="s.toml")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("s.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_joined_node_can_be_struck_once_it_is_there() -> None:
+    join = '[[fault]]\nkind = "join"\nround = 3\n'
+    assert parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 4\n').faults[1].target == 4
+    with pytest.raises(ConfigError, match="there is no node 4 in round 2"):
+        parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 2\n')
+
+
+def test_load_scenario_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no scenario"):
+        load_scenario(tmp_path / "none.toml")
+    (tmp_path / "s.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_scenario(tmp_path / "s.toml")
+
+
+def test_choose_scenario_without_options_is_the_demo() -> None:
+    assert choose_scenario() == DEMO
+    assert choose_scenario(nodes=4, rounds=8, seed=7, codec="bf16").faults == DEMO.faults
+
+
+def test_choose_scenario_of_another_size_has_no_faults() -> None:
+    assert choose_scenario(nodes=2, rounds=3) == Scenario(nodes=2, rounds=3)
+
+
+def test_choose_scenario_puts_options_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("nodes = 3\nrounds = 4\n" + KILL)
+    chosen = choose_scenario(path, rounds=5, codec="fp32")
+    assert (chosen.nodes, chosen.rounds, chosen.codec, len(chosen.faults)) == (3, 5, "fp32", 1)
+    with pytest.raises(ConfigError, match="fault 1 is in round 3 of 2"):
+        choose_scenario(path, rounds=2)
+
+
+def test_held_node_is_the_target_or_one_that_no_fault_ended() -> None:
+    faults = (
+        Fault(kind="kill", node=0, round=2, phase="plan"),
+        Fault(kind="join", round=3, phase="reduce", progress=0.5),
+        Fault(kind="stop", node=3, round=4),
+    )
+    scenario = Scenario(faults=faults)
+    assert [scenario.held_node(fault) for fault in scenario.faults] == [0, 1, None]
+
+
+def test_scenario_survives_its_own_json() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(DEMO), type=Scenario) == DEMO

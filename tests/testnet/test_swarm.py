@@ -1,0 +1,295 @@
+"""The testnet's own life, with stand-ins for nodes: starting, faults, ends, and that nothing is ever left running.
+
+And once with real nodes, killed in the phases where a round is most delicate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from pathlib import Path
+
+import pytest
+import trio
+
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import load_manifest
+from shoal.testnet import swarm
+from shoal.testnet.nodes import Launch, Runtime
+from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
+from shoal.testnet.report import Report, ok
+from shoal.testnet.scenario import DEMO, Fault, Scenario
+from shoal.testnet.swarm import run_testnet
+
+FAKE_NODE = Path(__file__).parent / "fake_node.py"
+TEST_DEADLINE_S = 20.0
+STARTING = ("join", "restart")
+
+
+def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test, and no longer than it may take."""
+
+    @wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        async def limited() -> None:
+            with trio.fail_after(TEST_DEADLINE_S):
+                await test(*args, **kwargs)
+
+        trio.run(limited)
+
+    return run
+
+
+def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
+    """Stand-ins for nodes; `modes` by index, "well" if not named."""
+    starts = {fault.target: 1 + (fault.kind == "restart") for fault in scenario.faults if fault.kind in STARTING}
+    gate = ",".join(f"{index}:{count}" for index, count in starts.items()) or "-"
+
+    def command(launch: Launch) -> list[str]:
+        holds = ",".join(f"{hold.round}:{hold.phase}:{hold.progress}" for hold in launch.holds) or "-"
+        rounds = "-" if launch.rounds is None else str(launch.rounds)
+        mode = (modes or {}).get(int(launch.data_dir.name), "well")
+        script = [sys.executable, "-S", "-E", str(FAKE_NODE)]
+        return [*script, str(launch.data_dir), str(scenario.nodes), rounds, holds, gate, mode]
+
+    def ask(data_dir: Path, op: str, deadline_s: float) -> None:
+        (data_dir / f"op-{op}").touch()
+
+    return Runtime(command=command, ask=ask)
+
+
+def pids(out: Path) -> list[int]:
+    """Of all processes that there ever were."""
+    lines = [line for log in out.glob("nodes/*/events.jsonl") for line in log.read_text().splitlines()]
+    return [event["pid"] for event in map(json.loads, lines) if event["event"] == "started"]
+
+
+def assert_none_left(out: Path) -> None:
+    assert [pid for pid in pids(out) if os.path.exists(f"/proc/{pid}")] == []
+
+
+async def run(scenario: Scenario, out: Path, modes: dict[int, str] | None = None) -> tuple[Report, list[Progress]]:
+    told: list[Progress] = []
+    report = await run_testnet(scenario, out, told.append, runtime=fakes(scenario, modes))
+    assert_none_left(out)
+    return report, told
+
+
+@in_trio
+async def test_demo_kills_and_joins_and_certifies_all_rounds(tmp_path: Path) -> None:
+    report, told = await run(DEMO, tmp_path)
+    assert (report.rounds_certified, report.forks, report.digests_equal, report.trouble) == (8, 0, True, None)
+    assert [node.outcome for node in report.nodes] == ["running", "running", "killed", "running", "running"]
+    assert [node.rounds for node in report.nodes][:4] == [8, 8, 2, 8]
+    assert 1 <= report.nodes[4].rounds <= 4
+    kill, join = report.faults
+    assert (kill.error, join.error) == (None, None)
+    assert kill.at_s is not None
+    assert join.at_s is not None
+    assert 0 < kill.at_s < join.at_s < report.wall_s
+    assert len(pids(tmp_path)) == 5
+    assert (report.loss.first, report.loss.last, report.loss.metric) == (8.0, 7.0, "bits per byte")
+    assert report.bytes.lanes_sent == 1000 * sum(node.rounds for node in report.nodes)
+    assert [t.round for t in told if isinstance(t, RoundDone)] == list(range(1, 9))
+    assert [t.round for t in told if isinstance(t, LossMeasured)] == list(range(9))
+    assert [t.fault.kind for t in told if isinstance(t, FaultInjected)] == ["kill", "join"]
+    assert [(t.index, t.peer_id) for t in told if isinstance(t, NodeJoined)] == [(4, report.nodes[4].peer_id)]
+    assert [t for t in told if isinstance(t, NodeEnded)] == []
+
+
+@in_trio
+async def test_run_writes_the_manifest_and_all_reports(tmp_path: Path) -> None:
+    report, _ = await run(Scenario(nodes=2, rounds=2, seed=5, codec="bf16"), tmp_path)
+    manifest = load_manifest(tmp_path / "swarm.toml")
+    assert manifest.swarm.founders == [node.peer_id for node in report.nodes]
+    assert (manifest.workload.seed, manifest.sync.codec, manifest.sync.inner_steps) == (5, "bf16", 20)
+    assert json.loads((tmp_path / "report.json").read_bytes())["rounds_certified"] == 2
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "nodes" / "1" / "log.txt").exists()
+    # The stand-ins keep no rounds, and what is not verified does not pass.
+    assert len(report.unverified) >= 2
+    assert not ok(report)
+
+
+@in_trio
+async def test_stop_leave_and_restart_do_what_they_say(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="stop", node=1, round=2, phase="train", progress=0.0, duration_s=0.1),
+        Fault(kind="leave", node=3, round=3, phase="plan"),
+        Fault(kind="restart", node=2, round=4, phase="certify", progress=1.0),
+    )
+    report, told = await run(Scenario(nodes=4, rounds=6, faults=faults), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, None, None]
+    assert [node.outcome for node in report.nodes] == ["running", "running", "running", "left"]
+    assert [len(node.lives) for node in report.nodes] == [1, 1, 2, 1]
+    assert report.bytes.lanes_sent == 1000 * sum(node.rounds for node in report.nodes)
+    assert report.rounds_certified == 6
+    assert [t for t in told if isinstance(t, NodeEnded)] == []
+    second = next(span for span in report.nodes[1].spans if span.round == 2)
+    assert second.end_s is not None
+    assert second.end_s - second.start_s >= 0.1
+
+
+@in_trio
+async def test_a_stopped_node_goes_on_when_a_continue_says_so(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="stop", node=1, round=2, phase="reduce", progress=0.5),
+        Fault(kind="continue", node=1, round=4),
+    )
+    report, _ = await run(Scenario(nodes=2, rounds=6, faults=faults), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, None]
+    assert report.rounds_certified == 6
+    assert [node.outcome for node in report.nodes] == ["running", "running"]
+
+
+@in_trio
+async def test_a_fault_that_cannot_be_done_is_reported(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="kill", node=1, round=1, phase="train"),
+        Fault(kind="kill", node=1, round=3),
+        Fault(kind="stop", node=1, round=2, phase="plan"),
+    )
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=faults), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, "node 1 is not running", "its moment never came"]
+    assert report.faults[2].at_s is None
+    assert not ok(report)
+
+
+@in_trio
+async def test_a_node_that_crashes_is_told_and_the_report_is_written(tmp_path: Path) -> None:
+    report, told = await run(Scenario(nodes=2, rounds=2), tmp_path, {0: "crash"})
+    assert told == [NodeEnded(index=0, exit_code=7, message="no such luck")]
+    assert [node.outcome for node in report.nodes] == ["crashed", "crashed"]
+    assert (report.rounds_certified, report.digests_equal) == (0, False)
+    assert report.trouble is not None
+    assert report.trouble.startswith("node 0 did not come up")
+    assert (tmp_path / "report.html").exists()
+
+
+@in_trio
+async def test_a_fork_is_counted(tmp_path: Path) -> None:
+    report, _ = await run(Scenario(nodes=2, rounds=3), tmp_path, {1: "fork"})
+    assert (report.forks, report.digests_equal) == (3, False)
+
+
+@in_trio
+async def test_a_swarm_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "silence_limit_s", lambda scenario: 0.5)
+    monkeypatch.setattr(swarm, "LEAVE_DEADLINE_S", 5.0)
+    report, _ = await run(Scenario(nodes=2, rounds=2), tmp_path, {0: "silent", 1: "silent"})
+    assert report.trouble == "no node logged anything for 0 s"
+    assert report.rounds_certified == 0
+
+
+@in_trio
+async def test_a_run_past_its_deadline_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "deadline_s", lambda scenario: 1.0)
+    report, _ = await run(Scenario(nodes=2, rounds=2), tmp_path, {1: "silent"})
+    assert report.trouble == "not finished after 1 s"
+
+
+@in_trio
+async def test_cancelling_a_run_leaves_no_process(tmp_path: Path) -> None:
+    with trio.CancelScope() as scope:
+
+        def stop_it(progress: Progress) -> None:
+            if isinstance(progress, RoundDone) and progress.round == 2:
+                scope.cancel()
+
+        scenario = Scenario(nodes=3, rounds=5000)
+        await run_testnet(scenario, tmp_path, stop_it, runtime=fakes(scenario))
+    assert scope.cancelled_caught
+    assert len(pids(tmp_path)) == 3
+    assert_none_left(tmp_path)
+
+
+@in_trio
+async def test_a_signal_ends_the_run_after_a_clean_leave(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if isinstance(progress, RoundDone) and progress.round == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    scenario = Scenario(nodes=2, rounds=5000)
+    with pytest.raises(KeyboardInterrupt):
+        await run_testnet(scenario, tmp_path, interrupt, runtime=fakes(scenario))
+    assert_none_left(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_bytes())["trouble"] == "interrupted"
+    logs = [(tmp_path / "nodes" / str(i) / "events.jsonl").read_text() for i in range(2)]
+    assert ["asked" in log for log in logs] == [True, True]
+
+
+@in_trio
+async def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
+    await run(Scenario(nodes=2, rounds=1), tmp_path)
+    report, _ = await run(Scenario(nodes=1, rounds=1), tmp_path)
+    assert len(report.nodes) == 1
+    assert not (tmp_path / "nodes" / "1").exists()
+
+
+@in_trio
+async def test_nothing_but_a_testnet_is_ever_removed(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="choose another --out"):
+        await run(Scenario(nodes=1, rounds=1), tmp_path)
+    assert (tmp_path / "nodes" / "thesis.tex").exists()
+
+
+@in_trio
+async def test_a_wrong_setting_is_refused_before_an_earlier_run_is_removed(tmp_path: Path) -> None:
+    await run(Scenario(nodes=1, rounds=1), tmp_path)
+    for wrong in (Scenario(strategy="gossip"), Scenario(codec="int9"), Scenario(workload="No Such")):
+        with pytest.raises(ConfigError, match="the scenario"):
+            await run_testnet(wrong, tmp_path, runtime=fakes(wrong))
+    assert (tmp_path / "report.json").exists()
+
+
+def test_deadlines_grow_with_the_scenario() -> None:
+    deadline = partial(swarm.deadline_s)
+    assert deadline(Scenario(rounds=16)) > deadline(Scenario(rounds=8)) > 8 * swarm.ROUND_DEADLINE_S
+    stop = Fault(kind="stop", node=1, round=1, duration_s=100)
+    assert deadline(Scenario(faults=(stop,))) == deadline(Scenario()) + 100
+
+
+REAL_DEADLINE_S = 120.0
+
+
+def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing_but_time(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="kill", node=3, round=2, phase="plan"),
+        Fault(kind="kill", node=2, round=3, phase="certify"),
+    )
+    scenario = Scenario(
+        nodes=4,
+        rounds=4,
+        workload="regression",
+        options={"inputs": 1024, "outputs": 256},
+        inner_steps=10,
+        faults=faults,
+    )
+
+    async def limited() -> Report:
+        with trio.fail_after(REAL_DEADLINE_S):
+            return await run_testnet(scenario, tmp_path)
+
+    report = trio.run(limited)
+    assert_none_left(tmp_path)
+    assert ok(report), report
+    assert (report.rounds_certified, report.forks, report.wrong_values, report.digests_equal) == (4, 0, 0, True)
+    assert [node.outcome for node in report.nodes] == ["running", "running", "killed", "killed"]
+    assert [node.rounds for node in report.nodes] == [4, 4, 2, 1]
+    assert [r.members for r in report.rounds] == [4, 3, 2, 2]
+    assert [r.coverage for r in report.rounds] == [1.0] * 4
+    # Who is killed before it reduces contributes nothing; who is killed after it has reduced, all that it had sent.
+    assert [r.contributors for r in report.rounds] in ([4, 3, 3, 2], [4, 3, 2, 2])
+    for fault in report.faults:
+        assert fault.delay_s is not None
+        assert fault.delay_s < 20
+    assert report.loss.first is not None
+    assert report.loss.last is not None
+    assert report.loss.last < report.loss.first
