@@ -17,6 +17,9 @@ from collections.abc import Iterator, Sequence
 import typer
 import typer.main
 
+from shoal.cli.bench import bench
+from shoal.cli.campaign import CampaignOptions, campaign
+from shoal.cli.explore import ExploreOptions, explore
 from shoal.cli.init import InitOptions, init, show_id
 from shoal.cli.options import command_of
 from shoal.cli.run import RunOptions, run
@@ -37,6 +40,9 @@ app.command("pause")(pause)
 app.command("resume")(resume)
 app.command("id")(show_id)
 app.command("testnet")(command_of(TestnetOptions, testnet))
+app.command("explore")(command_of(ExploreOptions, explore))
+app.command("campaign")(command_of(CampaignOptions, campaign))
+app.add_typer(bench, name="bench")
 
 
 @app.callback(

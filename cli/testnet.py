@@ -36,7 +36,7 @@ class TestnetOptions:
         Path | None, option("--scenario", help="What to run and which faults to inject.", metavar="FILE")
     ] = None
     strategy: Annotated[str | None, option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
-    codec: Annotated[str | None, option("--codec", help="fp32, bf16 or int8. [demo: int8]")] = None
+    codec: Annotated[str | None, option("--codec", help="fp32, bf16, int8 or int4. [demo: int8]")] = None
     out: Annotated[
         Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
     ] = None

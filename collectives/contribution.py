@@ -20,10 +20,15 @@ from typing import Self
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, U8, Codec, codec
+from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, codec
 from shoal.collectives.commitment import MerkleTree, chunk_hash, path_bytes, path_proves
+from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.collectives.summing import span_scratch
 from shoal.protocol.errors import LocalError
+
+_DOT_VALUES = 8192
+"""Few enough for BLAS to stay in this thread, and so for the order of its sum to be the same every time."""
 
 
 def payload_bytes(grid: Grid, codec: Codec, chunk: int) -> int:
@@ -55,10 +60,11 @@ class EncodedContribution:
     squares: tuple[float, ...]
 
     @classmethod
-    def encode(cls, values: F32, grid: Grid, name: str, *, threads: int = 1) -> Self:
-        """The contribution of `values`, (numel,) float32, in the codec called `name`.
+    def encode(cls, values: F32, grid: Grid, name: str, *, dither: Dither | None = None, threads: int = 1) -> Self:
+        """The contribution of `values`, (numel,) float32, in the codec called `name`, `dither` being for int4.
 
-        Raises LocalError if they do not fit the grid or are not all finite, ConfigError for an unknown codec.
+        Raises LocalError if they do not fit the grid, are not all finite, or int4 has no dither; ConfigError for
+        an unknown codec.
         """
         if values.shape != (grid.numel,):
             raise LocalError(f"{values.shape} values on a grid of {grid.numel}")
@@ -70,10 +76,8 @@ class EncodedContribution:
         def encode_chunk(chunk: int) -> tuple[bytes, float]:
             size = how.encoded_bytes(grid.length(chunk))
             encoded = buffer[offsets[chunk] : offsets[chunk] + size]
-            how.encode(values[slice(*grid.span(chunk))], out=encoded)
-            decoded = np.empty(grid.length(chunk), np.float32)
-            how.decode_into(encoded, decoded)
-            return chunk_hash(encoded.data), float(np.square(decoded, dtype=np.float64).sum())
+            how.encode(values[slice(*grid.span(chunk))], out=encoded, dither=dither.chunk(chunk) if dither else None)
+            return chunk_hash(encoded.data), _sum_of_squares(how, encoded, grid.length(chunk))
 
         with ThreadPoolExecutor(threads) as pool:
             hashes, squares = zip(*pool.map(encode_chunk, range(grid.chunks)), strict=True)
@@ -103,6 +107,20 @@ class EncodedContribution:
         for chunk in range(self.grid.chunks):
             self.codec.decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
         return values
+
+
+def _sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
+    """Of the decoded values, in float64."""
+    total, wide = 0.0, np.empty((4, _DOT_VALUES), np.float64)
+    flat = wide.reshape(-1)
+    for start in range(0, n, SPAN_VALUES):
+        values = codec.decode_span(encoded, n, start, min(start + SPAN_VALUES, n), span_scratch())
+        for at in range(0, values.size, flat.size):
+            part = values[at : at + flat.size]
+            flat[: part.size] = part
+            flat[part.size :] = 0
+            total += float(np.vecdot(wide, wide).sum())
+    return total
 
 
 def residual_after(values: F32, contribution: EncodedContribution, included: Sequence[bool]) -> F32:

@@ -4,8 +4,8 @@ What an owner sends to all is
 
     payload = encoded chunk ‖ contributor bitmap ‖ Ed25519 signature of the ChunkStatement
 
-The statement's other fields (plan, chunk, owner, BLAKE3 of the bytes) are known to the receiver, so final and
-statement travel as one and neither can be there without the other.
+The statement's other fields (lineage, chunk, owner, BLAKE3 of the bytes) are known to the receiver, so final and
+statement travel as one and neither can be there without the other. Whoever copies a final passes on these very bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from shoal.collectives.codecs import F32, U8, Codec, Encoded, codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash
+from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
-from shoal.collectives.state import frozen
+from shoal.collectives.summing import check_encoded
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
@@ -40,15 +41,29 @@ class FinalFormat:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.plan_hash = plan.hash
+        self.lineage = plan.lineage
         self.grid = Grid.of(plan)
         self.codec: Codec = codec(plan.codec)
         self.owners = owner_by_chunk(plan)
+        self._standing = {
+            chunk: (results.place, result) for results in plan.standing for chunk, result in results.by_chunk().items()
+        }
         self._contributors = frozenset(plan.contributors())
 
     def owner(self, chunk: int) -> PeerId:
-        """Who reduces `chunk`."""
+        """Who reduces and signs `chunk`, or did so before it was evicted."""
         return self.plan.participants[self.owners[chunk]].peer
+
+    def source(self, chunk: int) -> PeerId:
+        """From whom the final of `chunk` is to be had."""
+        place, _ = self._standing.get(chunk, (self.owners[chunk], b""))
+        return self.plan.participants[place].peer
+
+    def accepts(self, final: FinalChunk) -> bool:
+        """Whether a final that was in order under another revision of this plan is final under this one."""
+        word = final.statement
+        _, result = self._standing.get(word.chunk, (0, word.result))
+        return self.owner(word.chunk) == word.owner and word.result == result
 
     def encoded_bytes(self, chunk: int) -> int:
         """How long the encoded chunk is."""
@@ -62,20 +77,21 @@ class FinalFormat:
         """Encode `mean`, once and for all, and sign what came out."""
         size = self.encoded_bytes(chunk)
         payload = np.empty(self.payload_bytes(chunk), np.uint8)
-        self.codec.encode(mean, out=payload[:size])
+        dither = Dither(self.plan.base, "final", identity.peer_id)
+        self.codec.encode(mean, out=payload[:size], dither=dither.chunk(chunk))
         bits = bitmap(included, len(self.plan.participants))
         statement = ChunkStatement.sign(
-            identity, plan=self.plan_hash, chunk=chunk, bitmap=bits, result=chunk_hash(payload[:size].data)
+            identity, plan=self.lineage, chunk=chunk, bitmap=bits, result=chunk_hash(payload[:size].data)
         )
         payload[size:] = np.frombuffer(bits + statement.signature, np.uint8)
         payload.flags.writeable = False
         return FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
 
-    def open(self, chunk: int, data: Encoded, out: F32) -> FinalChunk:
-        """Check a final payload and decode it into `out`, (values of the chunk,) float32.
+    def open(self, chunk: int, data: Encoded) -> FinalChunk:
+        """Check a final payload, whoever brought it.
 
-        Raises RemoteError, naming the owner, if the bytes are not what the owner signed, if the bitmap names who does
-        not contribute, or if they do not decode. `out` then holds nothing of use.
+        Raises RemoteError, naming the owner, if the bytes are not what the owner signed or not those that stand, if the
+        bitmap names who does not contribute, or if they do not decode.
         """
         owner, size = self.owner(chunk), self.encoded_bytes(chunk)
         payload = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
@@ -83,7 +99,7 @@ class FinalFormat:
             raise RemoteError(f"the final of chunk {chunk} has {payload.size} bytes", peer=owner)
         trailer = payload[size:].tobytes()
         statement = ChunkStatement(
-            plan=self.plan_hash,
+            plan=self.lineage,
             chunk=chunk,
             bitmap=trailer[:-SIGNATURE_BYTES],
             result=chunk_hash(payload[:size].data),
@@ -94,22 +110,24 @@ class FinalFormat:
             raise RemoteError(f"the final of chunk {chunk} is not what its owner signed", peer=owner)
         try:
             included = bitmap_indices(statement.bitmap, len(self.plan.participants))
-            self.codec.decode_into(payload[:size], out)
+            check_encoded(self.codec, payload[:size], self.grid.length(chunk))
         except RemoteError as error:
             raise RemoteError(f"the final of chunk {chunk}: {error}", peer=owner) from None
         if not self._contributors.issuperset(included):
             raise RemoteError(f"the final of chunk {chunk} includes who does not contribute", peer=owner)
         payload.flags.writeable = False
-        return FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
+        final = FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
+        if not self.accepts(final):
+            raise RemoteError(f"the final of chunk {chunk} is not the one that stands", peer=owner)
+        return final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finals:
-    """All reduced chunks of one plan. update: (numel,) float32, read-only: the chunks decoded."""
+    """All reduced chunks of one plan, in order."""
 
     plan: Plan
     chunks: tuple[FinalChunk, ...]
-    update: F32
 
     @classmethod
     def open(cls, plan: Plan, payloads: Sequence[Encoded]) -> Self:
@@ -117,11 +135,7 @@ class Finals:
         form = FinalFormat(plan)
         if len(payloads) != plan.chunks:
             raise RemoteError(f"{len(payloads)} finals of a plan of {plan.chunks} chunks")
-        update = np.empty(plan.numel, np.float32)
-        chunks = tuple(
-            form.open(chunk, payload, update[slice(*form.grid.span(chunk))]) for chunk, payload in enumerate(payloads)
-        )
-        return cls(plan=plan, chunks=chunks, update=frozen(update))
+        return cls(plan=plan, chunks=tuple(form.open(chunk, data) for chunk, data in enumerate(payloads)))
 
     @property
     def bitmaps(self) -> tuple[bytes, ...]:
@@ -138,6 +152,11 @@ class Finals:
         return tuple(bool(bits[place // 8] >> place % 8 & 1) for bits in self.bitmaps)
 
     @property
+    def contributors(self) -> int:
+        """How many participants are in at least one chunk."""
+        return sum(any(self.included(place)) for place in range(len(self.plan.participants)))
+
+    @property
     def tokens(self) -> int:
         """Trained on by those whose contribution is in at least one chunk."""
         return sum(p.tokens for i, p in enumerate(self.plan.participants) if any(self.included(i)))
@@ -147,6 +166,14 @@ class Finals:
         """The share of (chunk, contributor) pairs that were included: 1.0 in an undisturbed round."""
         pairs = [self.included(place) for place in self.plan.contributors()]
         return sum(map(sum, pairs)) / (len(pairs) * len(self.chunks)) if pairs else 1.0
+
+    def decoded(self) -> F32:
+        """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks."""
+        grid, how = Grid.of(self.plan), codec(self.plan.codec)
+        update = np.empty(grid.numel, np.float32)
+        for chunk, final in enumerate(self.chunks):
+            how.decode_into(final.encoded, update[slice(*grid.span(chunk))])
+        return update
 
     def concatenated(self) -> bytes:
         """All encoded chunks in order, without bitmaps and signatures: what an audit compares."""

@@ -6,15 +6,34 @@ torch.optim.SGD(nesterov=True).
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from blake3 import blake3
 
-from shoal.collectives.codecs import F32, check_denormals
-from shoal.collectives.finals import Finals
+from shoal.collectives.codecs import F32, Codec, check_denormals, codec
+from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, frozen
+from shoal.collectives.state import CertifiedState, StateHeader, check_grid, frozen
+from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
+from shoal.protocol.messages import Plan
+
+SPAN_VALUES: Final = 1 << 17
+"""Values that are decoded, applied and hashed together, in the cache: longer than the codecs' spans, for the hash."""
+
+
+class _Own(threading.local):
+    """This thread's own memory, kept: fresh pages cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.scratch: F32 = np.empty(SPAN_VALUES, np.float32)
+
+
+_own = _Own()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +65,114 @@ def nesterov_step(
     np.subtract(anchor, out_anchor, out=out_anchor)
 
 
-def apply_finals(state: CertifiedState, finals: Finals, settings: OuterSettings) -> tuple[CertifiedState, F32]:
-    """The certified state after the round of `finals`, and the mean update that led to it.
+class NextState:
+    """S(e + 1) in the making over S(e): each chunk is applied and hashed while it is in the cache.
 
-    The update is (numel,) float32, read-only, as every member decoded it. `state` is not changed.
+    The finals may come one by one, in any number of threads, and the rest of them in the end. Those of a second plan of
+    the round, after a repair, cost what differs: a chunk made from the very same final is left as it is.
 
-    Raises LocalError if the finals are of another round, term or size, or if this thread flushes subnormals.
+    grid: of the state, and of every plan. vectors: where the memory comes from. `state` is not changed.
     """
-    check_denormals()
-    plan = finals.plan
-    if plan.round != state.round + 1 or plan.term != state.term or plan.numel != state.numel:
-        raise LocalError(
-            f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
+
+    def __init__(self, state: CertifiedState, settings: OuterSettings, grid: Grid, vectors: VectorPool) -> None:
+        check_grid(state, grid)
+        self.base = state
+        self._settings = settings
+        self._grid = grid
+        self._anchor, self._momentum = vectors.take(state.numel), vectors.take(state.numel)
+        self._locks = [threading.Lock() for _ in range(grid.chunks)]
+        self._made_from: list[FinalChunk | None] = [None] * grid.chunks
+        self._hashes = [(b"", b"")] * grid.chunks
+        self._plan: Plan | None = None
+
+    def follow(self, plan: Plan) -> None:
+        """From now on take only the finals of `plan`, none that comes late of another.
+
+        Raises LocalError if it does not follow the state.
+        """
+        state = self.base
+        if (plan.round, plan.term, Grid.of(plan)) != (state.round + 1, state.term, self._grid):
+            raise LocalError(
+                f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
+            )
+        self._settle_on(plan)
+
+    def _settle_on(self, plan: Plan | None) -> None:
+        """Take nothing of another plan, and wait for who is in the middle of a chunk of it."""
+        self._plan = plan
+        for lock in self._locks:
+            with lock:
+                pass
+
+    def apply(self, plan: Plan, chunk: int, final: FinalChunk) -> None:
+        """Make chunk `chunk` from its final, and hash it, in this thread; nothing if `plan` is not the one followed.
+
+        Raises LocalError if this thread flushes subnormals, Undecodable for a final that nobody checked.
+        """
+        with self._locks[chunk]:
+            if self._plan is not plan or self._made_from[chunk] is final:
+                return
+            self._made_from[chunk] = None
+            self._hashes[chunk] = self._make(chunk, codec(plan.codec), final)
+            self._made_from[chunk] = final
+
+    def _make(self, chunk: int, how: Codec, final: FinalChunk) -> tuple[bytes, bytes]:
+        check_denormals()
+        begin, end = self._grid.span(chunk)
+        hashes = blake3(), blake3()
+        for start in range(begin, end, SPAN_VALUES):
+            stop = min(start + SPAN_VALUES, end)
+            update = how.decode_span(final.encoded, end - begin, start - begin, stop - begin, _own.scratch)
+            made = self._anchor[start:stop], self._momentum[start:stop]
+            before = self.base.anchor[start:stop], self.base.momentum[start:stop]
+            nesterov_step(*before, update, self._settings, *made)
+            for hasher, vector in zip(hashes, made, strict=True):
+                hasher.update(vector.data.cast("B"))
+        return hashes[0].digest(), hashes[1].digest()
+
+    def complete(self, finals: Finals, threads: int = 1) -> StateHeader:
+        """Apply what is missing of `finals`, in `threads` threads; the header of the state that they lead to.
+
+        Raises LocalError as `follow` and `apply` do.
+        """
+        plan = finals.plan
+        if plan is not self._plan:
+            self.follow(plan)
+        missing = [chunk for chunk, final in enumerate(finals.chunks) if self._made_from[chunk] is not final]
+        if missing:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda chunk: self.apply(plan, chunk, finals.chunks[chunk]), missing))
+        return StateHeader(
+            term=plan.term,
+            round=plan.round,
+            tokens=self.base.tokens + finals.tokens,
+            numel=plan.numel,
+            chunk_values=plan.chunk_values,
+            layout=self.base.layout_hash,
+            anchor=b"".join(anchor for anchor, _ in self._hashes),
+            momentum=b"".join(momentum for _, momentum in self._hashes),
         )
-    grid = Grid.of(plan)
-    anchor, momentum = np.empty_like(state.anchor), np.empty_like(state.momentum)
-    for chunk in range(grid.chunks):
-        at = slice(*grid.span(chunk))  # chunk by chunk, so that the six passes run in the cache
-        nesterov_step(state.anchor[at], state.momentum[at], finals.update[at], settings, anchor[at], momentum[at])
-    after = CertifiedState(
-        term=state.term,
-        round=plan.round,
-        tokens=state.tokens + finals.tokens,
-        layout_hash=state.layout_hash,
-        anchor=frozen(anchor),
-        momentum=frozen(momentum),
-    )
-    return after, finals.update
+
+    def take(self, header: StateHeader) -> CertifiedState:
+        """The state that `complete` gave `header` of. Nothing can be applied any more: its memory is the state's."""
+        self._settle_on(None)
+        return CertifiedState(
+            term=header.term,
+            round=header.round,
+            tokens=header.tokens,
+            layout_hash=header.layout,
+            anchor=frozen(self._anchor),
+            momentum=frozen(self._momentum),
+        )
+
+
+def advance(
+    state: CertifiedState, finals: Finals, settings: OuterSettings, *, threads: int = 1
+) -> tuple[CertifiedState, StateHeader]:
+    """The certified state after the round of `finals`, and its header. `state` is not changed.
+
+    Raises LocalError if the finals are of another round, term or size, or if a thread flushes subnormals.
+    """
+    after = NextState(state, settings, Grid.of(finals.plan), VectorPool(0))
+    header = after.complete(finals, threads)
+    return after.take(header), header

@@ -1,7 +1,7 @@
-"""The reduction of one plan at one node: contributions in, sums out, finals everywhere.
+"""The reduction of one plan at one node: contributions in, sums out, finals everywhere; and its repair.
 
     contribution ──post──▶ owner: check against root ─▶ sum in plan order ─▶ encode, sign ──post──▶ everyone
-                                                                                 └▶ decode      decode ◀┘
+                                                                                 └▶ keep         check ◀┘
 
 A `Reduction` has no thread and no socket of its own. The threads that read the lanes call it: `…_region` says where
 the bytes of a frame go, `…_received` that they are authentic and there, and does the work that has thereby become
@@ -9,101 +9,51 @@ possible, in that thread. What is to be sent goes through `post`.
 
 Per chunk, exactness rests on three things. The set of contributors is fixed before the first addition: a chunk is
 summed once, by the one thread that found nothing missing any more. The order is the plan's, whatever arrived first,
-and every operation is rounded by itself. And everyone, the owner too, goes on with the decoded bytes of one encoding.
+and every operation is rounded by itself. And everyone, the owner too, goes on with the bytes of one encoding.
+
+Repair. When participants are lost, `close_off` stops taking anything from them and says what is final here; `repair`
+goes on by the revised plan. What is final and stands stays, as do contributions that have come in; a chunk whose owner
+was lost is copied from who has its final, or summed again by its new owner, to whom everyone sends their unchanged
+contribution. Whoever was lost is not waited for. An owner signs a chunk once in the life of a Reduction: if a later
+revision gives it back a chunk that it had summed, it posts the same bytes. Not everyone follows every revision, and who
+follows another takes nothing of a chunk that is dealt differently there; so what such a chunk needs is sent anew under
+each.
 
 Two locks. `_lock` guards the tables and is never held during work or callbacks. `_gate` is passed, one thread at a
 time, by everything this node sends and every progress it reports; so a callback that blocks holds the whole node, with
 nothing half-done: what was posted is complete, and what is not posted is not final.
-
-A lost member means a new plan and a new Reduction over the same encoded contributions; the old one is closed.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, U8, Undecodable, check_denormals
+from shoal.collectives.arrivals import Arrivals, SpareBuffers
 from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.pieces import Pieces
-from shoal.collectives.state import frozen
+from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
+from shoal.collectives.summing import Term, weighted_mean
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Plan
+from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
 from shoal.swarm.frame import FrameKind
 
 Post = Callable[[PeerId, FrameKind, int, memoryview], None]
 """(to, kind, chunk, whole payload). Must not block on the network: threads that read lanes call it, and two nodes
 waiting for each other to read would wait forever. The payload is never changed and may be sent without copying it;
-in all there are at most chunks × participants of them."""
-
-
-class Reason(StrEnum):
-    """Why a contribution was left out of a chunk."""
-
-    MISCOMMITTED = "not what its root commits to"
-    UNDECODABLE = "does not decode to finite values"
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """`peer`'s contribution to a chunk was left out of the sum, and of the divisor."""
-
-    peer: PeerId
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceProgress:
-    """`chunk` became final here, as number `final` of `total`; `excluded` is only known to its owner."""
-
-    chunk: int
-    final: int
-    total: int
-    excluded: tuple[Exclusion, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerProgress:
-    """What came from a peer in this reduction, of all that is expected; `last_s` is by the caller's clock."""
-
-    received_bytes: int
-    expected_bytes: int
-    last_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Who owes what. A missing contribution is its sender's fault; a final may be late because its owner waits too."""
-
-    contributions: frozenset[PeerId]
-    finals: frozenset[PeerId]
-
-
-class _Inbox:
-    """What came in for one chunk that this node owns, by the sender's place in the plan."""
-
-    __slots__ = ("arrived", "assembling", "excluded", "owing")
-
-    def __init__(self, contributors: tuple[int, ...], mine: int) -> None:
-        self.owing = set(contributors) - {mine}
-        self.assembling: dict[int, Pieces] = {}
-        self.arrived: dict[int, U8] = {}
-        self.excluded: list[Exclusion] = []
+without repairs there are at most chunks × participants of them."""
 
 
 class Reduction:
-    """One plan's reduction at the node of `identity`, which must take part in it. Thread-safe.
+    """The reduction of `plan` and its revisions at the node of `identity`, which must take part in it. Thread-safe.
 
-    contribution: this node's; None if its weight is zero. clock: monotonic, seconds.
+    contribution: this node's; None if its weight is zero.
 
     Raises LocalError if plan, identity and contribution do not fit together.
     """
@@ -116,29 +66,58 @@ class Reduction:
         contribution: EncodedContribution | None,
         post: Post,
         on_progress: Callable[[ReduceProgress], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.plan = plan
-        self.form = FinalFormat(plan)
+        self.lineage = plan.lineage
         self._identity = identity
         self._me = _place_of(plan, identity.peer_id, contribution)
         self._contribution = contribution
         self._post = post
         self._on_progress = on_progress
-        self._clock = clock
         self._places = {p.peer: i for i, p in enumerate(plan.participants)}
         self._contributors = plan.contributors()
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._started = self._closed = False
-        owned = [chunk for chunk, owner in enumerate(self.form.owners) if owner == self._me]
-        self._inboxes = {chunk: _Inbox(self._contributors, self._me) for chunk in owned}
-        others = [chunk for chunk, owner in enumerate(self.form.owners) if owner != self._me]
-        self._finals_wanted = {chunk: self._final_pieces(chunk) for chunk in others}
+        self._closed_to: frozenset[PeerId] = frozenset()
+        self._sent: set[tuple[int, PeerId]] = set()  # (chunk, to) of contributions posted
+        self._summing: set[int] = set()
+        self._signed: dict[int, FinalChunk] = {}  # by this node, in any revision
+        self._completed = b""  # hash of the newest plan of which it was told that all is final
         self._finals: dict[int, FinalChunk] = {}
-        self._update: F32 = np.empty(plan.numel, np.float32)
-        self._received: dict[PeerId, tuple[int, float]] = {}
-        self._expected = self._expected_bytes(owned)
+        self._inboxes: dict[int, Arrivals] = {}
+        self._finals_wanted: dict[int, Pieces] = {}
+        self._received: dict[PeerId, int] = {}
+        self._spare = SpareBuffers()
+        self.form = FinalFormat(plan)
+        self._first_owners = self.form.owners if plan.origin == NO_HASH else ()
+        self._follow(self.form)
+
+    @property
+    def plan(self) -> Plan:
+        """The revision that is followed now."""
+        return self.form.plan
+
+    def _follow(self, form: FinalFormat) -> None:
+        """Set up the tables for a revision, keeping what stands. The caller holds the lock, or nobody else is there."""
+        me, before = self._identity.peer_id, self.form
+        self._closed_to |= frozenset(form.plan.evicted)
+        self.form = form
+        self._finals = {chunk: final for chunk, final in self._finals.items() if form.accepts(final)}
+        for chunk in range(form.plan.chunks):
+            mine = form.owner(chunk) == form.source(chunk) == me
+            if chunk in self._finals or not mine:
+                self._inboxes.pop(chunk, None)
+            elif not (chunk in self._inboxes or chunk in self._summing or chunk in self._signed):
+                self._inboxes[chunk] = Arrivals(set(self._contributors) - {self._me})
+            if chunk in self._finals or mine:
+                self._finals_wanted.pop(chunk, None)
+            elif chunk not in self._finals_wanted or form.source(chunk) != before.source(chunk):
+                self._finals_wanted[chunk] = self._final_pieces(form, chunk)
+        gone = {self._places[peer] for peer in self._closed_to if peer in self._places}
+        for inbox in self._inboxes.values():
+            inbox.owing -= gone
+            for place in gone & inbox.assembling.keys():
+                del inbox.assembling[place]
 
     # --- sending ---
 
@@ -148,23 +127,109 @@ class Reduction:
             if self._started:
                 raise LocalError("a reduction is started once")
             self._started = True
-        if self._contribution is not None and self._me in self._contributors:
-            for chunk in self._sending_order():
-                self._send(self.form.owner(chunk), FrameKind.CONTRIBUTION, chunk, self._contribution.payload(chunk))
-        for chunk in sorted(self._inboxes):
-            self._reduce_if_complete(chunk)
+        self._go_on(self.form, {})
 
-    def _sending_order(self) -> Iterator[int]:
+    def close_off(self, evicted: Iterable[PeerId]) -> tuple[ChunkResults, ...]:
+        """Take nothing more from these, and tell which finals are here, by the place of who signed them.
+
+        Under the plan that began the reduction only those of the evicted are told; of all others it is known.
+        """
+        with self._lock:
+            self._closed_to |= frozenset(evicted)
+            by_signer: dict[int, dict[int, bytes]] = {}
+            for chunk, final in self._finals.items():
+                if self.plan.origin != NO_HASH or final.statement.owner in self._closed_to:
+                    place = self._places[final.statement.owner]
+                    by_signer.setdefault(place, {})[chunk] = final.statement.result
+        return tuple(ChunkResults.of(place, results) for place, results in sorted(by_signer.items()))
+
+    def follow(self, plan: Plan) -> None:
+        """Take in what a revision has others send here, from now on. Does not block, and sends nothing yet.
+
+        A revision older than the one that is followed changes nothing.
+
+        Raises LocalError if it is no revision of this reduction's plan.
+        """
+        if plan.lineage != self.lineage or self._identity.peer_id in plan.evicted:
+            raise LocalError("this plan does not revise the reduction that is under way")
+        form = FinalFormat(plan)
+        with self._lock:
+            newer = (plan.view, plan.attempt) >= (self.plan.view, self.plan.attempt) and plan != self.plan
+            if newer and not self._closed:
+                self._follow(form)
+
+    def repair(self, plan: Plan, held: Mapping[PeerId, Held]) -> None:
+        """Go on by a revision, in the calling thread; `held` is what others have already, as far as is known.
+
+        Raises LocalError as `follow` does.
+        """
+        self.follow(plan)
+        self._go_on(self.form, held)
+
+    def _go_on(self, form: FinalFormat, held: Mapping[PeerId, Held]) -> None:
+        """Do what `form` asks of this node and it has not done yet."""
+        self._send_contributions(form)
+        self._send_copies(form, held)
+        with self._lock:
+            signed, owned = sorted(self._signed.items()), sorted(self._inboxes)
+        for chunk, final in signed:
+            self._finish(chunk, final)
+        for chunk in owned:
+            self._reduce_if_complete(chunk)
+        with self._gate:
+            self._tell_if_complete(ReduceProgress(final=form.plan.chunks, total=form.plan.chunks))
+
+    def _tell_if_complete(self, progress: ReduceProgress) -> None:
+        """Say once of every plan that all is final. The caller has passed the gate."""
+        with self._lock:
+            form, count = self.form, len(self._finals)
+            if self._closed or count != form.plan.chunks or self._completed == form.plan.hash:
+                return
+            self._completed = form.plan.hash
+        self._on_progress(progress)
+
+    def _send_contributions(self, form: FinalFormat) -> None:
+        if self._contribution is None or self._me not in self._contributors:
+            return
+        for chunk in self._sending_order(form):
+            to = form.owner(chunk)
+            has = (chunk, to) in self._sent and not self._dealt_anew(form, chunk)
+            if not (has or to in self._closed_to or chunk in self._finals):
+                self._sent.add((chunk, to))
+                self._send(to, FrameKind.CONTRIBUTION, chunk, self._contribution.payload(chunk))
+
+    def _dealt_anew(self, form: FinalFormat, chunk: int) -> bool:
+        """Whether `chunk` is not with who owned it first: not everyone may have followed the revisions since."""
+        return form.owners[chunk : chunk + 1] != self._first_owners[chunk : chunk + 1]
+
+    def _send_copies(self, form: FinalFormat, held: Mapping[PeerId, Held]) -> None:
+        """Post the finals that are to be had from here to those who did not say that they hold them.
+
+        Not those that this node owned from the beginning: those were posted to everyone, who took them.
+        """
+        me = self._identity.peer_id
+        has = {peer: {c: r for part in h.chunks for c, r in part.by_chunk().items()} for peer, h in held.items()}
+        with self._lock:
+            finals = sorted(self._finals.items())
+        for chunk, final in finals:
+            owned = form.owners[chunk] == self._me and not self._dealt_anew(form, chunk)
+            if form.source(chunk) != me or owned:
+                continue
+            for to in form.plan.remaining():
+                if to != me and has.get(to, {}).get(chunk) != final.statement.result:
+                    self._send(to, FrameKind.FINAL, chunk, final.payload.data)
+
+    def _sending_order(self, form: FinalFormat) -> Iterator[int]:
         """Other owners' chunks, one of each owner in turn, from the owner after this node on.
 
         So all links are busy at once and no owner is everyone's first, while the contributors of one owner send its
         chunks in the same order, so that it can reduce the first early.
         """
-        after_me = sorted(
-            (owned for owned in self.plan.owners if owned.owner != self._me),
-            key=lambda owned: ((owned.owner - self._me) % len(self.plan.participants), owned.start),
-        )
-        for turn in zip_longest(*(range(owned.start, owned.stop) for owned in after_me)):
+        by_owner: dict[int, list[int]] = {}
+        for chunk, owner in enumerate(form.owners):
+            if owner != self._me:
+                by_owner.setdefault((owner - self._me) % len(self._places), []).append(chunk)
+        for turn in zip_longest(*(by_owner[turn] for turn in sorted(by_owner))):
             yield from (chunk for chunk in turn if chunk is not None)
 
     def _send(self, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
@@ -179,17 +244,18 @@ class Reduction:
 
         The memory is the caller's alone until it gives it back with `contribution_received`.
 
-        Raises RemoteError if the plan does not have `sender` send such bytes.
+        Raises RemoteError if no revision of the plan has `sender` send such bytes.
         """
         place = self._check_contribution(sender, chunk, offset, length)
         with self._lock:
-            inbox = None if self._closed else self._inboxes.get(chunk)
-            if inbox is None or place not in inbox.owing:
+            inbox = self._inbox_for(sender, place, chunk)
+            if inbox is None:
                 return None
             pieces = inbox.assembling.get(place)
-            if pieces is not None and not pieces.wants(offset, length):
-                return None
-        return np.empty(length, np.uint8).data
+            if pieces is None:
+                size = payload_bytes(self.form.grid, self.form.codec, chunk)
+                pieces = inbox.assembling[place] = Pieces(size, sender, self._spare.take)
+            return pieces.region(offset, length)
 
     def contribution_received(self, sender: PeerId, chunk: int, offset: int, region: memoryview) -> None:
         """The authenticated bytes are in `region`. Completing a chunk reduces and posts it, in this thread.
@@ -199,35 +265,41 @@ class Reduction:
         """
         place = self._check_contribution(sender, chunk, offset, len(region))
         with self._lock:
-            inbox = None if self._closed else self._inboxes.get(chunk)
-            if inbox is None or place not in inbox.owing:
-                return
-            pieces = inbox.assembling.get(place)
-            if pieces is None:
-                size = payload_bytes(self.form.grid, self.form.codec, chunk)
-                pieces = inbox.assembling[place] = Pieces(size, sender)
-            if not pieces.wants(offset, len(region)):
+            inbox = self._inbox_for(sender, place, chunk)
+            pieces = None if inbox is None else inbox.assembling.get(place)
+            if inbox is None or pieces is None:
                 return
             self._count(sender, len(region))
             if not pieces.add(offset, region):
                 return
-        root = self.plan.participants[place].root
-        encoded = encoded_part(pieces.joined(), grid=self.form.grid, codec=self.form.codec, chunk=chunk, root=root)
-        with self._lock:
             del inbox.assembling[place]
+        root = self.plan.participants[place].root
+        payload = pieces.joined()
+        encoded = encoded_part(payload, grid=self.form.grid, codec=self.form.codec, chunk=chunk, root=root)
+        with self._lock:
+            if place not in inbox.owing:
+                return  # evicted meanwhile
             inbox.owing.remove(place)
+            inbox.payloads.append(payload)
             if encoded is None:
                 inbox.excluded.append(Exclusion(sender, Reason.MISCOMMITTED))
             else:
                 inbox.arrived[place] = encoded
         self._reduce_if_complete(chunk)
 
+    def _inbox_for(self, sender: PeerId, place: int, chunk: int) -> Arrivals | None:
+        """Where a contribution belongs that is still wanted. The caller holds the lock."""
+        if self._closed or sender in self._closed_to:
+            return None
+        inbox = self._inboxes.get(chunk)
+        return inbox if inbox is not None and place in inbox.owing else None
+
     def _check_contribution(self, sender: PeerId, chunk: int, offset: int, length: int) -> int:
         place = self._places.get(sender)
         if place is None or place == self._me or place not in self._contributors:
             raise RemoteError("a contribution from who does not contribute", peer=sender)
-        if not 0 <= chunk < self.plan.chunks or self.form.owners[chunk] != self._me:
-            raise RemoteError(f"a contribution to chunk {chunk}, which is not summed here", peer=sender)
+        if not 0 <= chunk < self.plan.chunks:
+            raise RemoteError(f"a contribution to chunk {chunk}, which there is not", peer=sender)
         if offset < 0 or length < 1 or offset + length > payload_bytes(self.form.grid, self.form.codec, chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside contributed chunk {chunk}", peer=sender)
         return place
@@ -241,132 +313,133 @@ class Reduction:
             if self._closed or inbox is None or inbox.owing:
                 return
             del self._inboxes[chunk]
-        mean, included = self._mean(chunk, inbox)
-        final = self.form.sign(self._identity, chunk, mean, included)
-        self.form.codec.decode_into(final.encoded, self._update[slice(*self.form.grid.span(chunk))])
+            self._summing.add(chunk)
+            form = self.form
+        final = self._sum(form, chunk, inbox)
+        with self._lock:
+            self._summing.remove(chunk)
+            self._signed[chunk] = final
+            self._spare.give(inbox.payloads)
         self._finish(chunk, final, tuple(inbox.excluded))
 
-    def _mean(self, chunk: int, inbox: _Inbox) -> tuple[F32, list[int]]:
-        """The weighted mean of what arrived, in plan order, and whose it is; zeros if it is nobody's."""
-        check_denormals()
+    def _sum(self, form: FinalFormat, chunk: int, inbox: Arrivals) -> FinalChunk:
+        """The weighted mean of what arrived, in plan order, signed; zeros if it is nobody's."""
         if self._contribution is not None and self._me in self._contributors:
             inbox.arrived[self._me] = self._contribution.encoded(chunk)
-        total = np.zeros(self.form.grid.length(chunk), np.float32)
-        values = np.empty_like(total)
-        included, divisor = [], 0
-        for place in self._contributors:
-            if place not in inbox.arrived:
-                continue
-            participant = self.plan.participants[place]
-            try:
-                self.form.codec.decode_into(inbox.arrived[place], values)
-            except Undecodable:
-                inbox.excluded.append(Exclusion(participant.peer, Reason.UNDECODABLE))
-                continue
-            np.multiply(values, np.float32(participant.weight), out=values)
-            np.add(total, values, out=total)
-            divisor += participant.weight
-            included.append(place)
-        if divisor:
-            np.divide(total, np.float32(divisor), out=total)
-        return total, included
+        terms = [
+            Term(place, form.plan.participants[place].weight, inbox.arrived[place])
+            for place in self._contributors
+            if place in inbox.arrived
+        ]
+        mean = np.empty(form.grid.length(chunk), np.float32)
+        included, undecodable = weighted_mean(form.codec, terms, mean)
+        inbox.excluded += [Exclusion(form.plan.participants[p].peer, Reason.UNDECODABLE) for p in undecodable]
+        return form.sign(self._identity, chunk, mean, included)
 
     def _finish(self, chunk: int, final: FinalChunk, excluded: tuple[Exclusion, ...] = ()) -> None:
         """Post the final if it is this node's own, then count it and say so; all behind the gate."""
-        mine = self.form.owners[chunk] == self._me
         with self._gate:
-            if self._closed:
-                return
-            if mine:
-                n = len(self.plan.participants)
-                for place in ((self._me + i) % n for i in range(1, n)):
-                    to = self.plan.participants[place].peer
-                    self._post(to, FrameKind.FINAL, chunk, final.payload.data)
             with self._lock:
+                form = self.form
+                if not self._takes(final):
+                    return
+            if final.statement.owner == self._identity.peer_id:
+                self._post_to_all(form, chunk, final)
+            with self._lock:
+                if not self._takes(final):  # closed off, or revised, meanwhile
+                    return
                 self._finals[chunk] = final
+                self._finals_wanted.pop(chunk, None)
                 count = len(self._finals)
-            self._on_progress(ReduceProgress(chunk=chunk, final=count, total=self.plan.chunks, excluded=excluded))
+            progress = ReduceProgress(chunk=chunk, final=count, total=form.plan.chunks, excluded=excluded)
+            if count < form.plan.chunks:
+                self._on_progress(progress)
+            else:
+                self._tell_if_complete(progress)
+
+    def _takes(self, final: FinalChunk) -> bool:
+        """Whether a final that is in order becomes final here. The caller holds the lock.
+
+        Not if it is there already, or of an owner, or a revision, that has been replaced.
+        """
+        chunk, mine = final.statement.chunk, final.statement.owner == self._identity.peer_id
+        refused = not mine and self.form.source(chunk) in self._closed_to
+        return not (self._closed or refused or chunk in self._finals) and self.form.accepts(final)
+
+    def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
+        n = len(form.plan.participants)
+        for place in ((self._me + i) % n for i in range(1, n)):
+            to = form.plan.participants[place].peer
+            if to not in self._closed_to:
+                self._post(to, FrameKind.FINAL, chunk, final.payload.data)
 
     # --- finals in ---
 
     def final_region(self, sender: PeerId, chunk: int, offset: int, length: int) -> memoryview | None:
-        """As `contribution_region`, for the final of a chunk that `sender` owns."""
+        """As `contribution_region`, for a final."""
         self._check_final(sender, chunk, offset, length)
         with self._lock:
-            pieces = None if self._closed else self._finals_wanted.get(chunk)
-            if pieces is None or not pieces.wants(offset, length):
-                return None
-        return np.empty(length, np.uint8).data
+            pieces = self._pieces_for(sender, chunk)
+            return None if pieces is None else pieces.region(offset, length)
 
     def final_received(self, sender: PeerId, chunk: int, offset: int, region: memoryview) -> None:
-        """The authenticated bytes are in `region`. A complete final is checked and decoded, in this thread.
+        """The authenticated bytes are in `region`. A complete final is checked, in this thread.
 
         Raises RemoteError if it is not what the owner signed, or is nothing that can be applied. Such a final is
         forgotten, and is wanted as before.
         """
         self._check_final(sender, chunk, offset, len(region))
         with self._lock:
-            pieces = None if self._closed else self._finals_wanted.get(chunk)
-            if pieces is None or not pieces.wants(offset, len(region)):
+            pieces = self._pieces_for(sender, chunk)
+            if pieces is None:
                 return
             self._count(sender, len(region))
             if not pieces.add(offset, region):
                 return
             del self._finals_wanted[chunk]  # taken by this thread
+            form = self.form
         try:
-            check_denormals()
-            out = self._update[slice(*self.form.grid.span(chunk))]
-            final = self.form.open(chunk, pieces.joined(), out)
+            final = form.open(chunk, pieces.joined())
         except RemoteError:
             with self._lock:
-                self._finals_wanted[chunk] = self._final_pieces(chunk)
+                if self.form is form:
+                    self._finals_wanted[chunk] = self._final_pieces(form, chunk)
             raise
         self._finish(chunk, final)
 
-    def _final_pieces(self, chunk: int) -> Pieces:
-        return Pieces(self.form.payload_bytes(chunk), self.form.owner(chunk))
+    def _pieces_for(self, sender: PeerId, chunk: int) -> Pieces | None:
+        """Where a final belongs that is still wanted, from this sender. The caller holds the lock."""
+        if self._closed or sender in self._closed_to or self.form.source(chunk) != sender:
+            return None
+        return self._finals_wanted.get(chunk)
+
+    @staticmethod
+    def _final_pieces(form: FinalFormat, chunk: int) -> Pieces:
+        return Pieces(form.payload_bytes(chunk), form.source(chunk))
 
     def _check_final(self, sender: PeerId, chunk: int, offset: int, length: int) -> None:
         place = self._places.get(sender)
         if not 0 <= chunk < self.plan.chunks or place is None or place == self._me:
-            raise RemoteError(f"a final of chunk {chunk} that nobody owns there", peer=sender)
-        if self.form.owners[chunk] != place:
-            raise RemoteError(f"a final of chunk {chunk} from who does not own it", peer=sender)
+            raise RemoteError(f"a final of chunk {chunk} from who takes no part", peer=sender)
         if offset < 0 or length < 1 or offset + length > self.form.payload_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside final {chunk}", peer=sender)
 
     # --- looking at it ---
 
-    def _expected_bytes(self, owned: list[int]) -> dict[PeerId, int]:
-        expected = dict.fromkeys(self._places, 0)
-        contributed = sum(payload_bytes(self.form.grid, self.form.codec, chunk) for chunk in owned)
-        for place in self._contributors:
-            expected[self.plan.participants[place].peer] += contributed
-        for chunk in self._finals_wanted:
-            expected[self.form.owner(chunk)] += self.form.payload_bytes(chunk)
-        del expected[self._identity.peer_id]
-        return expected
-
     def _count(self, sender: PeerId, size: int) -> None:
-        received, _ = self._received.get(sender, (0, 0.0))
-        self._received[sender] = (received + size, self._clock())
+        self._received[sender] = self._received.get(sender, 0) + size
 
     @property
-    def progress_by_peer(self) -> dict[PeerId, PeerProgress]:
-        """Of each peer that has sent or owes something. Before its first byte, `last_s` is minus infinity."""
+    def received_bytes(self) -> dict[PeerId, int]:
+        """What came from each peer and was wanted."""
         with self._lock:
-            return {
-                peer: PeerProgress(received_bytes=received, expected_bytes=expected, last_s=last)
-                for peer, expected in self._expected.items()
-                if expected
-                for received, last in [self._received.get(peer, (0, float("-inf")))]
-            }
+            return dict(self._received)
 
     def waiting_for(self) -> Waiting:
         """The peers of whom something is still missing here."""
         with self._lock:
             owing = {place for inbox in self._inboxes.values() for place in inbox.owing}
-            late = {self.form.owner(chunk) for chunk in self._finals_wanted}
+            late = {self.form.source(chunk) for chunk in self._finals_wanted}
         contributions = frozenset(self.plan.participants[place].peer for place in owing)
         return Waiting(contributions=contributions, finals=frozenset(late))
 
@@ -377,12 +450,11 @@ class Reduction:
             return len(self._finals)
 
     def result(self) -> Finals:
-        """All finals, decoded. Raises LocalError while one is missing."""
+        """All finals. Raises LocalError while one is missing."""
         with self._lock:
             if len(self._finals) != self.plan.chunks:
                 raise LocalError(f"{self.plan.chunks - len(self._finals)} chunks are not final yet")
-            chunks = tuple(self._finals[chunk] for chunk in range(self.plan.chunks))
-        return Finals(plan=self.plan, chunks=chunks, update=frozen(self._update))
+            return Finals(plan=self.plan, chunks=tuple(self._finals[chunk] for chunk in range(self.plan.chunks)))
 
     def close(self) -> None:
         """Post nothing and take nothing any more; idempotent. What `result` can give, it gives still."""

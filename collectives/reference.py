@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.collectives.codecs import F32, Encoded, codec
+from shoal.collectives.dither import Dither
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
@@ -50,7 +51,9 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
             total = total + np.float32(participant.weight) * values
             divisor = divisor + participant.weight
         mean = total / np.float32(divisor) if divisor else total
-        encoded = how.encode(mean)
+        owner = next(owned.owner for owned in plan.owners if owned.start <= chunk < owned.stop)
+        dither = Dither(plan.base, "final", plan.participants[owner].peer)
+        encoded = how.encode(mean, dither=dither.chunk(chunk))
         update = np.empty(length, np.float32)
         how.decode_into(encoded, update)
         finals.append(encoded.tobytes())

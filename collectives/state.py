@@ -122,13 +122,18 @@ def _split(hashes: bytes) -> list[bytes]:
     return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
 
 
+def check_grid(state: CertifiedState, grid: Grid) -> None:
+    """Raises LocalError if the grid is another state's or too fine."""
+    if grid.numel != state.numel or grid.chunks > STATE_CHUNK_LIMIT:
+        raise LocalError(f"{grid.chunks} chunks of {grid.numel} values are no grid of a state of {state.numel} values")
+
+
 def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHeader:
     """The header of `state`, hashing every chunk in `threads` threads.
 
     Raises LocalError if the grid is another state's or too fine.
     """
-    if grid.numel != state.numel or grid.chunks > STATE_CHUNK_LIMIT:
-        raise LocalError(f"{grid.chunks} chunks of {grid.numel} values are no grid of a state of {state.numel} values")
+    check_grid(state, grid)
     pieces = [(kind, chunk) for kind in StateKind for chunk in range(grid.chunks)]
     with ThreadPoolExecutor(threads) as pool:
         hashes = list(pool.map(lambda piece: chunk_hash(chunk_bytes(state, grid, *piece)), pieces))

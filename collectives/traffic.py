@@ -1,28 +1,42 @@
 """Between lanes and the reduction under way: cuts payloads into frames, and brings frames to where they belong.
 
-A contribution can arrive before the plan that asks for it, since frames and messages take different ways. So a frame
-of a plan newer than the one under way makes its lane wait for it, PLAN_WAIT_S at most; a frame of an older plan is
-dropped. Called in the lanes' threads.
+Frames name the lineage of a plan (its scope) and the revision under which they were sent. A frame can arrive before the
+plan that it was sent under, since frames and messages take different ways. So a frame of a newer plan or revision makes
+its lane wait for that, PLAN_WAIT_S at most; a frame of an older plan is dropped, one of an older revision is good still.
+Called in the lanes' threads.
 
 A lane can fail while the peer at its end lives: payloads are remembered (by reference) as long as their reduction goes
 on, and those who may have missed some are *owed* all of theirs again. A receiver drops what it has already.
+
+Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
+frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
+contributions are checked against their root, and finals against their owner's signature, wherever they come from.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from shoal.collectives.reduce import Reduction
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Plan
+from shoal.protocol.messages import MEMBER_LIMIT, Plan
 from shoal.swarm.chunks import Post
 from shoal.swarm.frame import SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
 PLAN_WAIT_S = 15.0
 KINDS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})
+
+PASS_ON = MEMBER_LIMIT
+"""In the flags of a frame to a relay, beside the place it is for."""
+PASSED_ON = 2 * MEMBER_LIMIT
+"""In the flags of a frame from a relay, beside the place it is from."""
+PAST_LIMIT = 64
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +49,6 @@ _NEVER: Seat = (1 << 64, 0, 0)
 class _Sent:
     """A payload that was posted to a peer."""
 
-    plan: Plan
     kind: FrameKind
     chunk: int
     payload: memoryview
@@ -48,20 +61,35 @@ class PlanTraffic:
         self._post = post
         self._changed = threading.Condition()
         self._reduction: Reduction | None = None
+        self._routes = Routes()
         self._scope = b""
         self._seat: Seat = (0, 0, 0)
+        self._past: deque[bytes] = deque(maxlen=PAST_LIMIT)
         self._sent: dict[PeerId, list[_Sent]] = {}
         self._refused: dict[PeerId, list[_Sent]] = {}
         self._failed: set[PeerId] = set()
 
-    def begin(self, reduction: Reduction) -> None:
+    def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
         with self._changed:
             self._end()
             self._reduction = reduction
-            self._scope = reduction.plan.hash[:SCOPE_BYTES]
-            self._seat = _seat(reduction.plan)
-            self._changed.notify_all()
+            self._scope = reduction.lineage[:SCOPE_BYTES]
+            self._follow(reduction.plan, routes)
+
+    def revise(self, plan: Plan, routes: Routes) -> None:
+        """The reduction under way goes on by `plan`. Those who are reached another way now are owed everything."""
+        with self._changed:
+            before = self._routes
+            self._follow(plan, routes)
+            self._failed |= {peer for peer in self._sent if routes.via.get(peer) != before.via.get(peer)}
+            for peer in plan.evicted:
+                self._forget(peer)
+
+    def _follow(self, plan: Plan, routes: Routes) -> None:
+        self._routes = routes
+        self._seat = (plan.round, plan.view, plan.attempt)
+        self._changed.notify_all()
 
     def end(self) -> None:
         """The reduction under way is over."""
@@ -79,12 +107,20 @@ class PlanTraffic:
     def _end(self) -> None:
         if self._reduction is not None:
             self._reduction.close()
-        self._reduction = None
+            self._past.append(self._scope)
+        self._reduction, self._scope, self._routes = None, b"", Routes()
         self._sent, self._refused, self._failed = {}, {}, set()
 
-    def post(self, plan: Plan, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
-        """Send one payload of `plan`, whose hash begins with `scope`; who does not get it now is owed it."""
-        sent = _Sent(plan, kind, chunk, payload)
+    def _forget(self, peer: PeerId) -> None:
+        self._sent.pop(peer, None)
+        self._refused.pop(peer, None)
+        self._failed.discard(peer)
+
+    # --- out ---
+
+    def post(self, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
+        """Send one payload of the reduction whose lineage begins with `scope`; who does not get it now is owed it."""
+        sent = _Sent(kind, chunk, payload)
         with self._changed:
             if scope != self._scope:
                 return  # of a reduction that has been replaced
@@ -94,13 +130,17 @@ class PlanTraffic:
     def lane_failed(self, peer: PeerId) -> None:
         """A lane to `peer` broke: what was queued on it or on its way may be lost."""
         with self._changed:
-            if peer in self._sent:
-                self._failed.add(peer)
+            self._failed |= {to for to in self._sent if self._routes.via.get(to, to) == peer}
 
     def owed(self) -> frozenset[PeerId]:
         """Who may lack something that was posted."""
         with self._changed:
             return frozenset(self._failed | self._refused.keys())
+
+    def next_hop(self, peer: PeerId) -> PeerId:
+        """Who has to be reached for `peer` to be reached."""
+        with self._changed:
+            return self._routes.via.get(peer, peer)
 
     def post_again(self, peer: PeerId) -> None:
         """Send what no lane took, or everything if a lane failed under it."""
@@ -113,50 +153,108 @@ class PlanTraffic:
             self._send(peer, sent, scope)
 
     def _send(self, peer: PeerId, sent: _Sent, scope: bytes) -> None:
-        plan, payload = sent.plan, sent.payload
+        with self._changed:
+            (round_, view, attempt), routes = self._seat, self._routes
+        hop = routes.via.get(peer, peer)
         model = FrameHeader(
             kind=sent.kind,
-            attempt=plan.attempt,
-            round=plan.round,
-            view=plan.view,
+            flags=0 if hop == peer else PASS_ON | routes.places[peer],
+            attempt=attempt,
+            round=round_,
+            view=view,
             chunk=sent.chunk,
             scope=scope,
             length=0,
         )
         try:
-            for header, piece in split_chunk(model, payload):
-                self._post(peer, header, piece)
+            for header, piece in split_chunk(model, sent.payload):
+                self._post(hop, header, piece)
         except NetworkError as error:
             logger.debug("chunk %d for %s not sent: %s", sent.chunk, peer, error)
             with self._changed:
                 if scope == self._scope:
                     self._refused.setdefault(peer, []).append(sent)
 
+    # --- in ---
+
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
         """Where a frame's bytes go, None if they are not wanted. Raises RemoteError."""
-        reduction = self._reduction_of(header)
+        reduction, routes = self._reduction_of(header)
         if reduction is None:
             return None
+        if header.flags & PASS_ON:
+            routes.receiver(peer, header)
+            return np.empty(header.length, np.uint8).data
+        sender = routes.sender(peer, header)
         if header.kind is FrameKind.CONTRIBUTION:
-            return reduction.contribution_region(peer, header.chunk, header.offset, header.length)
-        return reduction.final_region(peer, header.chunk, header.offset, header.length)
+            return reduction.contribution_region(sender, header.chunk, header.offset, header.length)
+        return reduction.final_region(sender, header.chunk, header.offset, header.length)
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
         """A frame is authentic and in its region. Raises RemoteError."""
-        reduction = self._reduction_of(header)
+        reduction, routes = self._reduction_of(header)
         if reduction is None:
             return
+        if header.flags & PASS_ON:
+            self._pass_on(routes, peer, header, payload)
+            return
+        sender = routes.sender(peer, header)
         if header.kind is FrameKind.CONTRIBUTION:
-            reduction.contribution_received(peer, header.chunk, header.offset, payload)
+            reduction.contribution_received(sender, header.chunk, header.offset, payload)
         else:
-            reduction.final_received(peer, header.chunk, header.offset, payload)
+            reduction.final_received(sender, header.chunk, header.offset, payload)
 
-    def _reduction_of(self, header: FrameHeader) -> Reduction | None:
+    def _pass_on(self, routes: Routes, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        to = routes.receiver(peer, header)
+        try:
+            self._post(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
+        except NetworkError as error:  # the two notice that nothing arrives, and are given another relay
+            logger.debug("chunk %d of %s for %s not passed on: %s", header.chunk, peer, to, error)
+
+    def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
+        """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
         seat = (header.round, header.view, header.attempt)
+
+        def known() -> bool:
+            if header.scope == self._scope:
+                return seat <= self._seat
+            return header.scope in self._past or seat < self._seat or self._seat == _NEVER
+
         with self._changed:
-            self._changed.wait_for(lambda: header.scope == self._scope or seat <= self._seat, timeout=PLAN_WAIT_S)
-            return self._reduction if header.scope == self._scope else None
+            self._changed.wait_for(known, timeout=PLAN_WAIT_S)
+            return (self._reduction if header.scope == self._scope else None), self._routes
 
 
-def _seat(plan: Plan) -> Seat:
-    return plan.round, plan.view, plan.attempt
+class Routes:
+    """Who is reached through whom by one plan, seen from one participant. Immutable."""
+
+    def __init__(self, plan: Plan | None = None, me: PeerId | None = None) -> None:
+        self._peers = () if plan is None else tuple(p.peer for p in plan.participants)
+        self.places = {peer: place for place, peer in enumerate(self._peers)}
+        self.via: dict[PeerId, PeerId] = {}
+        self._pairs: dict[frozenset[PeerId], PeerId] = {}
+        for relay in () if plan is None else plan.relays:
+            one, other, via = (self._peers[place] for place in (relay.one, relay.other, relay.via))
+            self._pairs[frozenset((one, other))] = via
+            if me in (one, other):
+                self.via[other if me == one else one] = via
+        self._me = me
+
+    def sender(self, peer: PeerId, header: FrameHeader) -> PeerId:
+        """Who sent a frame that came from `peer`. Raises RemoteError if the plan has no such relay."""
+        if not header.flags & PASSED_ON:
+            return peer
+        return self._other_end(peer, header, via=peer)
+
+    def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId:
+        """For whom a frame is that `peer` asks to pass on. Raises RemoteError if the plan has no such relay."""
+        return self._other_end(peer, header, via=self._me)
+
+    def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId:
+        place = header.flags % MEMBER_LIMIT
+        if place < len(self._peers):
+            other = self._peers[place]
+            end = self._me if via == peer else peer
+            if end is not None and self._pairs.get(frozenset((end, other))) == via:
+                return other
+        raise RemoteError("a relayed frame that the plan does not provide for", peer=peer)

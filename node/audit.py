@@ -53,7 +53,7 @@ class AuditTrail:
         }
         self._write(term, plan.round, "plan", canonical(plan))
         self._write(term, plan.round, "finals", msgspec.msgpack.encode(body))
-        self._write(term, plan.round, "applied", finals.update.tobytes())
+        self._write(term, plan.round, "applied", finals.decoded().tobytes())
 
     def _write(self, term: Term, round: int, name: str, data: bytes) -> None:
         if not self._enabled:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.collectives.outer import OuterSettings, apply_finals
+from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader, StateKind
 from shoal.node.states import StateShelf
 from shoal.protocol.certificate import Chain
@@ -151,10 +151,9 @@ class CatchUp:
         """
         head = chain.head
         if state is not None and 0 < head.round - state.round <= REPLAY_LIMIT_ROUNDS:
-            try:
-                return await self._replay(state, chain, peers)
-            except NetworkError as error:
-                logger.info("cannot replay: %s", error)
+            state = await self.replay(state, chain, peers)
+            if state.round == head.round:
+                return state
         for peer in peers:
             try:
                 return await self._state_from(peer, head, on_chunk)
@@ -162,14 +161,23 @@ class CatchUp:
                 logger.warning("state of round %d from %s: %s", head.round, peer, error)
         raise NetworkError(f"no peer has the state of round {head.round}")
 
-    async def _replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
+    async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
+        """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
+
+        Each is checked against its certificate, and is on the shelf.
+        """
         for round in range(state.round + 1, chain.head.round + 1):
             value = chain.value(round)
-            finals = await self.finals(value.plan, peers)
-            after, _ = await trio.to_thread.run_sync(apply_finals, state, finals, self._outer)
-            header = await trio.to_thread.run_sync(self._shelf.header, after)
+            try:
+                finals = await self.finals(value.plan, peers)
+            except NetworkError as error:
+                logger.info("cannot replay: %s", error)
+                break
+            after, header = await trio.to_thread.run_sync(advance, state, finals, self._outer)
             if header.digest != value.digest:
-                raise NetworkError(f"replaying round {round} led to another digest than the certified one")
+                logger.warning("replaying round %d led to another digest than the certified one", round)
+                break
+            self._shelf.put(after, header)
             state = after
         return state
 

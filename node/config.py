@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
 
-HOLD_PHASES = ("train", "plan", "reduce", "certify", "transfer")
+HOLD_PHASES = ("train", "plan", "reduce", "repair", "certify", "transfer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, VALUE_LIMIT
 from shoal.collectives.contribution import EncodedContribution, residual_after
+from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Value
@@ -53,21 +54,27 @@ class Made:
 class Contributions:
     """The contribution of the round under way, and the residual behind it."""
 
-    def __init__(self, grid: Grid, codec: str, staleness_rounds: int) -> None:
+    def __init__(self, grid: Grid, codec: str, staleness_rounds: int, *, sender: PeerId) -> None:
         self._grid = grid
         self._codec = codec
+        self._sender = sender
         self._staleness_rounds = staleness_rounds
-        self._residual: F32 = np.zeros(grid.numel, np.float32)
+        self._nothing: F32 = np.zeros(grid.numel, np.float32)
+        self._residual = self._nothing
         self._carried_tokens = 0
         self._rounds_excluded = 0
         self.made: Made | None = None
         self.taken = 0
         """Number of the newest contribution that was ever taken from the trainer."""
 
-    def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32) -> Made:
-        """Encode this round's contribution, once. Raises LocalError if it is not finite."""
+    def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
+        """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
+
+        Raises LocalError if it is not finite.
+        """
         values = np.add(pseudo_gradient, self._residual)
-        encoded = EncodedContribution.encode(values, self._grid, self._codec, threads=2)
+        dither = Dither(base, "contribution", self._sender)
+        encoded = EncodedContribution.encode(values, self._grid, self._codec, dither=dither, threads=2)
         weight = min(tokens + self._carried_tokens, WEIGHT_LIMIT)
         self.made = Made(round=round, number=number, tokens=weight, values=values, encoded=encoded)
         self.taken = number
@@ -85,10 +92,17 @@ class Contributions:
             self._carried_tokens, self._rounds_excluded = made.tokens, self._rounds_excluded + 1
         if self._rounds_excluded > self._staleness_rounds:
             self.forget()
+        elif all(bits) and _is_exact(made.encoded):
+            self._residual = self._nothing
         else:
             self._residual = residual_after(made.values, made.encoded, bits)
 
     def forget(self) -> None:
         """Drop the residual: the state it belongs to was lost or left behind."""
-        self._residual = np.zeros(self._grid.numel, np.float32)
+        self._residual = self._nothing
         self._carried_tokens, self._rounds_excluded = 0, 0
+
+
+def _is_exact(encoded: EncodedContribution) -> bool:
+    """Whether the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
+    return encoded.codec.name == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2

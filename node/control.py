@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,6 +43,7 @@ __all__ = [
     "JsonValue",
     "MemberStatus",
     "NodeNotRunning",
+    "Order",
     "Status",
     "request",
 ]
@@ -56,12 +57,15 @@ _PARTIAL_SUFFIX = ".new"
 _FOLDER_PREFIX = "shoal-"
 
 Handler = Callable[[], Awaitable[Mapping[str, JsonValue]]]
+Order = Callable[[Sequence[str]], Awaitable[Mapping[str, JsonValue]]]
+"""A handler of an op that takes arguments."""
 
 log = logging.getLogger(__name__)
 
 
 class _Request(msgspec.Struct, frozen=True):
     op: str
+    arguments: tuple[str, ...] = ()
 
 
 class _BadRequest(Exception):
@@ -69,15 +73,18 @@ class _BadRequest(Exception):
 
 
 class ControlServer:
-    """Answers requests on the data folder's control socket with one handler per op.
+    """Answers requests on the data folder's control socket with one handler, or order, per op.
 
-    A handler takes nothing and returns what the reply says beside `ok`. It may raise ShoalError, whose text becomes
-    the reply's error. Handlers of different connections run at the same time.
+    A handler takes nothing, an order the request's arguments; both return what the reply says beside `ok`. They may
+    raise ShoalError, whose text becomes the reply's error. Those of different connections run at the same time.
     """
 
-    def __init__(self, data_dir: Path, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, data_dir: Path, handlers: Mapping[str, Handler], orders: Mapping[str, Order] | None = None
+    ) -> None:
         self._data_dir = data_dir
         self._handlers = dict(handlers)
+        self._orders = dict(orders or {})
         self._slots = trio.CapacityLimiter(CONNECTION_LIMIT)
 
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
@@ -129,13 +136,17 @@ class ControlServer:
 
     async def _handle(self, line: bytes) -> Mapping[str, JsonValue]:
         try:
-            op = msgspec.json.decode(line, type=_Request).op
+            asked = msgspec.json.decode(line, type=_Request)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _BadRequest('a request is one line of JSON such as {"op":"status"}') from None
-        handler = self._handlers.get(op)
-        if handler is None:
-            raise _BadRequest(f"unknown op {op[:64]!r}; this node knows {', '.join(sorted(self._handlers))}")
+        handler, order = self._handlers.get(asked.op), self._orders.get(asked.op)
+        if handler is None and order is None:
+            known = ", ".join(sorted(self._handlers.keys() | self._orders.keys()))
+            raise _BadRequest(f"unknown op {asked.op[:64]!r}; this node knows {known}")
         with trio.fail_after(HANDLER_DEADLINE_S):
+            if order is not None:
+                return await order(asked.arguments)
+            assert handler is not None
             return await handler()
 
 

@@ -4,7 +4,8 @@ The socket lies in the node's data folder, `control.sock`. A path of a Unix-doma
 bytes; where the folder's own path is longer, the socket lies in a private folder elsewhere and the file
 `control.path` in the data folder says where.
 
-A request is one line of JSON, {"op": "status"}; the reply is one line, {"ok": true, …} or {"ok": false, "error": "…"}.
+A request is one line of JSON, {"op": "status"}, for some ops with {"arguments": ["…"]}; the reply is one line,
+{"ok": true, …} or {"ok": false, "error": "…"}.
 Nothing here needs an event loop, so that `shoal status` starts at once.
 """
 
@@ -81,7 +82,7 @@ def socket_path(data_dir: Path) -> Path:
         return data_dir.absolute() / SOCKET_NAME
 
 
-def request(data_dir: Path, op: str, *, deadline_s: float = REQUEST_DEADLINE_S) -> dict[str, JsonValue]:
+def request(data_dir: Path, op: str, *arguments: str, deadline_s: float = REQUEST_DEADLINE_S) -> dict[str, JsonValue]:
     """Ask the node that runs on `data_dir`; returns its reply without `ok`. Blocks for at most `deadline_s`.
 
     Raises NodeNotRunning (a ConfigError), ControlRefused with the node's reason, NetworkError if it does not answer
@@ -93,7 +94,8 @@ def request(data_dir: Path, op: str, *, deadline_s: float = REQUEST_DEADLINE_S) 
         try:
             _allow_until(connection, ends_at)
             _connect(connection, path, data_dir)
-            connection.sendall(msgspec.json.encode({"op": op}) + b"\n")
+            asked = {"op": op, "arguments": arguments} if arguments else {"op": op}
+            connection.sendall(msgspec.json.encode(asked) + b"\n")
             line = _receive_line(connection, ends_at)
         except TimeoutError:
             raise NetworkError(

@@ -1,4 +1,9 @@
-"""Custody of the chain and of the state at its head: from disk, from certificates as they come, and from peers."""
+"""Custody of the chain and of the state at its head: from disk, from certificates as they come, and from peers.
+
+A state that this node computed is saved beside the rounds that follow: until it is, an older one and the finals since
+lead to it (`durability = "disk"`), or peers have it (`"memory"`). One that came from elsewhere is on disk before
+anything follows from it, and so is S(0), which nobody certifies: what does follow from it, tells whether it is the one.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ from dataclasses import dataclass
 import trio
 
 from shoal.collectives.finals import Finals
-from shoal.collectives.state import CertifiedState
+from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.catchup import CatchUp
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress, StateFetched
+from shoal.node.state_saver import StateSaver
 from shoal.node.states import StateShelf
 from shoal.node.store import Store
 from shoal.protocol.certificate import Chain
@@ -42,6 +48,7 @@ class Custody:
 
     def __init__(self, parts: CustodyParts) -> None:
         self._p = parts
+        self._saver = StateSaver(parts.shelf)
         self.state: CertifiedState | None = None
 
     @property
@@ -63,29 +70,66 @@ class Custody:
     def digest(self) -> bytes:
         """The digest of the state that is here."""
         assert self.state is not None
-        return self._p.shelf.header(self.state).digest
+        return self._p.shelf.digest(self.state)
 
     def expect(self, codec: str, numel: int, chunk_values: int) -> None:
         """The model is built: plans that are fetched have this shape."""
         self._p.catchup.shape = (codec, numel, chunk_values)
 
-    async def load(self) -> None:
-        """Take up the newest state on disk that a certificate vouches for, and the finals."""
-        await trio.to_thread.run_sync(self._p.shelf.load_finals)
-        for state in await trio.to_thread.run_sync(self._p.shelf.load_states):
-            header = await trio.to_thread.run_sync(self._p.shelf.header, state)
-            if 0 < state.round <= self.head.round and header.digest == self._p.chain.value(state.round).digest:
-                self.state = state
-                self._p.shelf.put(state, header)
-                return
+    async def run(self) -> None:
+        """Save states beside the rounds, until cancelled. Raises StorageError.
 
-    async def adopt(self, state: CertifiedState) -> None:
-        """Hold `state`, serve it, and keep it on disk. Raises StorageError."""
+        Cancellation: the newest state is saved first.
+        """
+        await self._saver.run()
+
+    async def load(self) -> None:
+        """Take up the newest state that the disk has, or leads to, and that a certificate vouches for; and the finals.
+
+        Raises StorageError.
+        """
+        shelf = self._p.shelf
+        await trio.to_thread.run_sync(shelf.tidy)
+        for round in shelf.saved_rounds():
+            saved = await self._saved(round)
+            state = None if saved is None else await self._p.catchup.replay(saved, self._p.chain, ())
+            if saved is not None and state is not None and state.round > 0:
+                self._saver.begin(round)
+                self._hold(state, await trio.to_thread.run_sync(shelf.header, state))
+                if state is not saved:
+                    await self._saver.save_soon(state)
+                break
+        await trio.to_thread.run_sync(shelf.load_finals)
+
+    async def _saved(self, round: int) -> CertifiedState | None:
+        """The state of a round on disk, if it is the certified one. S(0) may be: see what follows from it."""
+        if round > self.head.round:
+            return None
+        state = await trio.to_thread.run_sync(self._p.shelf.load_state, round)
+        if state is None or round == 0:
+            return state
         header = await trio.to_thread.run_sync(self._p.shelf.header, state)
+        return state if header.digest == self._p.chain.value(round).digest else None
+
+    def _hold(self, state: CertifiedState, header: StateHeader) -> None:
         self.state = state
         self._p.shelf.put(state, header)
-        if state.round:
-            await trio.to_thread.run_sync(self._p.shelf.save_state, state)
+
+    async def adopt(self, state: CertifiedState) -> None:
+        """Hold a state that was not computed here from the one before, serve it, and have it on disk.
+
+        Raises StorageError.
+        """
+        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        await self._saver.save_now(state)
+
+    async def follow(self, state: CertifiedState, header: StateHeader) -> None:
+        """Hold a state that this node computed from the one before, and serve it; it is saved in time.
+
+        Waits only where the disk is far behind.
+        """
+        self._hold(state, header)
+        await self._saver.save_soon(state)
 
     async def append(self, certificate: Certificate) -> None:
         """Extend the chain, in memory and on disk. Raises RemoteError if it does not follow, StorageError."""

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -22,8 +22,8 @@ from shoal.collectives.outer import OuterSettings
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audit import AuditTrail
 from shoal.node.catchup import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, CatchUp, Librarian
-from shoal.node.config import NodeConfig
-from shoal.node.control import ControlServer, Handler, JsonValue
+from shoal.node.config import Hold, NodeConfig
+from shoal.node.control import ControlServer, Handler, JsonValue, Order
 from shoal.node.custody import Custody, CustodyParts
 from shoal.node.engine import Engine, EngineParts
 from shoal.node.events import EventLog
@@ -195,7 +195,7 @@ class Daemon:
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             await nursery.start(self.lanes.run)
             await nursery.start(self.members.run)
-            await nursery.start(ControlServer(self.store.folder, self._handlers()).run)
+            await nursery.start(ControlServer(self.store.folder, self._handlers(), self._orders()).run)
             self.events.write(
                 "listening",
                 addresses=self.host.addresses,
@@ -206,6 +206,7 @@ class Daemon:
             nursery.start_soon(self._watch_alive)
             nursery.start_soon(self._watch_left)
             nursery.start_soon(self.reduce.run)
+            nursery.start_soon(self.custody.run)
             for address in (*self.config.join, *self.config.manifest.network.bootstrap):
                 nursery.start_soon(self._join, address)
             if self.config.mdns:
@@ -373,6 +374,22 @@ class Daemon:
 
         handlers: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
         return {**handlers, "release": release} if self.config.test_mode else handlers
+
+    def _orders(self) -> Mapping[str, Order]:
+        """Ops with arguments, of test mode only: faults that no signal can make."""
+
+        async def hold(points: Sequence[str]) -> Mapping[str, JsonValue]:
+            self.holds.replace(tuple(Hold.parse(point) for point in points))
+            return {}
+
+        async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
+            """Break all lanes to these peers; the links stay. Says to whom there were any."""
+            connected = self.lanes.connected().intersection(peers)
+            for peer in connected:
+                self.lanes.drop(peer)
+            return {"cut": sorted(connected)}
+
+        return {"hold": hold, "cut": cut} if self.config.test_mode else {}
 
 
 def _cap(bytes_per_s: int | None) -> RateLimit | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import trio
 
+from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings
@@ -44,7 +45,7 @@ from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteE
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Certificate, Leave, Message, Plan, Ready, RoundMessage, Value
 from shoal.protocol.planning import JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
-from shoal.protocol.round import Effect, Evicted, Phase, RoundMachine, StartReduce
+from shoal.protocol.round import CloseOff, Effect, Evicted, Phase, Repair, RoundMachine, StartReduce
 from shoal.swarm.lanes import LanePool
 from shoal.swarm.links import Links
 
@@ -171,7 +172,8 @@ class Engine:
         """
         manifest = self._p.config.manifest
         grid = Grid(numel, manifest.round.chunk_values)
-        self._contributions = Contributions(grid, manifest.sync.codec, manifest.round.staleness_rounds)
+        codec, staleness_rounds = manifest.sync.codec, manifest.round.staleness_rounds
+        self._contributions = Contributions(grid, codec, staleness_rounds, sender=self._me)
         self._settings = RoundSettings(
             numel=numel,
             chunk_values=grid.chunk_values,
@@ -246,9 +248,9 @@ class Engine:
             return
         await self._carry_out(machine.peers_alive(self._alive, now))
         if self.machine is machine and machine.phase is not Phase.DECIDED:
-            stalled = self._p.reduce.stalled()
-            if stalled:
-                await self._carry_out(machine.stalled(stalled, now))
+            stall = self._p.reduce.stalled()
+            if stall is not None:
+                await self._carry_out(machine.stalled(stall.peers, stall.late, now))
             await self._keep_busy(machine, now)
             await self._try_leave(machine, now)
 
@@ -256,6 +258,7 @@ class Engine:
 
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
         decided: Certificate | None = None
+        closing: list[CloseOff] = []
         for effect in effects:
             if isinstance(effect, Persist):
                 await trio.to_thread.run_sync(self._p.store.persist, effect.record)
@@ -264,6 +267,10 @@ class Engine:
                 self._p.links.broadcast(effect.message)  # type: ignore[arg-type]
             elif isinstance(effect, StartReduce):
                 await self._start_reduce(effect.plan)
+            elif isinstance(effect, CloseOff):
+                closing.append(effect)
+            elif isinstance(effect, Repair):
+                await self._repair(effect)
             elif isinstance(effect, Evicted):
                 self._p.reduce.stop()
                 self._p.log.planned(effect.plan)
@@ -273,14 +280,26 @@ class Engine:
                 logger.error("round %d: the lead proposed another digest than was computed here", effect.value.round)
             elif isinstance(effect, Decided):
                 decided = effect.certificate
+        for asked in closing:
+            chunks = self._p.reduce.close_off(asked.lineage, asked.evicted)
+            if self.machine is not None:
+                await self._carry_out(self.machine.closed_off(asked, chunks, trio.current_time()))
         if decided is not None:
             await self._decided(decided)
 
     async def _start_reduce(self, plan: Plan) -> None:
         self._p.log.planned(plan)
         await self._p.holds.at(plan.round, "plan")
+        self._p.reduce.start(plan, self._encoded())
+
+    async def _repair(self, repair: Repair) -> None:
+        self._p.log.planned(repair.plan)
+        await self._p.holds.at(repair.plan.round, "repair")
+        self._p.reduce.repair(repair.plan, self._encoded(), dict(repair.held))
+
+    def _encoded(self) -> EncodedContribution | None:
         made = self._contributions.made
-        self._p.reduce.start(plan, None if made is None else made.encoded)
+        return None if made is None else made.encoded
 
     def _fetch_finals(self, value: Value) -> None:
         """A plan that this node did not reduce is proposed: get its finals from those who did."""
@@ -437,16 +456,17 @@ class Engine:
         ready = made.ready(
             head,
             self._custody.digest,
-            upload=self._p.config.max_upload or 0,
-            download=self._p.config.max_download or 0,
-            reaches=self._p.lanes.connected(),
+            upload=_at_most(self._p.config.max_upload, self._p.reduce.rates[0]),
+            download=_at_most(self._p.config.max_download, self._p.reduce.rates[1]),
+            reaches=self._p.links.linked() - self._p.reduce.unreachable,
         )
         await self._carry_out(machine.ready(ready, trio.current_time()))
 
     def _make(self, event: Contribution) -> Made:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
-        return self._contributions.make(event.round, event.number, event.tokens, self._desk.pseudo_gradient())
+        values, base = self._desk.pseudo_gradient(), self._custody.head.hash
+        return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
     async def _handle_reduced(self, event: Reduced) -> None:
         """Work out what S(e) will be, keep the finals where they must be kept, and report."""
@@ -472,7 +492,7 @@ class Engine:
             await self._catch_up()
             return
         await self._settle(value, peers=())
-        await self._custody.adopt(candidate.state)
+        await self._custody.follow(await self._candidates.take(candidate), candidate.header)
         await trio.to_thread.run_sync(self._p.audit.applied, value.term, candidate.finals)
         seconds = trio.current_time() - self._round_started
         self._p.log.certified(
@@ -486,7 +506,7 @@ class Engine:
             RoundCertified(
                 round=value.round,
                 members=len(value.members),
-                contributors=len(candidate.finals.plan.contributors()),
+                contributors=candidate.finals.contributors,
                 loss=self._desk.loss,
                 seconds=seconds,
             )
@@ -561,3 +581,8 @@ class Engine:
         if self.phase != self._shown_phase:
             self._shown_phase = self.phase
             self._p.on_progress(PhaseChanged(phase=self.phase, round=self._custody.head.round + 1))
+
+
+def _at_most(cap: int | None, measured: int) -> int:
+    """A rate for others to plan with, in bytes/s: what was measured, under the cap; 0 if nothing is known."""
+    return min((rate for rate in (cap, measured) if rate), default=0)

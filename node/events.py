@@ -15,8 +15,8 @@ EventField = Scalar | Sequence[str] | Mapping[str, Scalar]
 class EventLog:
     """Appends events to `events.jsonl`; safe to call from any thread, never raises for a full disk.
 
-    Each line has `at` (wall clock, seconds, for people: no meaning depends on it), `event`, and the event's own
-    fields as listed in docs/protocol.md.
+    Each line has `at` (wall clock, seconds to the microsecond, for people and benchmarks: no meaning depends on it),
+    `event`, and the event's own fields as listed in docs/protocol.md.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class EventLog:
 
     def write(self, event: str, **fields: EventField) -> None:
         """Append one event."""
-        line = json.dumps({"at": round(time.time(), 4), "event": event, **fields}, separators=(",", ":"))
+        line = json.dumps({"at": round(time.time(), 6), "event": event, **fields}, separators=(",", ":"))
         with self._lock:
             try:
                 self._file.write(line + "\n")

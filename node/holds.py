@@ -25,6 +25,11 @@ class Holds:
         self._lock = threading.Lock()
         self._released = threading.Event()
 
+    def replace(self, holds: tuple[Hold, ...]) -> None:
+        """Hold at these points from now on, instead of those not met yet."""
+        with self._lock:
+            self._waiting = list(holds)
+
     def release(self) -> None:
         """Let whatever holds go on."""
         self._released.set()

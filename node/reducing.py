@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
-from shoal.collectives.reduce import ReduceProgress, Reduction
-from shoal.collectives.traffic import PlanTraffic
+from shoal.collectives.progress import ReduceProgress
+from shoal.collectives.reduce import Reduction
+from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.catchup import CatchUp
 from shoal.node.holds import Holds
+from shoal.node.pace import STALL_S, Pace, Stall
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Plan, Value
+from shoal.protocol.messages import ChunkResults, Held, Plan, Value
 from shoal.swarm.frame import SCOPE_BYTES
 from shoal.swarm.lanes import LanePool
 
 LANE_DEADLINE_S = 5.0
-STALL_S = 6.0
-"""Nothing from a peer that owes a contribution for this long is reported to the lead."""
-FINAL_STALL_S = 15.0
-"""The same for a final, whose owner may itself be waiting."""
-MEND_PERIOD_S = 0.1
+LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5
 JOB_LIMIT = 256
 
@@ -52,16 +50,23 @@ class ReduceDesk:
         self._done = done
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._reduction: Reduction | None = None
+        self._pace: Pace | None = None
+        self._stall = Stall(frozenset(), frozenset())
+        self._told = self._stall
+        self._told_at = float("-inf")
         self._started = 0.0
-        self._accused_at = 0.0
         self._fetching: set[bytes] = set()
         self._mending: set[PeerId] = set()
+        self.unreachable: set[PeerId] = set()
+        """Peers to whom no lane could be had the last time it was tried."""
+        self.rates = (0, 0)
+        """Bytes/s up and down that the last reductions measured; 0 is unknown."""
 
     async def run(self) -> None:
         """Own the work that goes on beside the engine. Cancellation closes the reduction under way."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._mend)
+                nursery.start_soon(self._look_after)
                 async for job in self._job_queue:
                     nursery.start_soon(job)
         finally:
@@ -85,18 +90,38 @@ class ReduceDesk:
             plan=plan,
             identity=self._identity,
             contribution=contribution if counted else None,
-            post=partial(self._traffic.post, plan, plan.hash[:SCOPE_BYTES]),
+            post=partial(self._traffic.post, plan.lineage[:SCOPE_BYTES]),
             on_progress=on_progress,
         )
-        self._traffic.begin(reduction)
+        self._traffic.begin(reduction, Routes(plan, self._identity.peer_id))
         self._reduction = reduction
-        self._started = self._accused_at = time.monotonic()
+        self._started = time.monotonic()
+        self._begin_pace(reduction)
         self._jobs.send_nowait(partial(self._run_reduction, reduction))
+
+    def close_off(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[ChunkResults, ...]:
+        """Take nothing more from these, close their lanes, and tell which finals of that reduction are here."""
+        for peer in evicted:
+            self._lanes.drop(peer)
+        if self._reduction is None or self._reduction.lineage != lineage:
+            return ()
+        return self._reduction.close_off(evicted)
+
+    def repair(self, plan: Plan, contribution: EncodedContribution | None, held: Mapping[PeerId, Held]) -> None:
+        """Go on by a revised plan; from the start if its reduction is not under way here."""
+        reduction = self._reduction
+        if reduction is None or reduction.lineage != plan.lineage:
+            self.start(plan, contribution)
+            return
+        reduction.follow(plan)  # before frames of this revision are let in
+        self._traffic.revise(plan, Routes(plan, self._identity.peer_id))
+        self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
     def stop(self) -> None:
         """Close the reduction under way, if any."""
         self._traffic.end()
-        self._reduction = None
+        self._keep_rates()
+        self._reduction = self._pace = None
 
     def forget(self) -> None:
         """A new round: whatever was being fetched for the old one is of no interest."""
@@ -104,21 +129,29 @@ class ReduceDesk:
         self._fetching.clear()
 
     def _finished(self, reduction: Reduction) -> None:
-        if self._reduction is reduction:
+        if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
+            self._keep_rates()
             self._done(reduction.result(), time.monotonic() - self._started)
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         async with trio.open_nursery() as nursery:
-            for participant in reduction.plan.participants:
-                if participant.peer != self._identity.peer_id:
-                    nursery.start_soon(self.ensure_lane, participant.peer)
+            for peer in reduction.plan.remaining():
+                if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
+                    nursery.start_soon(self.ensure_lane, peer)
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.start)
 
-    async def _mend(self) -> None:
-        """Send everything again to those whose lane failed under it, over a new one."""
+    async def _run_repair(self, reduction: Reduction, plan: Plan, held: Mapping[PeerId, Held]) -> None:
+        if self._reduction is reduction:
+            await trio.to_thread.run_sync(reduction.repair, plan, held)
+            self._begin_pace(reduction)
+
+    async def _look_after(self) -> None:
+        """See who stalls; send everything again to those whose lane failed under it, over a new one."""
         while True:
-            await trio.sleep(MEND_PERIOD_S)
+            await trio.sleep(LOOK_PERIOD_S)
+            if self._pace is not None:
+                self._stall = self._pace.look(time.monotonic())
             for peer in self._traffic.owed() - self._mending:
                 if self._reduction is not None:
                     self._mending.add(peer)
@@ -127,7 +160,7 @@ class ReduceDesk:
     async def _post_again(self, reduction: Reduction, peer: PeerId) -> None:
         try:
             while self._reduction is reduction:
-                if await self.ensure_lane(peer):
+                if await self.ensure_lane(self._traffic.next_hop(peer)):
                     await trio.to_thread.run_sync(self._traffic.post_again, peer)
                     return
                 await trio.sleep(MEND_RETRY_S)
@@ -140,23 +173,30 @@ class ReduceDesk:
             await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
         except (NetworkError, RemoteError) as error:
             logger.info("no lane: %s", error)
+            self.unreachable.add(peer)
             return False
+        self.unreachable.discard(peer)
         return True
 
-    def stalled(self) -> set[PeerId]:
-        """Peers that owe something and have been silent; not told again before another STALL_S."""
+    def _begin_pace(self, reduction: Reduction) -> None:
+        if self._reduction is reduction:
+            self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic())
+            self._stall = self._told = Stall(frozenset(), frozenset())
+
+    def _keep_rates(self) -> None:
+        if self._pace is not None:
+            upload, download = self._pace.rates()
+            self.rates = (upload or self.rates[0], download or self.rates[1])
+
+    def stalled(self) -> Stall | None:
+        """Who stalls, if that changed, or has lasted for another STALL_S since it was told."""
         reduction, now = self._reduction, time.monotonic()
-        if reduction is None or now - self._accused_at < STALL_S or reduction.final_chunks == reduction.plan.chunks:
-            return set()
-        waiting, progress = reduction.waiting_for(), reduction.progress_by_peer
-
-        def silent(peers: Iterable[PeerId], limit_s: float) -> set[PeerId]:
-            return {p for p in peers if now - max(progress[p].last_s, self._started) >= limit_s}
-
-        accused = silent(waiting.contributions, STALL_S) or silent(waiting.finals, FINAL_STALL_S)
-        if accused:
-            self._accused_at = now
-        return accused
+        if reduction is None or reduction.final_chunks == reduction.plan.chunks:
+            return None
+        if self._stall == self._told and (now - self._told_at < STALL_S or not (self._told.peers or self._told.late)):
+            return None
+        self._told, self._told_at = self._stall, now
+        return self._stall
 
     def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         """Get the finals of a plan that this node does not reduce, from those who did."""

@@ -34,7 +34,7 @@ class RoundLog:
             tokens=tokens,
             loss=event.loss,
             steps=event.steps,
-            seconds=round(event.seconds, 3),
+            seconds=round(event.seconds, 6),
         )
 
     def planned(self, plan: Plan) -> None:
@@ -57,7 +57,7 @@ class RoundLog:
             round=finals.plan.round,
             plan=finals.plan.hash.hex(),
             digest=digest.hex(),
-            seconds=round(seconds, 4),
+            seconds=round(seconds, 6),
         )
 
     def caught_up(self, round: int) -> None:
@@ -83,10 +83,10 @@ class RoundLog:
             value=value.hash.hex(),
             view=certificate.view,
             members=value.members,
-            contributors=len(finals.plan.contributors()),
+            contributors=finals.contributors,
             coverage=finals.coverage,
             tokens=value.tokens,
-            reduce_s=round(reduce_s, 4),
-            total_s=round(total_s, 4),
+            reduce_s=round(reduce_s, 6),
+            total_s=round(total_s, 6),
             **traffic,
         )

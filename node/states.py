@@ -1,73 +1,89 @@
 """The certified states and finals that a node holds: in memory to serve them, on disk to come back to them.
 
-On disk a state is `state/<round>.safetensors` with the vectors `anchor` and `momentum` and the counters as metadata;
-finals are `finals/<plan hash>`, the plan and every final payload. Files are written whole, synced and renamed; what is
-read back is believed only where its digest is the certificate's.
+In memory are the last states and finals. On disk the newest state may be some rounds back, for it is saved beside the
+rounds; the finals of every round since then are there until it is (`durability = "disk"`), and lead from the one to the
+other. What is read back is believed only where its digest is the certificate's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateHeader, StateKind, chunk_bytes, frozen, header_of
-from shoal.node.store import disk_errors, write_atomically
+from shoal.collectives.state import CertifiedState, StateHeader, StateKind, chunk_bytes, header_of
+from shoal.collectives.vectors import VectorPool
+from shoal.node.state_files import FinalsWriter, read_finals, read_state, write_state
+from shoal.node.store import disk_errors
 from shoal.protocol.errors import LocalError, ShoalError
-from shoal.protocol.messages import Plan, Term
-from shoal.protocol.wire import HASH_BYTES, canonical, decode
+from shoal.protocol.messages import Plan
 from shoal.swarm.chunks import ChunkRef, ChunkSpace
 from shoal.swarm.frame import SCOPE_BYTES
 
 STATES_KEPT = 2
 FINALS_KEPT = 8
+FINALS_MEMORY_BYTES = 256 << 20
+"""Finals in memory beyond this are let go; those of the last two plans are held whatever they take."""
 
 logger = logging.getLogger(__name__)
 
 
-class _FinalsFile(msgspec.Struct, frozen=True):
-    plan: bytes
-    payloads: tuple[bytes, ...]
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A state in memory, with what is costly to compute of it."""
+
+    state: CertifiedState
+    header: StateHeader
+    digest: bytes
 
 
 class StateShelf:
-    """The last states and finals of this node. `lookup` is called in lanes' threads."""
+    """The last states and finals of this node. `lookup` is called in lanes' threads.
+
+    vectors: memory of states that are gone, for those that come.
+    """
 
     def __init__(self, folder: Path, chunk_values: int) -> None:
         self._folder = folder
         self._chunk_values = chunk_values
         self._lock = threading.Lock()
-        self._states: dict[int, tuple[CertifiedState, StateHeader]] = {}
+        self._states: dict[int, _Held] = {}
         self._by_scope: dict[bytes, CertifiedState] = {}
         self._finals: dict[bytes, Finals] = {}
         self._finals_by_scope: dict[bytes, bytes] = {}
+        self.vectors = VectorPool(len(StateKind))
 
     def header(self, state: CertifiedState) -> StateHeader:
         """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
         kept = self._states.get(state.round)
-        if kept is not None and kept[0] is state:
-            return kept[1]
+        if kept is not None and kept.state is state:
+            return kept.header
         return header_of(state, Grid(state.numel, self._chunk_values), threads=2)
+
+    def digest(self, state: CertifiedState) -> bytes:
+        """The digest of a state, computed once for one that is held."""
+        kept = self._states.get(state.round)
+        return kept.digest if kept is not None and kept.state is state else self.header(state).digest
 
     def put(self, state: CertifiedState, header: StateHeader) -> None:
         """Keep a state to serve it, and forget the oldest."""
+        held = _Held(state, header, header.digest)
         with self._lock:
-            self._states[state.round] = (state, header)
+            self._states[state.round] = held
             for round in sorted(self._states)[:-STATES_KEPT]:
                 del self._states[round]
-            self._by_scope = {h.digest[:SCOPE_BYTES]: s for s, h in self._states.values()}
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held.state for held in self._states.values()}
 
     def header_for(self, round: int) -> StateHeader | None:
         """The header of a round that is still held."""
         kept = self._states.get(round)
-        return None if kept is None else kept[1]
+        return None if kept is None else kept.header
 
     def newest_round(self) -> int | None:
         """The newest round whose state is held."""
@@ -75,11 +91,14 @@ class StateShelf:
 
     def put_finals(self, finals: Finals) -> None:
         """Keep the finals of a plan to serve them, and forget the oldest."""
-        plan_hash = finals.plan.hash
         with self._lock:
-            self._finals[plan_hash] = finals
-            while len(self._finals) > FINALS_KEPT:
-                del self._finals[next(iter(self._finals))]
+            self._finals[finals.plan.hash] = finals
+            oldest_first = sorted(self._finals.items(), key=lambda item: item[1].plan.round)
+            size = sum(_size(kept) for _, kept in oldest_first)
+            while len(oldest_first) > 2 and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
+                key, kept = oldest_first.pop(0)
+                size -= _size(kept)
+                del self._finals[key]
             self._finals_by_scope = {key[:SCOPE_BYTES]: key for key in self._finals}
 
     def held_finals(self, plan_hash: bytes) -> Finals | None:
@@ -96,10 +115,9 @@ class StateShelf:
         return finals
 
     def load_finals(self) -> None:
-        """Take the finals on disk into memory, so that they can be served. Blocks."""
-        named_by_hash = (self._folder / "finals").glob("[0-9a-f]" * 2 * HASH_BYTES)
-        for path in sorted(named_by_hash, key=lambda p: p.stat().st_mtime_ns):
-            self.finals(bytes.fromhex(path.name))
+        """Take the last finals on disk into memory, so that they can be served. Blocks."""
+        for _, plan_hash, _ in self._finals_files()[-FINALS_KEPT:]:
+            self.finals(plan_hash)
 
     def lookup(self, ref: ChunkRef) -> memoryview | None:
         """The bytes of a chunk that another node asks for, None if it is not held."""
@@ -118,72 +136,70 @@ class StateShelf:
 
     # -- disk ------------------------------------------------------------------------------------------------
 
+    def tidy(self) -> None:
+        """Remove files that a crash left unfinished."""
+        with disk_errors(self._folder):
+            for name in ("state", "finals"):
+                for path in (self._folder / name).glob("*.partial"):
+                    path.unlink(missing_ok=True)
+
     def save_state(self, state: CertifiedState) -> None:
-        """Write a state durably and remove older ones. Raises StorageError."""
-        metadata = {
-            "rebases": str(state.term.rebases),
-            "rollbacks": str(state.term.rollbacks),
-            "round": str(state.round),
-            "tokens": str(state.tokens),
-            "layout": state.layout_hash.hex(),
-        }
-        data = save({"anchor": state.anchor, "momentum": state.momentum}, metadata)
-        folder = self._folder / "state"
-        write_atomically(folder / f"{state.round}.safetensors", data)
-        with disk_errors(folder):
-            for path in sorted(folder.glob("*.safetensors"), key=_round_of)[:-STATES_KEPT]:
+        """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
+
+        Raises StorageError.
+        """
+        write_state(self._state_path(state.round), state)
+        with disk_errors(self._folder):
+            for round in self.saved_rounds()[STATES_KEPT:]:
+                self._state_path(round).unlink(missing_ok=True)
+            before = [path for round, _, path in self._finals_files() if round <= state.round]
+            for path in before[:-FINALS_KEPT]:
                 path.unlink(missing_ok=True)
 
-    def load_states(self) -> list[CertifiedState]:
-        """The states on disk, newest first; a file that is no state is passed over with a warning."""
-        states = []
-        for path in sorted((self._folder / "state").glob("*.safetensors"), key=_round_of, reverse=True):
-            try:
-                states.append(_read_state(path))
-            except (SafetensorError, KeyError, ValueError, OSError, LocalError) as error:
-                logger.warning("%s is not readable (%s) and is ignored", path, error)
-        return states
+    def saved_rounds(self) -> list[int]:
+        """The rounds whose states are on disk, readable or not, newest first."""
+        paths = (self._folder / "state").glob("*.safetensors")
+        return sorted((int(path.stem) for path in paths if path.stem.isdecimal()), reverse=True)
 
-    def save_finals(self, finals: Finals) -> None:
-        """Write finals durably, before this node reports them, and remove older ones. Raises StorageError."""
-        file = _FinalsFile(
-            plan=canonical(finals.plan), payloads=tuple(chunk.payload.tobytes() for chunk in finals.chunks)
-        )
-        folder = self._folder / "finals"
-        write_atomically(folder / finals.plan.hash.hex(), msgspec.msgpack.encode(file))
-        with disk_errors(folder):
-            for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns)[:-FINALS_KEPT]:
-                path.unlink(missing_ok=True)
+    def load_state(self, round: int) -> CertifiedState | None:
+        """The state of a round as it is on disk, not yet believed; None, with a warning, if the file holds none."""
+        path = self._state_path(round)
+        try:
+            state = read_state(path)
+            if state.round != round:
+                raise ValueError(f"it is of round {state.round}")
+        except (SafetensorError, KeyError, ValueError, OSError, LocalError) as error:
+            logger.warning("%s is not readable (%s) and is ignored", path, error)
+            return None
+        return state
+
+    def _state_path(self, round: int) -> Path:
+        return self._folder / "state" / f"{round}.safetensors"
+
+    def finals_writer(self, plan: Plan) -> FinalsWriter:
+        """Writes the finals of `plan` to where `finals` finds them."""
+        return FinalsWriter(self._folder / "finals" / f"{plan.round}-{plan.hash.hex()}", plan)
+
+    def _finals_files(self) -> list[tuple[int, bytes, Path]]:
+        """(round, plan hash, path) of the finals on disk, oldest first."""
+        files = []
+        for path in (self._folder / "finals").iterdir():
+            with contextlib.suppress(ValueError):  # something else
+                round, plan_hash = path.name.split("-")
+                files.append((int(round), bytes.fromhex(plan_hash), path))
+        return sorted(files)
 
     def _load_finals(self, plan_hash: bytes) -> Finals | None:
-        path = self._folder / "finals" / plan_hash.hex()
-        if not path.exists():
+        path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
+        if path is None:
             return None
         try:
-            file = msgspec.msgpack.decode(path.read_bytes(), type=_FinalsFile)
-            finals = Finals.open(decode(file.plan, Plan), file.payloads)
-        except (msgspec.DecodeError, ShoalError, OSError) as error:
+            finals = read_finals(path)
+        except (ValueError, ShoalError, OSError) as error:
             logger.warning("%s is damaged (%s) and is ignored", path, error)
             return None
         return finals if finals.plan.hash == plan_hash else None
 
 
-def _round_of(path: Path) -> int:
-    return int(path.stem) if path.stem.isdigit() else -1
-
-
-def _read_state(path: Path) -> CertifiedState:
-    data = path.read_bytes()
-    vectors = load(data)
-    if not vectors["anchor"].size:
-        raise ValueError("no values")
-    head = int.from_bytes(data[:8], "little")
-    metadata = msgspec.json.decode(data[8 : 8 + head])["__metadata__"]
-    return CertifiedState(
-        term=Term(int(metadata["rebases"]), int(metadata["rollbacks"])),
-        round=int(metadata["round"]),
-        tokens=int(metadata["tokens"]),
-        layout_hash=bytes.fromhex(metadata["layout"]),
-        anchor=frozen(np.ascontiguousarray(vectors["anchor"], np.float32)),
-        momentum=frozen(np.ascontiguousarray(vectors["momentum"], np.float32)),
-    )
+def _size(finals: Finals) -> int:
+    return sum(chunk.payload.nbytes for chunk in finals.chunks)

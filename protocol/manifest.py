@@ -151,8 +151,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
     outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
     codec: Annotated[
-        Literal["fp32", "bf16", "int8"],
-        Meta(description="How values travel: fp32, bf16 or int8 (4, 2 or about 1 byte each)."),
+        Literal["fp32", "bf16", "int8", "int4"],
+        Meta(description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each)."),
     ] = "int8"
 
     def __post_init__(self) -> None:

@@ -9,7 +9,9 @@ Source: the certified round, docs/protocol.md.
 
 from __future__ import annotations
 
-from typing import Annotated, NewType
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, NewType, Self
 
 import msgspec
 from blake3 import blake3
@@ -24,6 +26,7 @@ MEMBER_LIMIT = 64
 CHUNK_LIMIT = 1 << 14
 WEIGHT_LIMIT = (1 << 24) - 1
 VIEW_LIMIT = 1 << 20
+RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
 NO_HASH = bytes(HASH_BYTES)
 
 Hash = HashField
@@ -31,6 +34,8 @@ Signature = SignatureField
 Peer = PeerIdField
 Count = CounterField
 View = Annotated[int, msgspec.Meta(ge=0, lt=VIEW_LIMIT)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=MEMBER_LIMIT)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 VOTE_DOMAIN = b"shoal/vote"
@@ -84,30 +89,74 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
 
 
 class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One place in the plan's order. Weight zero: receives the finals, sends no contribution."""
+    """One place in the plan's order. Weight zero: receives the finals, sends no contribution.
+
+    `upload` and `download` are what it can be expected to move, in bytes/s; 0 is unknown.
+    """
 
     peer: Peer
     weight: Annotated[int, msgspec.Meta(ge=0, le=WEIGHT_LIMIT)]
     tokens: Annotated[int, msgspec.Meta(ge=0, le=WEIGHT_LIMIT)]
     root: Hash
+    upload: Count = 0
+    download: Count = 0
+
+
+class ChunkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Some final chunks: bit c of `chunks` (little-endian) for chunk c; `results` their BLAKE3 hashes in chunk order.
+
+    `place` is a participant's number: in a Held who signed them, in a plan from whom they are to be had.
+    """
+
+    place: Place
+    chunks: Annotated[bytes, msgspec.Meta(max_length=CHUNK_LIMIT // 8)]
+    results: Annotated[bytes, msgspec.Meta(max_length=CHUNK_LIMIT * HASH_BYTES)]
+
+    def __post_init__(self) -> None:
+        if int.from_bytes(self.chunks, "little").bit_count() * HASH_BYTES != len(self.results):
+            raise ValueError("chunks without exactly one result each")
+
+    @classmethod
+    def of(cls, place: int, results: Mapping[int, bytes]) -> Self:
+        """Pack a table of result hashes by chunk."""
+        order = sorted(results)
+        bits = sum(1 << chunk for chunk in order)
+        return cls(place, bits.to_bytes((bits.bit_length() + 7) // 8, "little"), b"".join(results[c] for c in order))
+
+    def by_chunk(self) -> dict[int, bytes]:
+        """The result hash of each chunk."""
+        bits = int.from_bytes(self.chunks, "little")
+        order = [chunk for chunk in range(bits.bit_length()) if bits >> chunk & 1]
+        return {chunk: self.results[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i, chunk in enumerate(order)}
+
+
+class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Participants `one` and `other` cannot reach each other: their frames go through participant `via`."""
+
+    one: Place
+    other: Place
+    via: Place
 
 
 class OwnedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Chunks `start` to `stop` (exclusive) are summed by participant number `owner`."""
+    """Chunks `start` to `stop` (exclusive) are summed and signed by participant number `owner`."""
 
-    owner: Annotated[int, msgspec.Meta(ge=0, lt=MEMBER_LIMIT)]
+    owner: Place
     start: Count
     stop: Count
 
 
-class Plan(RoundMessage, frozen=True, kw_only=True):
+class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     """Who takes part with which weight, and who owns which chunks. Signed by its planner through the envelope.
 
-    `attempt` counts re-plans within one view, each naming all those evicted so far in this round.
+    `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
+    `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
+    was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
+    finals that stand although their owner may be gone.
     """
 
     view: View
-    attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    attempt: Attempt
     planner: Peer
     participants: Annotated[tuple[Participant, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)]
     owners: Annotated[tuple[OwnedRange, ...], msgspec.Meta(max_length=CHUNK_LIMIT)]
@@ -115,11 +164,19 @@ class Plan(RoundMessage, frozen=True, kw_only=True):
     codec: str
     numel: Count
     chunk_values: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+    origin: Hash = NO_HASH
+    standing: Annotated[tuple[ChunkResults, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] = ()
+    relays: Annotated[tuple[Relay, ...], msgspec.Meta(max_length=RELAY_LIMIT)] = ()
+
+    @cached_property
+    def hash(self) -> bytes:
+        """What values and reports refer to."""
+        return domain_hash("plan", canonical(self))
 
     @property
-    def hash(self) -> bytes:
-        """What values, statements and frames refer to."""
-        return domain_hash("plan", canonical(self))
+    def lineage(self) -> bytes:
+        """The hash of the plan that all revisions have in common: what frames and chunk statements refer to."""
+        return self.hash if self.origin == NO_HASH else self.origin
 
     @property
     def chunks(self) -> int:
@@ -131,14 +188,19 @@ class Plan(RoundMessage, frozen=True, kw_only=True):
         return next((i for i, p in enumerate(self.participants) if p.peer == peer), None)
 
     def contributors(self) -> tuple[int, ...]:
-        """Places whose weight counts, in plan order."""
+        """Places whose weight counts, in plan order, those of the evicted among them."""
         return tuple(i for i, p in enumerate(self.participants) if p.weight > 0)
+
+    def remaining(self) -> tuple[PeerId, ...]:
+        """The participants that have not been evicted."""
+        return tuple(p.peer for p in self.participants if p.peer not in self.evicted)
 
 
 class ChunkStatement(Message, frozen=True, kw_only=True):
     """An owner's signed word about one reduced chunk: which participants are in it and what came out.
 
-    `bitmap` has bit i (little-endian) set when participant i is included; `result` is BLAKE3 of the encoded chunk.
+    `plan` is the lineage: an owner signs a chunk once, whatever revisions follow. `bitmap` has bit i (little-endian)
+    set when participant i is included; `result` is BLAKE3 of the encoded chunk.
     """
 
     plan: Hash
@@ -167,25 +229,57 @@ def _statement_preimage(plan: bytes, chunk: int, bitmap: bytes, result: bytes) -
 
 
 class Report(RoundMessage, frozen=True, kw_only=True):
-    """The sender holds all finals of `plan` and computed this digest of S(e) from them."""
+    """The sender holds all finals of `plan` and computed this digest of S(e) from them.
+
+    `tokens`: trained on by those whose contribution is in at least one chunk.
+    """
 
     plan: Hash
     digest: Hash
     bitmaps: Hash
+    tokens: Count = 0
 
 
 class Stalled(RoundMessage, frozen=True, kw_only=True):
-    """Evidence for the lead: these participants sent nothing for the stall deadline, or their lanes broke."""
+    """Evidence for the lead, under one plan.
+
+    `peers` owe the sender contributions, or have to take what it sends, and have not moved enough for the stall
+    deadline. `late` are owners whose finals it misses; they may be waiting for somebody themselves.
+    """
 
     plan: Hash
     peers: Peers
+    late: Peers = ()
 
 
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Evict(RoundMessage, frozen=True, kw_only=True):
+    """The lead of `view` decided that a reduction goes on without `evicted`: close their lanes, then say what is held.
+
+    `lineage` names the reduction, `attempt` the revised plan that is to come.
+    """
+
+    view: View
+    attempt: Attempt
+    lineage: Hash
+    evicted: Peers
+
+
+class Held(RoundMessage, frozen=True, kw_only=True):
+    """The sender takes nothing more from `evicted`, and holds these finals, by the place of who signed them.
+
+    Those of owners that remain may be left out: they stand anyhow.
+    """
+
+    lineage: Hash
+    evicted: Peers
+    chunks: Annotated[tuple[ChunkResults, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """What a round decides. The view is not in it: one value certified in two views is one certificate.
 
     `members` are the electorate of the next round, sorted; `leaves` the leaves counted in its quorum, sorted.
-    `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over the participants.
+    `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
     """
 
     swarm: Hash
@@ -200,7 +294,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tokens: Count
     digest: Hash
 
-    @property
+    @cached_property
     def hash(self) -> bytes:
         """H(C(e)): the hash of the value only."""
         return domain_hash("value", canonical(self))

@@ -9,7 +9,9 @@ import msgspec
 from shoal.protocol.messages import (
     Certificate,
     Count,
+    Evict,
     Hash,
+    Held,
     Leave,
     Message,
     Peer,
@@ -100,6 +102,8 @@ LinkMessage = (
     | Plan
     | Report
     | Stalled
+    | Evict
+    | Held
     | Propose
     | Vote
     | ViewChange

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from shoal.protocol.certificate import lead
 from shoal.protocol.errors import LocalError, RemoteError
@@ -37,12 +38,16 @@ class RoundSettings:
 
 
 def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
-    """Token weights, none above `cap` times the (lower) median of those that are not zero."""
+    """Token weights, none above `cap` times the (lower) median of those that are not zero, in lowest terms.
+
+    In lowest terms equal weights are all 1, and a sum need not multiply.
+    """
     counted = sorted(t for t in tokens.values() if t > 0)
     if not counted:
         return dict.fromkeys(tokens, 0)
     ceiling = min(WEIGHT_LIMIT, max(1, int(counted[(len(counted) - 1) // 2] * cap)))
-    return {peer: min(t, ceiling) for peer, t in tokens.items()}
+    common = gcd(*(min(t, ceiling) for t in counted))
+    return {peer: min(t, ceiling) // common for peer, t in tokens.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,14 @@ def make_plan(
     tokens = {p: r.tokens for p, r in readies.items() if r.role == CONTRIBUTOR and p not in weightless}
     weights = capped_weights(tokens, settings.weight_cap)
     participants = tuple(
-        Participant(p, weights.get(p, 0), tokens.get(p, 0), readies[p].root if weights.get(p, 0) else NO_HASH)
+        Participant(
+            peer=p,
+            weight=weights.get(p, 0),
+            tokens=tokens.get(p, 0),
+            root=readies[p].root if weights.get(p, 0) else NO_HASH,
+            upload=readies[p].upload,
+            download=readies[p].download,
+        )
         for p in order
     )
     chunks = -(-settings.numel // settings.chunk_values)
@@ -92,6 +104,12 @@ def make_plan(
     )
 
 
+def separated(readies: Mapping[PeerId, Ready]) -> set[tuple[PeerId, PeerId]]:
+    """Pairs that say of each other that they cannot be reached, the lower first. Who says nothing reaches all."""
+    mute = {p: set(r.reaches) for p, r in readies.items() if r.reaches}
+    return {(a, b) for a in mute for b in mute if a < b and b not in mute[a] and a not in mute[b]}
+
+
 def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSettings) -> None:
     """Check what can be checked of a plan without having seen every Ready.
 
@@ -102,17 +120,43 @@ def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSetti
     if (plan.codec, plan.numel, plan.chunk_values) != (settings.codec, settings.numel, settings.chunk_values):
         raise RemoteError("a plan for another grid or codec", peer=sender)
     peers = [p.peer for p in plan.participants]
-    if len(set(peers)) != len(peers) or set(peers) & set(plan.evicted):
+    if len(set(peers)) != len(peers):
         raise RemoteError("a plan that names a participant twice", peer=sender)
+    if plan.origin == NO_HASH and (plan.standing or set(peers) & set(plan.evicted)):
+        raise RemoteError("a plan that revises nothing, with evicted participants or finals", peer=sender)
     if not any(p.weight for p in plan.participants):
         raise RemoteError("a plan without a contribution", peer=sender)
-    next_chunk = 0
+    _check_owners(plan, sender)
+    _check_relays(plan, sender)
+
+
+def _check_owners(plan: Plan, sender: PeerId) -> None:
+    """Every chunk is dealt once, to who remains, or stands and is to be had from who remains."""
+    remaining = {i for i, p in enumerate(plan.participants) if p.peer not in plan.evicted}
+    standing = [chunk for results in plan.standing for chunk in results.by_chunk()]
+    if len(set(standing)) != len(standing) or any(chunk >= plan.chunks for chunk in standing):
+        raise RemoteError("a plan with finals that stand twice or not at all", peer=sender)
+    if any(results.place not in remaining for results in plan.standing):
+        raise RemoteError("a plan with finals to be had from nobody", peer=sender)
+    stand, next_chunk = set(standing), 0
     for owned in plan.owners:
-        if owned.start != next_chunk or owned.stop <= owned.start or owned.owner >= len(peers):
+        whole = next_chunk == owned.start < owned.stop <= plan.chunks
+        if not whole or owned.owner >= len(plan.participants):
             raise RemoteError("a plan that does not deal every chunk once", peer=sender)
+        if owned.owner not in remaining and not stand.issuperset(range(owned.start, owned.stop)):
+            raise RemoteError("a plan that deals chunks to the evicted", peer=sender)
         next_chunk = owned.stop
     if next_chunk != plan.chunks:
         raise RemoteError("a plan that does not deal every chunk once", peer=sender)
+
+
+def _check_relays(plan: Plan, sender: PeerId) -> None:
+    count = len(plan.participants)
+    for relay in plan.relays:
+        if max(relay.one, relay.other, relay.via) >= count or relay.one >= relay.other:
+            raise RemoteError("a plan with a relay between nobody", peer=sender)
+        if relay.via in (relay.one, relay.other) or plan.participants[relay.via].peer in plan.evicted:
+            raise RemoteError("a plan with a relay through who cannot be one", peer=sender)
 
 
 def absent_ready(role: str, previous: Value, state: bytes) -> Ready:

@@ -1,10 +1,11 @@
 """One lane: one TCP connection to a peer, run by one receiving and one sending thread.
 
-    post ──► bounded queue ──► send thread: seal into one buffer, one send ──► socket
+    post ──► the peer's queue ──► send thread: seal into one buffer, one send ──► socket
     sink ◄── receive thread: header, ask for a region, decrypt straight into it ◄── socket
 
 Threads and blocking sockets, because the work is in the kernel and in the cipher: an event loop would only add
-copies and wake-ups. Payloads are queued by reference and must not change until they are sent.
+copies and wake-ups. Payloads are queued by reference and must not change until they are sent. Lanes to one peer may
+share a queue. One that closes leaves it to the others; what is on none of them when the last one ends is lost.
 
 How a lane ends. A CLOSE frame ends one direction: who gets one sends what it has queued, then its own CLOSE.
 A lane on which both were seen has lost nothing. Anything else (end of stream, a reset, a frame that does not
@@ -21,41 +22,33 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.frame import BULK_KINDS, FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind
-from shoal.swarm.seal import (
-    LANE_LIMIT_BYTES,
-    LANES_PER_PEER_LIMIT,
-    SEAL_OVERHEAD_BYTES,
-    TAG_BYTES,
-    Opener,
-    Sealer,
-)
+from shoal.swarm.lane_queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, Frame, FrameQueue
+from shoal.swarm.lane_socket import MSG_WAITALL, frame_buffers, prepare
+from shoal.swarm.moved import Moved, moved
+from shoal.swarm.seal import LANE_LIMIT_BYTES, LANES_PER_PEER_LIMIT, TAG_BYTES, Opener, Sealer
 
-QUEUE_LIMIT_FRAMES = 4096
 STALL_DEADLINE_S = 30.0
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
 LANE_WORN_BYTES = LANE_LIMIT_BYTES - LANE_LIMIT_BYTES // 16
-KEEPALIVE_IDLE_S = 15
-KEEPALIVE_INTERVAL_S = 5
-KEEPALIVE_PROBES = 3
+BATCH_BYTES = 64 * 1024  # of small frames in one send
 
 RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
 RATE_BURST_S = 0.1
-PACED_PIECE_BYTES = 64 * 1024
+PIECE_S = 0.005  # every lane may be one piece ahead of its budget
+PIECE_MIN_BYTES = 4 * 1024
+PIECE_LIMIT_BYTES = 64 * 1024
 METER_FRAME_BYTES = 64 * 1024  # smaller frames say nothing of the rate
 METER_SAMPLE_BYTES = 1024 * 1024
 METER_WINDOW_S = 8.0
-
-# Without it recv_into may return early, and `_fill` goes round once more.
-_MSG_WAITALL = getattr(socket, "MSG_WAITALL", 0)
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +85,18 @@ class FrameSink(Protocol):
 
 
 class RateLimit:
-    """A cap in bytes per second, shared by the threads of all lanes it is given to."""
+    """A cap in bytes per second, shared by the threads of all lanes it is given to.
+
+    In any time t, n lanes move at most (t + RATE_BURST_S) times the rate, and n pieces.
+    """
 
     def __init__(self, bytes_per_s: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_s < RATE_LIMIT_MIN_BYTES_PER_S:
             raise ConfigError(
                 f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
             )
+        self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
+        """How much to take at a time."""
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -140,25 +138,39 @@ class RateMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLimits:
-    """What bounds the lanes of one node. Raises ConfigError if a value makes no sense."""
+    """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
+
+    lanes_per_peer: to begin with. lanes_per_peer_limit: what measurement may make of it. queue_frames, queue_bytes:
+    waiting for one peer, of one scope.
+    """
 
     lanes_per_peer: int = 1
+    lanes_per_peer_limit: int = LANES_PER_PEER_LIMIT
     queue_frames: int = QUEUE_LIMIT_FRAMES
+    queue_bytes: int = QUEUE_LIMIT_BYTES
     stall_s: float = STALL_DEADLINE_S
     upload: RateLimit | None = None
     download: RateLimit | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lanes_per_peer <= LANES_PER_PEER_LIMIT:
-            raise ConfigError(f"lanes per peer must be 1 to {LANES_PER_PEER_LIMIT}, not {self.lanes_per_peer}")
-        if self.queue_frames < 1 or self.stall_s <= 0:
+        if not 1 <= self.lanes_per_peer <= self.lanes_per_peer_limit <= LANES_PER_PEER_LIMIT:
+            raise ConfigError(
+                f"lanes per peer must be 1 to {LANES_PER_PEER_LIMIT}, "
+                f"not {self.lanes_per_peer} to {self.lanes_per_peer_limit}"
+            )
+        if self.queue_frames < 1 or self.queue_bytes < FRAME_LIMIT_BYTES or self.stall_s <= 0:
             raise ConfigError("a lane needs room for one frame and some time to send it")
+
+    def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
+        """A new queue within these limits."""
+        return FrameQueue(limit_frames=self.queue_frames, limit_bytes=self.queue_bytes, observe=observe)
 
 
 class Lane:
     """A sealed connection to `peer`, after both hellos.
 
-    `ended` is called once, in a lane thread, when nothing runs any more and before the sink's `lane_closed`.
+    queue: shared by all lanes to the peer; one of its own if not given. `ended` is called once, in a lane thread, when
+    nothing runs any more and before the sink's `lane_closed`.
     """
 
     def __init__(
@@ -171,12 +183,14 @@ class Lane:
         sink: FrameSink,
         limits: LaneLimits,
         dialled: bool,
+        queue: FrameQueue | None = None,
         ended: Callable[[Lane], None] | None = None,
     ) -> None:
         self.peer = peer
         self.dialled = dialled  # by us
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.payload_sent = 0  # bytes of payload given to the kernel
         self.send_meter = RateMeter()
         self.receive_meter = RateMeter()
         self._socket = connection
@@ -185,23 +199,33 @@ class Lane:
         self._sink = sink
         self._limits = limits
         self._ended = ended
-        # The lock of `_changed` guards all below, and every shutdown or close of the socket.
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[FrameHeader, memoryview]] = deque()
-        self._queued_bytes = 0
+        self._queue = limits.queue() if queue is None else queue
+        self._in_hand = 0  # bytes of payload taken from the queue
+        # The lock of `_changed` guards all below, and every shutdown or close of the socket. All lanes of a queue
+        # share it.
+        self._changed = self._queue.changed
         self._closing = False
         self._dead = False
+        self._died = threading.Event()
         self._error: NetworkError | RemoteError | None = None
         self._running = 2
+        self._moved = Moved()
+        out, sealed, scratch = frame_buffers()
         self._threads = tuple(
             threading.Thread(target=self._guard, args=(body,), name=f"lane {name} {peer[-6:]}", daemon=True)
-            for name, body in (("send", self._send_frames), ("receive", self._receive_frames))
+            for name, body in (
+                ("send", partial(self._send_frames, out)),
+                ("receive", partial(self._receive_frames, sealed, scratch)),
+            )
         )
 
     def start(self) -> None:
         """Make the socket blocking and start both threads."""
+        with self._changed:
+            self._queue.lanes += 1
+            self._queue.open_lanes += 1
         try:
-            _prepare(self._socket, self._limits.stall_s)
+            prepare(self._socket, self._limits.stall_s)
         except OSError as error:  # reset already; the threads find out at once and say so
             self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
         for thread in self._threads:
@@ -219,8 +243,16 @@ class Lane:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of payload posted and not yet given to the kernel; at 0 no payload is referred to any more."""
-        return self._queued_bytes
+        """Bytes of payload in its queue or hands, not yet given to the kernel; at 0 no payload is referred to."""
+        return self._queue.queued_bytes
+
+    @property
+    def moved(self) -> Moved:
+        """What has moved over this lane, by its kernel's count where there is one; also after its end."""
+        with self._changed:
+            if self._running:
+                self._moved = moved(self._socket) or Moved(self.bytes_received, self.bytes_sent)
+            return self._moved
 
     def post(self, header: FrameHeader, payload: memoryview | bytes) -> None:
         """Queue a frame; never blocks. `payload` is kept by reference and must not change until it is sent.
@@ -237,15 +269,12 @@ class Lane:
         with self._changed:
             if not self.usable:
                 raise NetworkError(f"the lane to {self.peer} is ending")
-            if len(self._queue) >= self._limits.queue_frames:
-                raise NetworkError(f"the lane to {self.peer} has {len(self._queue)} frames queued already")
-            self._queue.append((header, view.cast("B")))
-            self._queued_bytes += header.length
-            self._changed.notify_all()
+            self._queue.put(header, view.cast("B"))
 
     def begin_close(self) -> None:
-        """Take no more frames; send what is queued, then CLOSE. Returns at once."""
+        """Take no more frames; send what is queued if no other lane can, then CLOSE. Returns at once."""
         with self._changed:
+            self._withdraw()
             self._closing = True
             self._changed.notify_all()
 
@@ -269,49 +298,58 @@ class Lane:
 
     # Sending thread
 
-    def _send_frames(self) -> None:
-        out = memoryview(bytearray(FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES))
-        while self._send_next(out):
-            pass
+    def _send_frames(self, out: memoryview) -> None:
+        while frames := self._next_frames():
+            size = payload = 0
+            for header, data in frames:
+                size += self._sealer.seal_into(header, data, out[size:])
+                payload += header.length
+            del data  # the owner may want to free it while this thread waits
+            frames.clear()
+            started = time.monotonic()
+            self._send_all(out[:size], payload)
+            if size >= METER_FRAME_BYTES:
+                self.send_meter.add(size, time.monotonic() - started)
         size = self._sealer.seal_into(FrameHeader(kind=FrameKind.CLOSE, length=0), b"", out)
-        self._send_all(out[:size])
+        self._send_all(out[:size], 0)
 
-    def _send_next(self, out: memoryview) -> bool:
-        """Send the next queued frame; False when the lane is closing and the queue is empty."""
+    def _next_frames(self) -> list[Frame]:
+        """Let go of the frames in hand and wait for the next; [] when the lane is closing and need send no more."""
         with self._changed:
-            while not (self._queue or self._closing or self._dead):
+            self._let_go()
+            while not (self._dead or self._closing or self._queue.waits):
                 self._changed.wait()
-            if self._dead or not self._queue:
-                self._raise_if_dead()
-                return False
-            header, payload = self._queue.popleft()
-        size = self._sealer.seal_into(header, payload, out)
-        started = time.monotonic()
-        self._send_all(out[:size])
-        if size >= METER_FRAME_BYTES:
-            self.send_meter.add(size, time.monotonic() - started)
-        del payload  # the owner may want to free it while this thread waits
-        with self._changed:
-            self._queued_bytes -= header.length
-        return True
+            self._raise_if_dead()
+            if self._closing and self._queue.open_lanes > 0:
+                return []
+            frames = self._queue.take(BATCH_BYTES)
+            self._in_hand = sum(header.length for header, _ in frames)
+        self._queue.observe()
+        return frames
 
-    def _send_all(self, view: memoryview) -> None:
+    def _let_go(self) -> None:
+        self._queue.done(self._in_hand)
+        self._in_hand = 0
+
+    def _send_all(self, view: memoryview, payload: int) -> None:
+        """Send `view`, which holds `payload` bytes of payload."""
         limit = self._limits.upload
-        while view:
+        size, before, sent = len(view), self.payload_sent, 0
+        while sent < size:
+            piece = view[sent:] if limit is None else view[sent : sent + limit.piece_bytes]
             try:
-                sent = self._socket.send(view if limit is None else view[:PACED_PIECE_BYTES])
+                taken = self._socket.send(piece)
             except BlockingIOError:
                 raise NetworkError(f"{self.peer} took no byte for {self._limits.stall_s} s") from None
-            self.bytes_sent += sent
-            view = view[sent:]
-            self._pace(limit, sent)
+            sent += taken
+            self.bytes_sent += taken
+            self.payload_sent = before + payload * sent // size
+            self._pace(limit, taken)
 
     # Receiving thread
 
-    def _receive_frames(self) -> None:
+    def _receive_frames(self, sealed: memoryview, scratch: memoryview) -> None:
         head = bytearray(HEADER_BYTES)
-        sealed = memoryview(bytearray(FRAME_LIMIT_BYTES + TAG_BYTES))
-        scratch = memoryview(bytearray(FRAME_LIMIT_BYTES))
         while self._receive_next(head, sealed, scratch):
             pass
         self.begin_close()
@@ -349,9 +387,9 @@ class Lane:
         """Receive exactly `view`. `idle`: the first byte may take forever (keepalive finds a dead host)."""
         limit = self._limits.download
         while view:
-            piece = view if limit is None else view[:PACED_PIECE_BYTES]
+            piece = view if limit is None else view[: limit.piece_bytes]
             try:
-                got = self._socket.recv_into(piece, len(piece), _MSG_WAITALL)
+                got = self._socket.recv_into(piece, len(piece), MSG_WAITALL)
             except BlockingIOError:
                 if idle:
                     continue
@@ -368,8 +406,7 @@ class Lane:
     def _pace(self, limit: RateLimit | None, size: int) -> None:
         delay = 0.0 if limit is None else limit.reserve(size)
         if delay > 0:
-            with self._changed:
-                self._changed.wait_for(lambda: self._dead, timeout=delay)
+            self._died.wait(delay)
 
     def _raise_if_dead(self) -> None:
         if self._dead:
@@ -394,7 +431,9 @@ class Lane:
         with self._changed:
             if self._dead or self._running == 0:
                 return
+            self._withdraw()
             self._dead = True
+            self._died.set()
             # Tracebacks and contexts would keep the buffers of the frame at fault alive.
             error.__context__ = None
             self._error = error.with_traceback(None)
@@ -404,14 +443,23 @@ class Lane:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self._socket.shutdown(socket.SHUT_RDWR)
 
+    def _withdraw(self) -> None:
+        """Take nothing more from the queue, unless as the last one."""
+        if self.usable:
+            self._queue.open_lanes -= 1
+
     def _leave(self) -> None:
         with self._changed:
             self._running -= 1
             if self._running > 0:
                 return
+            self._withdraw()
             self._closing = True
-            self._queue.clear()
-            self._queued_bytes = 0
+            self._let_go()
+            self._queue.lanes -= 1
+            if self._queue.lanes == 0:
+                self._queue.clear()
+            self._moved = moved(self._socket) or self._moved
             self._socket.close()
         try:
             if self._ended is not None:
@@ -419,37 +467,3 @@ class Lane:
             self._sink.lane_closed(self.peer, self._error)
         except Exception:  # the same boundary
             logger.exception("the end of the lane to %s", self.peer)
-
-
-def _prepare(connection: socket.socket, stall_s: float) -> None:
-    """Blocking, with time-outs in the kernel: no wait inside a frame or a send outlasts `stall_s` without progress."""
-    connection.setblocking(True)
-    # A time-out of Python's own would make the descriptor non-blocking, and MSG_WAITALL void.
-    interval = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1_000_000))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPALIVE", KEEPALIVE_IDLE_S),  # macOS's name for it
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", int(stall_s * 1000)),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    if hasattr(socket, "TCP_CONGESTION") and not _is_loopback(connection):
-        # On a long lossy link BBR moves several times what cubic does. Not every kernel offers it.
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-
-
-def _is_loopback(connection: socket.socket) -> bool:
-    try:
-        host = str(connection.getpeername()[0])
-    except OSError:
-        return False
-    return host.startswith(("127.", "::1", "::ffff:127."))

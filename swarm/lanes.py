@@ -1,17 +1,18 @@
-"""All lanes of one node: the listener, the dialling, and who has which lanes. Trio owns their lifetime.
+"""All lanes of one node: the dialling, and who has which lanes. Trio owns their lifetime.
 
     ensure(peer) ─ LaneOffer over libp2p ─► the peer's answer(): keys, id, addresses   (the id waits here)
                  ─ TCP, id ‖ sealed hello ─► listener: authenticates, answers with its hello
     both sides hand the socket to a Lane's threads
 
-Until its hello is authenticated a connection is a stranger: a trio task, no thread, STRANGER_DEADLINE_S to live,
-at most UNAUTHENTICATED_LIMIT of them (the oldest gives way). An id is consumed only by an authentic hello, so a
-stranger who saw it cannot use it up. Every dial has fresh keys; only addresses from the peer's own answer,
-which came over its authenticated channel, are dialled.
+Every dial has fresh keys; only addresses from the peer's own answer, which came over its authenticated channel, are
+dialled.
 
 Either side's lane serves both directions. Where both dialled at once there are lanes to spare: the side with
 the lower PeerId, and only it, retires the surplus in order (CLOSE after what is queued, so nothing is lost). Worn
 lanes go first, then the ones the other side dialled. One side that decides cannot disagree with itself.
+
+All lanes to a peer send from one queue. How many a node wants is measured while it sends (`lane_count`): it dials what
+it lacks, and retires what it has dialled when they gained nothing. Who wants more than the other side gets them.
 
 A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back.
 """
@@ -21,58 +22,49 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.frame import HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.frame import FrameHeader
 from shoal.swarm.lane import JOIN_DEADLINE_S, FrameSink, Lane, LaneLimits
+from shoal.swarm.lane_connect import connect
+from shoal.swarm.lane_count import LaneCount
+from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.lane_listener import LaneListener, addresses_of, check_advertised
+from shoal.swarm.lane_queue import FrameQueue
+from shoal.swarm.moved import Moved
 from shoal.swarm.seal import (
     ADDRESS_LIMIT,
-    LANE_ID_BYTES,
     LANES_PER_PEER_LIMIT,
-    SEAL_OVERHEAD_BYTES,
     LaneKeys,
     LaneProposal,
     LaneSummons,
     Opener,
     Sealer,
-    accept_offer,
     decode_answer,
     decode_request,
     encode_handshake,
-    format_address,
-    parse_address,
 )
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-STRANGER_DEADLINE_S = 2.0
-UNAUTHENTICATED_LIMIT = 64
-CONNECTIONS_PER_ID_LIMIT = 4
-PENDING_DEADLINE_S = 30.0
-PENDING_PER_PEER_LIMIT = 32
-PENDING_LIMIT = 4096
 LANE_COUNT_LIMIT = 4096
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
-CONNECT_DEADLINE_S = 5.0
-CONNECT_STAGGER_S = 0.25
 HELLO_DEADLINE_S = 5.0
 SUMMONED_DIAL_DEADLINE_S = 15.0
-
-_HELLO_TEXT = b"shoal lane hello"
-_HELLO = FrameHeader(kind=FrameKind.HELLO, length=len(_HELLO_TEXT) + LANE_ID_BYTES)
-_HELLO_WIRE_BYTES = _HELLO.length + SEAL_OVERHEAD_BYTES
+LOOK_PERIOD_S = 0.25
+WIDEN_DEADLINE_S = 15.0
+WIDEN_RETRY_S = 15.0
 
 Request = Callable[[PeerId, bytes], Awaitable[bytes]]
 
@@ -87,13 +79,16 @@ class LaneRates:
     received_bytes_per_s: float | None
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A lane that was agreed on and whose connection has not come yet."""
+@dataclass(slots=True, eq=False)
+class _Pair:
+    """What outlives the lanes to one peer. `queue.changed` guards the count. Times are monotonic."""
 
-    keys: LaneKeys
-    expires_at: float
-    connections: int = 0
+    queue: FrameQueue
+    count: LaneCount
+    next_look: float = 0.0
+    next_widening: float = 0.0
+    payload_sent: int = 0  # by lanes that ended
+    moved: Moved = field(default_factory=Moved)  # over lanes that ended
 
 
 class LanePool:
@@ -116,27 +111,27 @@ class LanePool:
         advertise: tuple[str, ...] = (),
         limits: LaneLimits | None = None,
     ) -> None:
-        _check_advertised(advertise)
+        check_advertised(advertise)
         self.addresses: tuple[str, ...] = ()  # 'host:port', once started
         self._me = me
         self._swarm_id = swarm_id
         self._sink = sink
-        self._listen = listen
+        self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)
         self._advertise = advertise
         self._request = request
         self._limits = limits or LaneLimits()
         self._up = False
-        self._pending: dict[bytes, _Pending] = {}
-        self._strangers: OrderedDict[object, trio.CancelScope] = OrderedDict()
+        self._trio: trio.lowlevel.TrioToken | None = None  # once running
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._summoned: set[PeerId] = set()
         self._asked_for: dict[PeerId, int] = {}  # lanes that the peer's last offer wanted
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
-        # Guards the two below: lanes end in their own threads.
+        # Guards all below: lanes end in their own threads. Taken before no other lock.
         self._lock = threading.Lock()
         self._lanes: dict[PeerId, list[Lane]] = {}
+        self._pairs: dict[PeerId, _Pair] = {}
         self._past_bytes = (0, 0)  # sent, received by lanes that ended
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -146,12 +141,13 @@ class LanePool:
 
         Cancellation: all lanes are aborted and their threads have ended when this returns.
         """
-        listeners = await self._open_listeners()
+        listeners = await self._listener.open()
+        self._trio = trio.lowlevel.current_trio_token()
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    self.addresses = self._advertise or _addresses_of(listeners)
-                    nursery.start_soon(trio.serve_listeners, self._greet, listeners)
+                    self.addresses = self._advertise or addresses_of(listeners)
+                    nursery.start_soon(self._listener.serve, listeners)
                     self._up = True
                     task_status.started()
                     async for job in self._job_queue:
@@ -175,39 +171,42 @@ class LanePool:
         self._check_up()
         asked = decode_request(offer, peer=peer)
         if isinstance(asked, LaneSummons):
-            self._obey_summons(peer)
+            self._obey_summons(peer, asked.lanes)
             return b""
-        self._admit(peer)
-        answer, keys = accept_offer(asked, me=self._me, peer=peer, swarm_id=self._swarm_id, addresses=self.addresses)
+        self._check_room()
+        if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
+            raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
+        answer = self._listener.accept(peer, asked, self.addresses)
         self._asked_for[peer] = asked.lanes
-        self._pending[answer.lane_id] = _Pending(keys, trio.current_time() + PENDING_DEADLINE_S)
         return encode_handshake(answer)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
-        """Have as many usable lanes to `peer` as the limits ask for, dialling where they lack.
+        """Have as many usable lanes to `peer` as the limits begin with, dialling where they lack.
 
         Raises NetworkError if that fails or takes longer, RemoteError if the peer's answer breaks the protocol.
 
         Cancellation: lanes that came up stay.
         """
         with trio.move_on_after(deadline_s):
-            await self._ensure(peer, may_summon=True)
+            await self._ensure(peer, self._limits.lanes_per_peer, may_summon=True)
             return
         raise NetworkError(f"no lane to {peer} within {deadline_s} s")
 
     def post(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
-        """Queue a frame on the least busy lane to `peer`; never blocks, keeps `payload` by reference.
+        """Queue a frame for the lanes to `peer`; never blocks, keeps `payload` by reference.
 
-        Raises NetworkError if there is no usable lane or its queue is full.
+        Raises NetworkError if there is no usable lane or the frame's scope has no room in the queue.
         """
-        lanes = [lane for lane in self._lanes_of(peer) if lane.usable]
-        for lane in sorted(lanes, key=lambda lane: (lane.worn, lane.queued_bytes)):
-            try:
-                lane.post(header, payload)
-            except NetworkError as error:  # it has begun to close since, or its queue is full
-                logger.debug("%s", error)
-            else:
-                return
+        for lane in self._lanes_of(peer):
+            if lane.usable:
+                try:
+                    lane.post(header, payload)
+                except NetworkError as error:
+                    if lane.usable:
+                        raise
+                    logger.debug("it has begun to close since: %s", error)
+                else:
+                    return
         raise NetworkError(f"there is no lane to {peer} that takes a frame")
 
     def drop(self, peer: PeerId) -> None:
@@ -218,7 +217,7 @@ class LanePool:
         """
         for lane in self._lanes_of(peer):
             lane.abort("dropped here")
-        self._pending = {key: value for key, value in self._pending.items() if value.keys.peer != peer}
+        self._listener.forget(peer)
         self._asked_for.pop(peer, None)
 
     def connected(self) -> frozenset[PeerId]:
@@ -235,8 +234,24 @@ class LanePool:
         )
 
     def queued_bytes(self, peer: PeerId) -> int:
-        """Bytes posted to `peer` and not yet given to the kernel."""
-        return sum(lane.queued_bytes for lane in self._lanes_of(peer))
+        """Bytes of payload posted to `peer` and not yet given to the kernel. From any thread."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+            return 0 if pair is None else pair.queue.queued_bytes
+
+    def sent_bytes(self, peer: PeerId) -> int:
+        """Bytes of payload given to the kernel for `peer`, over all lanes there ever were. From any thread."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+            past = 0 if pair is None else pair.payload_sent
+            return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
+
+    def moved(self, peer: PeerId) -> Moved:
+        """What has moved between this node and `peer`, over all lanes there ever were. From any thread."""
+        with self._lock:
+            pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
+            past = Moved() if pair is None else pair.moved
+        return sum((lane.moved for lane in lanes), past)
 
     @property
     def bytes_sent(self) -> int:
@@ -265,6 +280,7 @@ class LanePool:
     ) -> None:
         """Hand an authenticated connection to a lane's threads. No checkpoint inside: it happens or it does not."""
         self._check_up()
+        pair = self._pair(keys.peer)
         lane = Lane(
             socket.socket(fileno=stream.socket.detach()),
             peer=keys.peer,
@@ -273,6 +289,7 @@ class LanePool:
             sink=self._sink,
             limits=self._limits,
             dialled=dialled,
+            queue=pair.queue,
             ended=self._forget,
         )
         with self._lock:
@@ -282,8 +299,20 @@ class LanePool:
         self._adopted = trio.Event()
         self._settle(keys.peer)
 
+    def _pair(self, peer: PeerId) -> _Pair:
+        with self._lock:
+            pair = self._pairs.get(peer)
+            if pair is None:
+                limits = self._limits
+                pair = self._pairs[peer] = _Pair(
+                    queue=limits.queue(observe=partial(self._look, peer)),
+                    count=LaneCount(least=limits.lanes_per_peer, limit=limits.lanes_per_peer_limit),
+                )
+            return pair
+
     def _forget(self, lane: Lane) -> None:
         """Called in a lane's thread when it ended."""
+        moved, pair = lane.moved, self._pair(lane.peer)
         with self._lock:
             lanes = self._lanes[lane.peer]
             lanes.remove(lane)
@@ -291,19 +320,27 @@ class LanePool:
                 del self._lanes[lane.peer]
             sent, received = self._past_bytes
             self._past_bytes = (sent + lane.bytes_sent, received + lane.bytes_received)
+            pair.moved += moved
+            pair.payload_sent += lane.payload_sent
 
     def _settle(self, peer: PeerId) -> None:
         """Retire lanes to spare, if the decision is this node's."""
         if self._me > peer:
             return
-        usable = [lane for lane in self._lanes_of(peer) if lane.usable]
+        usable = self._usable(peer)
         usable.sort(key=lambda lane: (lane.worn, not lane.dialled))  # stable: older lanes first
-        for lane in usable[self._target(peer) :]:
-            lane.begin_close()
-            self._jobs.send_nowait(partial(trio.to_thread.run_sync, lane.close, limiter=self._closers))
+        for lane in usable[max(self._wanted(peer), self._asked_for.get(peer, 1)) :]:
+            self._retire(lane)
 
-    def _target(self, peer: PeerId) -> int:
-        return max(self._limits.lanes_per_peer, self._asked_for.get(peer, 1))
+    def _retire(self, lane: Lane) -> None:
+        lane.begin_close()
+        self._jobs.send_nowait(partial(trio.to_thread.run_sync, lane.close, limiter=self._closers))
+
+    def _usable(self, peer: PeerId) -> list[Lane]:
+        return [lane for lane in self._lanes_of(peer) if lane.usable]
+
+    def _wanted(self, peer: PeerId) -> int:
+        return self._pair(peer).count.wanted
 
     def _check_up(self) -> None:
         if not self._up:
@@ -320,11 +357,13 @@ class LanePool:
 
     # Dialling
 
-    async def _ensure(self, peer: PeerId, *, may_summon: bool) -> None:
+    async def _ensure(self, peer: PeerId, lanes: int, *, may_summon: bool) -> None:
+        if self._satisfied(peer, lanes):
+            return  # even while more are being dialled
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             async with lock:
-                while not self._satisfied(peer):
+                while not self._satisfied(peer, lanes):
                     self._check_up()
                     self._check_room()
                     try:
@@ -338,19 +377,18 @@ class LanePool:
             if not lock.locked():
                 self._dialling.pop(peer, None)
 
-    def _satisfied(self, peer: PeerId) -> bool:
-        fresh = [lane for lane in self._lanes_of(peer) if lane.usable and not lane.worn]
-        return len(fresh) >= self._limits.lanes_per_peer
+    def _satisfied(self, peer: PeerId, lanes: int) -> bool:
+        return sum(not lane.worn for lane in self._usable(peer)) >= lanes
 
     async def _dial(self, peer: PeerId) -> None:
         """Bring up one lane. Each try has its own keys and takes the addresses that failed no try before."""
         failed: set[str] = set()
         for _ in range(ADDRESS_LIMIT):
-            proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=self._limits.lanes_per_peer)
+            proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=self._wanted(peer))
             reply = await self._request(peer, encode_handshake(proposal.offer))
             answer = decode_answer(reply, peer=peer)
             keys = proposal.keys(answer)
-            connected = await _connect([text for text in answer.addresses if text not in failed])
+            connected = await connect([text for text in answer.addresses if text not in failed])
             if connected is None:
                 break
             address, stream = connected
@@ -369,193 +407,79 @@ class LanePool:
     async def _introduce(self, stream: trio.SocketStream, keys: LaneKeys) -> None:
         """The dialler's side of the hello."""
         sealer, opener = Sealer(keys.send_key), Opener(keys.receive_key, peer=keys.peer)
-        await stream.send_all(keys.lane_id + _seal_hello(sealer, keys))
-        _open_hello(opener, keys, await _receive_exactly(stream, _HELLO_WIRE_BYTES))
+        await stream.send_all(keys.lane_id + seal_hello(sealer, keys))
+        open_hello(opener, keys, await receive_exactly(stream, HELLO_WIRE_BYTES))
         self._adopt(stream, keys, sealer, opener, dialled=True)
 
     async def _summon(self, peer: PeerId) -> None:
         """Ask `peer` to dial, and wait until it did; the caller has the deadline."""
         before = set(self._lanes_of(peer))
-        await self._request(peer, encode_handshake(LaneSummons()))
+        await self._request(peer, encode_handshake(LaneSummons(lanes=self._wanted(peer))))
         while before.issuperset(self._lanes_of(peer)):
             await self._adopted.wait()
 
-    def _obey_summons(self, peer: PeerId) -> None:
-        if peer in self._summoned or self._satisfied(peer):
+    def _obey_summons(self, peer: PeerId, lanes: int) -> None:
+        self._asked_for[peer] = lanes
+        if peer in self._summoned or self._satisfied(peer, lanes):
             return
         try:
-            self._jobs.send_nowait(partial(self._dial_summoned, peer))
+            self._jobs.send_nowait(partial(self._dial_summoned, peer, lanes))
         except trio.WouldBlock:
             raise NetworkError("too many summonses at once") from None
         self._summoned.add(peer)
 
-    async def _dial_summoned(self, peer: PeerId) -> None:
+    async def _dial_summoned(self, peer: PeerId, lanes: int) -> None:
         try:
             with trio.move_on_after(SUMMONED_DIAL_DEADLINE_S):
-                await self._ensure(peer, may_summon=False)
+                await self._ensure(peer, lanes, may_summon=False)
         except (NetworkError, RemoteError) as error:
             logger.debug("summoned in vain: %s", error)
         finally:
             self._summoned.discard(peer)
 
-    # Listening
+    # The number of lanes
 
-    async def _open_listeners(self) -> list[trio.SocketListener]:
-        host, port = self._listen
-        try:
-            return list(await trio.open_tcp_listeners(port, host=host or "0.0.0.0"))
-        except OSError as error:
-            raise ConfigError(f"lanes cannot listen on {host}:{port} ({error}); give another address or port") from None
-
-    def _admit(self, peer: PeerId) -> None:
-        """Room for one more pending lane of `peer`, or an error."""
-        self._check_room()
-        now = trio.current_time()
-        self._pending = {key: value for key, value in self._pending.items() if value.expires_at > now}
-        waiting = sum(value.keys.peer == peer for value in self._pending.values())
-        if waiting >= PENDING_PER_PEER_LIMIT:
-            raise RemoteError(f"{waiting} lanes agreed on and not opened", peer=peer)
-        if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
-            raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
-        if len(self._pending) >= PENDING_LIMIT:
-            raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
-
-    async def _greet(self, stream: trio.SocketStream) -> None:
-        """One incoming connection, until it is a lane or closed."""
-        try:
-            with self._stranger():
-                await self._authenticate(stream)
-        except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
-            logger.debug("a stranger was turned away: %r", error)
-        finally:
-            await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
-
-    @contextmanager
-    def _stranger(self) -> Iterator[None]:
-        """A place among the unauthenticated, for a while. A crowd pushes out the oldest, who had its chance."""
-        place = object()
-        with trio.move_on_after(STRANGER_DEADLINE_S) as scope:
-            if len(self._strangers) >= UNAUTHENTICATED_LIMIT:
-                self._strangers.popitem(last=False)[1].cancel()
-            self._strangers[place] = scope
-            try:
-                yield
-            finally:
-                self._strangers.pop(place, None)
-
-    async def _authenticate(self, stream: trio.SocketStream) -> None:
-        """The listener's side of the hello. Raises RemoteError if the connection is not what was agreed on."""
-        lane_id = await _receive_exactly(stream, LANE_ID_BYTES)
-        pending = self._pending.get(lane_id)
-        if pending is None or pending.expires_at <= trio.current_time():
-            raise RemoteError("an unknown lane id")
-        if pending.connections >= CONNECTIONS_PER_ID_LIMIT:
-            raise RemoteError("too many connections with one lane id")
-        pending.connections += 1
-        try:
-            hello = await _receive_exactly(stream, _HELLO_WIRE_BYTES)
-        finally:
-            pending.connections -= 1
-        keys = pending.keys
-        opener = Opener(keys.receive_key, peer=keys.peer)
-        _open_hello(opener, keys, hello)
-        # Consumed before anything is sealed: these keys seal for this connection and no other.
-        if self._pending.pop(lane_id, None) is None:
-            raise RemoteError("a lane id used already")
-        sealer = Sealer(keys.send_key)
-        await stream.send_all(_seal_hello(sealer, keys))
-        self._adopt(stream, keys, sealer, opener, dialled=False)
-
-
-def _seal_hello(sealer: Sealer, keys: LaneKeys) -> bytes:
-    out = bytearray(_HELLO_WIRE_BYTES)
-    sealer.seal_into(_HELLO, _HELLO_TEXT + keys.lane_id, memoryview(out))
-    return bytes(out)
-
-
-def _open_hello(opener: Opener, keys: LaneKeys, wire: bytes) -> None:
-    """Raises RemoteError unless `wire` is the hello of who has the keys."""
-    head, sealed = wire[:HEADER_BYTES], memoryview(wire)[HEADER_BYTES:]
-    text = bytearray(_HELLO.length)
-    opener.open_into(head, sealed, memoryview(text))
-    if head != _HELLO.encode() or text != _HELLO_TEXT + keys.lane_id:
-        raise RemoteError("a lane opened with something else than a hello", peer=keys.peer)
-
-
-async def _receive_exactly(stream: trio.SocketStream, size: int) -> bytes:
-    """Exactly `size` bytes and not one more, for what follows belongs to the lane. Raises RemoteError at the end."""
-    data = bytearray()
-    while len(data) < size:
-        more = await stream.receive_some(size - len(data))
-        if not more:
-            raise RemoteError("a connection ended before its hello")
-        data += more
-    return bytes(data)
-
-
-async def _connect(addresses: list[str]) -> tuple[str, trio.SocketStream] | None:
-    """The first address that takes a TCP connection, tried at most CONNECT_STAGGER_S apart; or None.
-
-    Cancellation: no connection is left open.
-    """
-    winner: list[tuple[str, trio.SocketStream]] = []
-
-    async def attempt(address: str, failed: trio.Event, scope: trio.CancelScope) -> None:
-        host, port = parse_address(address)
-        try:
-            stream = await trio.open_tcp_stream(host, port)
-        except (OSError, UnicodeError):  # a name that no resolver takes is the peer's choice too
-            failed.set()
+    def _look(self, peer: PeerId) -> None:
+        """Measure, now and then. Called in the lanes' threads."""
+        pair, now = self._pair(peer), time.monotonic()
+        if now < pair.next_look:
             return
-        winner.append((address, stream))
-        scope.cancel()
+        pair.next_look = now + LOOK_PERIOD_S
+        lanes, moved = len(self._usable(peer)), self.moved(peer).taken
+        with pair.queue.changed:
+            before = pair.count.wanted
+            pair.count.sample(now, lanes=lanes, busy_since=pair.queue.busy_since, moved_bytes=moved)
+            wanted = pair.count.wanted
+        if self._trio is not None and (wanted != before or (lanes < wanted and now >= pair.next_widening)):
+            with suppress(trio.RunFinishedError):
+                self._trio.run_sync_soon(self._follow_count, peer)
 
-    try:
-        with trio.move_on_after(CONNECT_DEADLINE_S):
-            async with trio.open_nursery() as nursery:
-                for address in addresses:
-                    failed = trio.Event()
-                    nursery.start_soon(attempt, address, failed, nursery.cancel_scope)
-                    with trio.move_on_after(CONNECT_STAGGER_S):
-                        await failed.wait()
-    except BaseException:
-        for _, stream in winner:
-            stream.socket.close()
-        raise
-    for _, stream in winner[1:]:
-        stream.socket.close()
-    return winner[0] if winner else None
+    def _follow_count(self, peer: PeerId) -> None:
+        """Have as many lanes as are wanted now."""
+        if not self._up:
+            return
+        self._settle(peer)
+        pair, usable = self._pair(peer), self._usable(peer)
+        surplus = len(usable) - pair.count.wanted
+        if surplus > 0:
+            for lane in [lane for lane in reversed(usable) if lane.dialled][:surplus]:
+                self._retire(lane)
+        elif surplus < 0 and time.monotonic() >= pair.next_widening:
+            pair.next_widening = time.monotonic() + WIDEN_DEADLINE_S + WIDEN_RETRY_S
+            with suppress(trio.WouldBlock):
+                self._jobs.send_nowait(partial(self._widen, peer, pair))
 
-
-def _addresses_of(listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-    """Where others may dial: the listeners' addresses, with a wildcard spelled out as the machine's own."""
-    found: list[str] = []
-    for listener in listeners:
-        host, port = listener.socket.getsockname()[:2]
-        hosts = _machine_hosts(listener.socket.family) if host in ("0.0.0.0", "::") else [host]
-        found += [format_address(name, port) for name in hosts]
-    return tuple(dict.fromkeys(found))[:ADDRESS_LIMIT]
-
-
-def _machine_hosts(family: int) -> list[str]:
-    """The machine's addresses of one family; loopback only if there is nothing else."""
-    every = [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == family and "%" not in entry.address  # link-local needs an interface
-    ]
-    return [host for host in every if not host.startswith("127.") and host != "::1"] or every
-
-
-def _check_advertised(addresses: tuple[str, ...]) -> None:
-    if len(addresses) > ADDRESS_LIMIT:
-        raise ConfigError(f"at most {ADDRESS_LIMIT} lane addresses can be advertised, not {len(addresses)}")
-    for address in addresses:
+    async def _widen(self, peer: PeerId, pair: _Pair) -> None:
+        """Dial the lanes that are wanted and not there."""
         try:
-            parse_address(address)
-        except RemoteError as error:
-            raise ConfigError(f"an advertised lane address is wrong: {error}") from None
+            with trio.fail_after(WIDEN_DEADLINE_S):
+                await self._ensure(peer, pair.count.wanted, may_summon=True)
+        except (NetworkError, RemoteError, trio.TooSlowError) as error:
+            logger.debug("no more lanes to %s: %r", peer, error)
+            with pair.queue.changed:
+                pair.count.give_up(time.monotonic())
+        else:
+            pair.next_widening = 0.0
 
 
 def _sum_known(values: list[float | None]) -> float | None:

@@ -66,7 +66,9 @@ class LaneOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LaneSummons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="summons"):
-    """Asks the other side to dial, because the sender cannot reach it."""
+    """Asks the other side to dial until there are so many lanes, because the sender cannot reach it."""
+
+    lanes: Annotated[int, Meta(ge=1, le=LANES_PER_PEER_LIMIT)] = 1
 
 
 class LaneAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="answer"):

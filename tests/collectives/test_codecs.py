@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,30 +16,9 @@ from hypothesis import strategies as st
 
 from shoal.collectives.codecs import F32, VALUE_LIMIT, Undecodable, check_denormals, codec
 from shoal.protocol.errors import ConfigError, LocalError
+from tests.collectives.encodings import NAMES, decode, encode, f32, from_bits, pattern
 
-NAMES = ("fp32", "bf16", "int8")
 LIMIT = float(VALUE_LIMIT)
-
-
-def f32(*values: float) -> F32:
-    return np.array(values, np.float32)
-
-
-def from_bits(*bits: int) -> F32:
-    return np.array(bits, np.uint32).view(np.float32)
-
-
-def decode(name: str, data: bytes, n: int) -> F32:
-    out = np.empty(n, np.float32)
-    codec(name).decode_into(data, out)
-    return out
-
-
-def pattern(n: int, scale: float) -> F32:
-    """Values of many magnitudes that need no random generator: the same on every machine and numpy."""
-    mixed = np.arange(1, n + 1, dtype=np.uint32) * np.uint32(2_654_435_761)
-    signed = (mixed >> np.uint32(8)).astype(np.float32) - np.float32(1 << 23)
-    return signed * np.float32(scale)
 
 
 # --- golden vectors: (codec, values, bytes, decoded) ---
@@ -72,12 +53,30 @@ GOLDEN = [
     ("int8", np.nextafter(f32(127 * 2.0**-126), f32(0)), "00000000 00000000", f32(0)),
     ("int8", from_bits(0x1, 0x8000_0001), "00000000 00000000", f32(0, 0)),
     ("int8", f32(3e38, -3e38, 2.0**57), "0000005c 7f810100", f32(LIMIT, -LIMIT, 2.0**57)),
+    # scale 1; whole numbers stay, whatever the dither; the first in the low nibble; a nibble and a byte of padding
+    ("int4", f32(7, -7, 1, -1, 2), "803f 97 f1 02 000000", f32(7, -7, 1, -1, 2)),
+    # the halves go up and down as the dither of these places says
+    ("int4", f32(-7, *[0.5] * 7), "803f 09 10 01 11 0000", f32(-7, 0, 0, 1, 1, 0, 1, 1)),
+    # a scale between two bf16 goes to the upper one, that of 1 ÷ 7 too
+    ("int4", f32(7.0001, -1), "813f f7 00", f32(7.0546875, -1.0078125)),
+    ("int4", f32(1), "133e 07 00", f32(7 * 0.1435546875)),
+    # with u of the first place x ÷ 158 stays just below one, times the reciprocal it would not; with 218 it reaches it
+    ("int4", np.append(from_bits(0x42F0_795D), f32(1106)), "1e43 70 00", f32(0, 1106)),
+    ("int4", np.append(from_bits(0x4325_E58D), f32(1526)), "5a43 71 00", f32(218, 1526)),
+    # with u of the fourth place the sum is 2^-25 below one, and one when rounded to fp32
+    ("int4", f32(7, 0, 0, 1 - 44273.5 / 65536 - 2.0**-25), "803f 07 10", f32(7, 0, 0, 1)),
+    ("int4", f32(0, -0.0, 0), "0000 00 00", f32(0, 0, 0)),
+    # scale 2^-126, the smallest there is; one bit less and the block is zero
+    ("int4", f32(7 * 2.0**-126, -(2.0**-126)), "8000 f7 00", f32(7 * 2.0**-126, -(2.0**-126))),
+    ("int4", np.nextafter(f32(7 * 2.0**-126), f32(0)), "0000 00 00", f32(0)),
+    ("int4", from_bits(0x1, 0x8000_0001), "0000 00 00", f32(0, 0)),
+    ("int4", f32(3e38, -3e38), "115e 97 00", f32(126.875 * 2.0**57, -126.875 * 2.0**57)),
 ]
 
 
 @pytest.mark.parametrize(("name", "values", "expected", "decoded"), GOLDEN)
 def test_encode_gives_the_golden_bytes(name: str, values: F32, expected: str, decoded: F32) -> None:
-    data = codec(name).encode(values).tobytes()
+    data = encode(name, values).tobytes()
     assert data.hex() == expected.replace(" ", "")
     assert decode(name, data, values.size).tobytes() == decoded.tobytes()
 
@@ -96,13 +95,14 @@ GOLDEN_HASHES = {
     "fp32": ("94cef1fe1fa28b7b", "94cef1fe1fa28b7b"),
     "bf16": ("550b19b335764394", "eaea6c9a69381b34"),
     "int8": ("396620116b1c1c0b", "679386a7656ec2c8"),
+    "int4": ("c9f80509334d4946", "b0f5aa27c1eb12ae"),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_pattern_has_the_golden_hash_on_every_machine(name: str) -> None:
     values = np.concatenate([pattern(9001, 2.0**-30), pattern(5000, 2.0**-149), pattern(1, 1.0)])
-    data = codec(name).encode(values).tobytes()
+    data = encode(name, values).tobytes()
     decoded = decode(name, data, values.size).tobytes()
     hashes = tuple(blake3(item).hexdigest()[:16] for item in (data, decoded))
     assert hashes == GOLDEN_HASHES[name]
@@ -129,6 +129,34 @@ def plain_int8(values: list[float]) -> tuple[bytes, list[float]]:
     return scales + quantised + bytes(-len(quantised) % 4), decoded
 
 
+def plain_dither(n: int) -> list[float]:
+    """u of the first n values of DITHER, from the definition."""
+    hasher = blake3(b"shoal/dither\0")
+    for part in (bytes(range(32)), b"contribution", b"golden", (3).to_bytes(8, "little")):
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    stream = blake3(b"", key=hasher.digest()).digest(length=2 * n)
+    return [(k + 0.5) / 65536 for k in struct.unpack(f"<{n}H", stream)]
+
+
+def plain_int4(values: list[float]) -> tuple[bytes, list[float]]:
+    scales, nibbles, decoded, uniform = b"", [], [], plain_dither(len(values))
+    for start in range(0, len(values), 128):
+        block = [max(-126.875 * 2.0**57, min(126.875 * 2.0**57, v)) for v in values[start : start + 128]]
+        scale = rounded(max(abs(v) for v in block) / 7)
+        bits = struct.unpack("<I", struct.pack("<f", scale))[0] if scale >= 2.0**-126 else 0
+        half = -(-bits // 65536)
+        scale = struct.unpack("<f", struct.pack("<I", half << 16))[0]
+        us = uniform[start : start + 128]
+        numbers = [math.floor(rounded(rounded(v / scale) + u)) if scale else 0 for v, u in zip(block, us, strict=True)]
+        assert max(map(abs, numbers)) <= 7
+        scales += struct.pack("<H", half)
+        nibbles += [number & 15 for number in numbers]
+        decoded += [rounded(number * scale) for number in numbers]
+    nibbles += [0] * (len(nibbles) % 2)
+    data = scales + bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
+    return data + bytes(-len(data) % 4), decoded
+
+
 def plain_bf16(value: float) -> float:
     """Nearest bf16, by choosing among the neighbours."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -142,25 +170,44 @@ def plain_bf16(value: float) -> float:
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-LIMIT, max_value=LIMIT)
 
 
+Plain = Callable[[list[float]], tuple[bytes, list[float]]]
+BLOCKWISE = pytest.mark.parametrize(("name", "plain"), [("int8", plain_int8), ("int4", plain_int4)])
+near_the_smallest_scale = st.floats(width=32, min_value=-(2.0**-118), max_value=2.0**-118)
+
+
+@BLOCKWISE
 @settings(max_examples=200, deadline=None)
-@given(st.lists(floats, min_size=1, max_size=40))
-def test_int8_agrees_with_plain_python(values: list[float]) -> None:
-    data, decoded = plain_int8(values)
-    assert codec("int8").encode(f32(*values)).tobytes() == data
-    assert decode("int8", data, len(values)).tolist() == decoded
+@given(values=st.lists(floats, min_size=1, max_size=40) | st.lists(near_the_smallest_scale, min_size=1, max_size=40))
+def test_blocks_agree_with_plain_python(name: str, plain: Plain, values: list[float]) -> None:
+    data, decoded = plain(values)
+    assert encode(name, f32(*values)).tobytes() == data
+    assert decode(name, data, len(values)).tolist() == decoded
 
 
-def test_int8_agrees_with_plain_python_over_many_blocks() -> None:
+@BLOCKWISE
+def test_many_blocks_agree_with_plain_python(name: str, plain: Plain) -> None:
     values = np.concatenate([pattern(4096, 2.0**-20), pattern(4096, 2.0**-140), pattern(77, 3.1e-9)])
-    data, decoded = plain_int8(values.tolist())
-    assert codec("int8").encode(values).tobytes() == data
-    assert decode("int8", data, values.size).tolist() == decoded
+    data, decoded = plain(values.tolist())
+    assert encode(name, values).tobytes() == data
+    assert decode(name, data, values.size).tolist() == decoded
+
+
+@pytest.mark.parametrize(("name", "largest", "size"), [("int8", 127, 4096), ("int4", 7, 128)])
+def test_no_peak_of_a_block_gets_past_the_largest_number(name: str, largest: int, size: int) -> None:
+    # A peak per block, around `largest` times various scales. Past it, a number would be refused or change its sign.
+    scales = (np.arange(500, dtype=np.uint32) * np.uint32(33_547) + np.uint32(0x3F80_0000)).view(np.float32)
+    peaks = np.multiply(scales, np.float32(largest))
+    peaks = np.concatenate([np.nextafter(peaks, f32(np.inf)), peaks, np.nextafter(peaks, f32(0))])
+    for sign in (1, -1):
+        values = np.repeat(np.multiply(peaks, np.float32(sign)), size)
+        ratios = np.divide(decode(name, encode(name, values).tobytes(), values.size), values)
+        assert 6 / 7 < ratios.min() <= ratios.max() < 1.008
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(floats, min_size=1, max_size=40))
 def test_bf16_agrees_with_plain_python(values: list[float]) -> None:
-    data = codec("bf16").encode(f32(*values)).tobytes()
+    data = encode("bf16", f32(*values)).tobytes()
     assert decode("bf16", data, len(values)).tolist() == [plain_bf16(v) for v in values]
 
 
@@ -168,12 +215,38 @@ def test_bf16_agrees_with_plain_python(values: list[float]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(values=st.lists(floats, min_size=1, max_size=40))
 def test_encoding_what_was_decoded_changes_nothing_more(name: str, values: list[float]) -> None:
-    once = decode(name, codec(name).encode(f32(*values)).tobytes(), len(values))
-    again = decode(name, codec(name).encode(once).tobytes(), len(values))
+    data = encode(name, f32(*values)).tobytes()
+    once = decode(name, data, len(values))
+    again = decode(name, encode(name, once).tobytes(), len(values))
     if name == "int8":  # the scale is derived again and may differ in its last bit
         np.testing.assert_allclose(again, once, rtol=3e-7)
+    elif name == "int4" and 7 not in magnitudes(data, len(values)):
+        assert np.abs(again).max() <= np.abs(once).max() * 1.008  # the peak was rounded down: another scale
     else:
         assert again.tobytes() == once.tobytes()
+
+
+def magnitudes(data: bytes, n: int) -> list[int]:
+    """Of the numbers in an int4 chunk that is one block."""
+    nibbles = [nibble for byte in data[2:] for nibble in (byte & 15, byte >> 4)][:n]
+    return [min(nibble, 16 - nibble) for nibble in nibbles]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(floats, min_size=1, max_size=40))
+def test_decoded_value_is_within_a_step_of_what_was_encoded(name: str, values: list[float]) -> None:
+    given_values = f32(*values).astype(np.float64)
+    decoded = decode(name, encode(name, f32(*values)).tobytes(), len(values)).astype(np.float64)
+    error, peak = np.abs(decoded - given_values), np.abs(given_values).max()
+    if name == "fp32":
+        assert (error == 0).all()
+    elif name == "bf16":
+        assert (error <= np.maximum(np.abs(given_values) * 2.0**-8, 2.0**-134)).all()
+    elif name == "int8":
+        assert (error <= max(peak / 127 * 0.50001, 127 * 2.0**-126 * (peak < 2.0**-118))).all()
+    else:
+        assert (error <= max(peak / 7 * 1.00782, 7 * 2.0**-126 * (peak < 2.0**-122))).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,8 +254,8 @@ def test_encoding_what_was_decoded_changes_nothing_more(name: str, values: list[
 def test_encoded_bytes_is_what_is_written_and_a_multiple_of_four(name: str, n: int) -> None:
     how = codec(name)
     out = np.full(how.encoded_bytes(n), 0xAA, np.uint8)
-    assert how.encode(pattern(n, 2.0**-25), out=out) is out
-    assert out.tobytes() == how.encode(pattern(n, 2.0**-25)).tobytes()
+    assert encode(name, pattern(n, 2.0**-25), out) is out
+    assert out.tobytes() == encode(name, pattern(n, 2.0**-25)).tobytes()
     assert out.size % 4 == 0
 
 
@@ -209,6 +282,17 @@ BAD = [
     ("int8", 1, "0100005c 01000000", "scale"),  # above 2^57
     ("int8", 1, "0000803f 80000000", "-128"),
     ("int8", 1, "0000803f 01000001", "padding"),
+    ("int4", 1, "803f 01", "bytes"),
+    ("int4", 1, "c07f 01 00", "scale"),
+    ("int4", 1, "807f 01 00", "scale"),
+    ("int4", 1, "80bf 01 00", "scale"),
+    ("int4", 1, "0080 01 00", "scale"),  # minus zero
+    ("int4", 1, "7f00 01 00", "scale"),  # subnormal
+    ("int4", 1, "125e 01 00", "scale"),  # above 18.125 × 2^57
+    ("int4", 2, "803f 08 00", "-8"),
+    ("int4", 2, "803f 80 00", "-8"),
+    ("int4", 1, "803f 11 00", "padding"),  # the nibble beside the last value
+    ("int4", 2, "803f 11 01", "padding"),
 ]
 
 
@@ -229,18 +313,21 @@ def test_decode_of_any_bytes_refuses_or_gives_finite_values(name: str, n: int, d
     assert np.abs(values).max() <= VALUE_LIMIT
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_encode_of_a_diverged_update_is_our_error(name: str, bad: float) -> None:
-    values = np.ones(5000, np.float32)
-    values[4999] = bad
-    with pytest.raises(LocalError, match="diverged"):
-        codec(name).encode(values)
+# --- what callers get wrong ---
 
 
 def test_codec_unknown_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="fp32, bf16, int8"):
+    with pytest.raises(ConfigError, match="fp32, bf16, int8, int4"):
         codec("int7")
+
+
+def test_only_int4_needs_a_dither_and_the_others_ignore_it() -> None:
+    assert [name for name in NAMES if codec(name).stochastic] == ["int4"]
+    with pytest.raises(LocalError, match="dither"):
+        codec("int4").encode(f32(1))
+    values = pattern(5000, 1.0)
+    for name in ("fp32", "bf16", "int8"):
+        assert codec(name).encode(values).tobytes() == encode(name, values).tobytes()
 
 
 def test_encode_takes_only_flat_float32() -> None:

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 import torch
 from blake3 import blake3
 
+from shoal.collectives import outer
 from shoal.collectives.codecs import F32
-from shoal.collectives.outer import OuterSettings, nesterov_step
+from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
+from shoal.collectives.partition import deal
+from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
+from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import Participant, Plan, Term
 
 
 def f32(*values: float) -> F32:
@@ -70,3 +82,178 @@ def test_steps_agree_with_torch_sgd() -> None:
 def test_settings_that_cannot_train_are_refused(lr: float, momentum: float) -> None:
     with pytest.raises(LocalError):
         OuterSettings(lr=lr, momentum=momentum)
+
+
+# --- the next state ---
+
+GRID = Grid(20_500, 5_000)
+WHO = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
+
+
+def start(round_: int = 0) -> CertifiedState:
+    rng = np.random.default_rng(99)
+    anchor, momentum = (frozen(rng.standard_normal(GRID.numel).astype(np.float32)) for _ in range(2))
+    return CertifiedState(term=Term(), round=round_, tokens=70, layout_hash=bytes(32), anchor=anchor, momentum=momentum)
+
+
+def plan_of(codec: str = "fp32", *, attempt: int = 0, round_: int = 1) -> Plan:
+    return Plan(
+        term=Term(),
+        round=round_,
+        base=bytes(32),
+        view=0,
+        attempt=attempt,
+        planner=WHO[0].peer_id,
+        participants=tuple(Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
+        owners=deal([(0, 0)] * len(WHO), GRID.chunks),
+        codec=codec,
+        numel=GRID.numel,
+        chunk_values=GRID.chunk_values,
+    )
+
+
+def finals_of(plan: Plan, seed: int = 1) -> Finals:
+    form = FinalFormat(plan)
+    mean = np.random.default_rng(seed).standard_normal(GRID.numel).astype(np.float32)
+    chunks = (form.sign(WHO[o], c, mean[slice(*GRID.span(c))], [0, 1, 2]) for c, o in enumerate(form.owners))
+    return Finals(plan=plan, chunks=tuple(chunks))
+
+
+def with_chunk(finals: Finals, plan: Plan, chunk: int, other: Finals) -> Finals:
+    """The finals of a plan after a repair: one chunk is another, the rest stand."""
+    chunks = [other.chunks[c] if c == chunk else final for c, final in enumerate(finals.chunks)]
+    return Finals(plan=plan, chunks=tuple(chunks))
+
+
+def plainly(before: CertifiedState, finals: Finals, settings: OuterSettings) -> tuple[bytes, bytes]:
+    """Anchor and momentum after one step over whole vectors."""
+    anchor, momentum = np.empty(GRID.numel, np.float32), np.empty(GRID.numel, np.float32)
+    nesterov_step(before.anchor, before.momentum, finals.decoded(), settings, anchor, momentum)
+    return anchor.tobytes(), momentum.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("span", [4096, 1 << 17])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_advance_is_the_plain_step_and_its_hashes(
+    codec: str, span: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer, "SPAN_VALUES", span)  # within a chunk of 5,000, and the chunk at once
+    before, finals, settings = start(), finals_of(plan_of(codec)), OuterSettings(lr=0.7, momentum=0.9)
+    after, header = advance(before, finals, settings, threads=threads)
+    assert (after.anchor.tobytes(), after.momentum.tobytes()) == plainly(before, finals, settings)
+    assert header == header_of(after, GRID)
+    assert (after.round, after.tokens, after.layout_hash) == (1, 70 + 60, before.layout_hash)
+    assert before.anchor.tobytes() == start().anchor.tobytes()
+    assert before.momentum.tobytes() == start().momentum.tobytes()
+
+
+def test_advance_by_finals_that_do_not_follow_is_our_bug() -> None:
+    other_grid = msgspec.structs.replace(plan_of(), chunk_values=4_999)
+    for plan in (plan_of(round_=2), msgspec.structs.replace(plan_of(), term=Term(0, 1)), other_grid):
+        after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+        with pytest.raises(LocalError, match="do not follow"):
+            after.complete(Finals(plan=plan, chunks=finals_of(plan_of()).chunks))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The chunks that are made, as they are."""
+    made: list[int] = []
+    make = NextState._make
+
+    def count(self: NextState, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
+        made.append(chunk)
+        return make(self, chunk, *rest)
+
+    monkeypatch.setattr(NextState, "_make", count)
+    return made
+
+
+def test_next_state_of_a_repaired_plan_makes_only_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, settings, before = counted(monkeypatch), OuterSettings(), start()
+    first = finals_of(plan_of())
+    repaired = with_chunk(first, plan_of(attempt=1), 3, finals_of(plan_of(attempt=1), seed=2))
+    after = NextState(before, settings, GRID, VectorPool(0))
+    headers = []
+    for finals, cost in ((first, [0, 1, 2, 3, 4]), (repaired, [3]), (repaired, []), (first, [3]), (repaired, [3])):
+        made.clear()
+        headers.append(after.complete(finals))
+        assert made == cost
+    assert headers[0] == headers[3] != headers[1] == headers[2] == headers[4]
+    assert headers[0] == advance(before, first, settings)[1]
+    state = after.take(headers[4])
+    assert (state.anchor.tobytes(), state.momentum.tobytes()) == plainly(before, repaired, settings)
+    assert headers[4] == header_of(state, GRID)
+
+
+def test_next_state_takes_finals_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, before = counted(monkeypatch), start()
+    finals = finals_of(plan_of("int8"))
+    after = NextState(before, OuterSettings(), GRID, VectorPool(0))
+    after.follow(finals.plan)
+    for chunk in (4, 0, 4, 2):
+        after.apply(finals.plan, chunk, finals.chunks[chunk])
+    header = after.complete(finals)
+    assert made == [4, 0, 2, 1, 3]
+    assert header == header_of(after.take(header), GRID)
+
+
+def test_final_that_comes_late_of_a_plan_given_up_changes_nothing() -> None:
+    old, new = finals_of(plan_of(), seed=1), finals_of(plan_of(attempt=1), seed=2)
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    after.follow(old.plan)
+    header = after.complete(new)
+    after.apply(old.plan, 2, old.chunks[2])
+    assert header == after.complete(new)
+    state = after.take(header)
+    after.apply(new.plan, 2, old.chunks[2])
+    assert header_of(state, GRID) == header
+
+
+class Held(list[Any]):
+    """A list in which one thread, when it looks something up, stays until it is let go."""
+
+    def hold(self, thread: threading.Thread) -> None:
+        self.thread, self.reached, self.let_go = thread, threading.Event(), threading.Event()
+
+    def __getitem__(self, index: Any) -> Any:
+        if threading.current_thread() is self.thread:
+            self.reached.set()
+            assert self.let_go.wait(10)
+        return super().__getitem__(index)
+
+
+def test_final_in_the_middle_of_being_applied_is_waited_for() -> None:
+    """The plan is given up when a thread has just begun on a chunk of it; what that leaves is not taken for the new."""
+    old, new = finals_of(plan_of(), seed=1), finals_of(plan_of(attempt=1), seed=2)
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    after.complete(new)
+    after.follow(old.plan)
+    late = threading.Thread(target=after.apply, args=(old.plan, 2, old.chunks[2]))
+    after._made_from = held = Held(after._made_from)
+    held.hold(late)
+    late.start()
+    assert held.reached.wait(10)
+    headers: list[StateHeader] = []
+    completing = threading.Thread(target=lambda: headers.append(after.complete(new)))
+    completing.start()
+    completing.join(0.05)
+    held.let_go.set()
+    late.join()
+    completing.join()
+    assert headers[0] == header_of(after.take(headers[0]), GRID) == advance(start(), new, OuterSettings())[1]
+
+
+def test_every_thread_that_applies_checks_its_denormals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flushes() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise LocalError("flushes")
+
+    monkeypatch.setattr(outer, "check_denormals", flushes)
+    with pytest.raises(LocalError, match="flushes"):
+        advance(start(), finals_of(plan_of()), OuterSettings(), threads=2)
+
+
+def test_state_on_too_fine_a_grid_is_our_bug() -> None:
+    with pytest.raises(LocalError):
+        NextState(start(), OuterSettings(), Grid(GRID.numel, 1), VectorPool(0))

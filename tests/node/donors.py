@@ -65,7 +65,7 @@ class World:
     def _shelf(self, name: str) -> StateShelf:
         folder = self.folder / name
         for part in ("state", "finals"):
-            (folder / part).mkdir(parents=True)
+            (folder / part).mkdir(parents=True, exist_ok=True)
         return StateShelf(folder, GRID.chunk_values)
 
     def donor(self, peer: PeerId, *, rounds: int | None = None) -> Donor:

@@ -10,9 +10,10 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.outer import OuterSettings, apply_finals
+from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
+from shoal.node.states import StateShelf
 from shoal.protocol.certificate import Chain, genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -82,6 +83,14 @@ def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Seque
     return Finals.open(plan, payloads)
 
 
+def save_finals(shelf: StateShelf, finals: Finals) -> None:
+    """Have `finals` on disk."""
+    writer = shelf.finals_writer(finals.plan)
+    for chunk, final in enumerate(finals.chunks):
+        writer.add(chunk, final.payload)
+    writer.finish()
+
+
 def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:
     """`value` with the votes of `signers`."""
     preimage = vote_preimage(view, value.hash)
@@ -135,8 +144,8 @@ class Ledger:
             previous = self.chain.head
             plan = plan_of(self.founders, previous, codec=self.codec)
             finals = finals_of(plan, self.founders, seed=100 + plan.round)
-            after, _ = apply_finals(self.state, finals, OUTER)
-            certificate = certificate_of(self.value(plan, finals, header_of(after, GRID).digest), self.founders)
+            after, header = advance(self.state, finals, OUTER)
+            certificate = certificate_of(self.value(plan, finals, header.digest), self.founders)
             self.chain.extend(certificate)
             self.states.append(after)
             self.finals[plan.round] = finals

@@ -13,15 +13,21 @@ from shoal.collectives.codecs import codec
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.collectives.grid import Grid
 from shoal.node.audit import AuditTrail
-from shoal.node.contributions import Contributions
+from shoal.node.contributions import Contributions, Made
 from shoal.protocol.errors import StorageError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Term
 from shoal.protocol.wire import decode
 from tests.node.ledger import GRID, Ledger, vector
 
 
+def contribution(codec: str, *, round: int = 1, tokens: int = 1, seed: int = 1) -> Made:
+    contributions = Contributions(GRID, codec, 3, sender=PeerId("audited"))
+    return contributions.make(round, 1, tokens, vector(seed), base=bytes(32))
+
+
 def test_contribution_is_what_its_root_commits_to(tmp_path: Path) -> None:
-    made = Contributions(GRID, "int8", 3).make(7, 1, 640, vector(5))
+    made = contribution("int8", round=7, tokens=640, seed=5)
     AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(1, 2), made)
     folder = tmp_path / "rounds" / "1.2-7"
     assert [path.name for path in folder.iterdir()] == ["contribution"]
@@ -51,7 +57,7 @@ def test_applied_round_can_be_decoded_again(tmp_path: Path) -> None:
     assert body["plan"] == plan.hash
     assert body["bitmaps"] == [b"\x07"] * 3
     applied = np.frombuffer((folder / "applied").read_bytes(), "<f4")
-    assert applied.tobytes() == finals.update.tobytes()
+    assert applied.tobytes() == finals.decoded().tobytes()
     for chunk, data in enumerate(body["chunks"]):
         start, stop = GRID.span(chunk)
         values = np.empty(stop - start, np.float32)
@@ -64,7 +70,7 @@ def test_disabled_trail_writes_nothing(tmp_path: Path) -> None:
     ledger.certify()
     trail = AuditTrail(tmp_path / "rounds", enabled=False)
     trail.applied(Term(), ledger.finals[1])
-    trail.contribution(Term(), Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(1)))
+    trail.contribution(Term(), contribution("fp32"))
     assert not (tmp_path / "rounds").exists()
 
 
@@ -72,7 +78,7 @@ def test_round_written_again_replaces_what_was_there(tmp_path: Path) -> None:
     trail = AuditTrail(tmp_path, enabled=True)
     digests = []
     for seed in (1, 2):
-        trail.contribution(Term(), Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(seed)))
+        trail.contribution(Term(), contribution("fp32", seed=seed))
         digests.append(hashlib.sha256((tmp_path / "0.0-1" / "contribution").read_bytes()).digest())
     assert digests[0] != digests[1]
     assert [path.name for path in (tmp_path / "0.0-1").iterdir()] == ["contribution"]
@@ -80,6 +86,6 @@ def test_round_written_again_replaces_what_was_there(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "rounds").write_text("a file")
-    made = Contributions(GRID, "fp32", 3).make(1, 1, 1, vector(1))
+    made = contribution("fp32")
     with pytest.raises(StorageError, match="rounds"):
         AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(), made)

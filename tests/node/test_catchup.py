@@ -32,7 +32,7 @@ from shoal.protocol.wire import canonical
 from shoal.swarm.chunks import FETCH_STALL_S, ChunkSpace
 from shoal.swarm.frame import FrameHeader
 from tests.node.donors import World, flipped
-from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, state_of
+from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of
 
 GOOD, BAD = PeerId("good"), PeerId("bad")
 
@@ -122,7 +122,7 @@ def test_corrupt_donor_alone_brings_nothing(tmp_path: Path, spoil: str) -> None:
             await advance(world, None, [BAD])
         assert trio.current_time() - began <= 2 * FETCH_STALL_S
         assert world.shelf.newest_round() is None
-        assert world.shelf.load_states() == []
+        assert world.shelf.saved_rounds() == []
 
     run(main)
 
@@ -243,7 +243,7 @@ def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> None:
         ledger = ledger_of(2)
         world = World(tmp_path, ledger)
         for finals in ledger.finals.values():
-            world.shelf.save_finals(finals)
+            save_finals(world.shelf, finals)
         assert_state(await advance(world, ledger.states[0], []), ledger, 2)
 
     run(main)
@@ -359,7 +359,7 @@ def test_finals_signed_by_another_than_the_owner_are_not_taken(tmp_path: Path) -
         other = finals_of(msgspec.structs.replace(similar, attempt=1), ledger.founders, seed=101)
         donor = world.donor(BAD)
         donor.answer = lambda request: FinalsAnswer(plan=plan)
-        swapped = Finals(plan=plan, chunks=other.chunks, update=other.update)
+        swapped = Finals(plan=plan, chunks=other.chunks)
         donor.shelf.put_finals(swapped)
         with pytest.raises(NetworkError, match="no peer has the finals"):
             await world.catchup.finals(plan.hash, [BAD])

@@ -16,19 +16,26 @@ import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
+from shoal.collectives.partition import deal
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node import reducing
 from shoal.node.config import Hold
 from shoal.node.events import EventLog
 from shoal.node.holds import Holds
-from shoal.node.reducing import FINAL_STALL_S, STALL_S, ReduceDesk
+from shoal.node.pace import LATE_S, STALL_S, Stall
+from shoal.node.reducing import ReduceDesk
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Participant, Plan, Term, Value
+from shoal.protocol.messages import NO_HASH, Held, Participant, Plan, Term, Value
+from shoal.protocol.planning import PlanSeat
+from shoal.protocol.repair import revise_plan
 from shoal.swarm.frame import FrameHeader, FrameKind
+from shoal.swarm.moved import Moved
 from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, vector
 
 LEDGER = Ledger()
+STEP_S = 0.2
+NOBODY: frozenset[PeerId] = frozenset()
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -71,12 +78,44 @@ class Clock:
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead_s
 
+    async def pass_time(self, mesh: Mesh, seconds: float) -> None:
+        """In steps in which every desk looks around."""
+        ends_at = self.ahead_s + seconds
+        while self.ahead_s < ends_at:
+            self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
+            looked = [lanes.looks for lanes in mesh.lanes]
+            others = len(mesh.peers) - 1
+            busy = [i for i, desk in enumerate(mesh.desks) if desk._pace is not None]
+            await until(lambda: all(mesh.lanes[i].looks >= looked[i] + 6 * others for i in busy))  # noqa: B023
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(reducing, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(reducing, "LOOK_PERIOD_S", 0.002)
     return clock
+
+
+@dataclass
+class FakeLanes:
+    """What a desk sees of a node's lanes; `looks` counts how often it asked what has moved."""
+
+    ensure: Callable[..., Awaitable[None]]
+    received: dict[PeerId, int] = field(default_factory=dict)
+    dropped: list[PeerId] = field(default_factory=list)
+    queued: dict[PeerId, int] = field(default_factory=dict)
+    looks: int = 0
+
+    def moved(self, peer: PeerId) -> Moved:
+        self.looks += 1
+        return Moved(received=self.received.get(peer, 0))
+
+    def queued_bytes(self, peer: PeerId) -> int:
+        return self.queued.get(peer, 0)
+
+    def drop(self, peer: PeerId) -> None:
+        self.dropped.append(peer)
 
 
 class Mesh:
@@ -94,6 +133,7 @@ class Mesh:
         self.unreachable: set[PeerId] = set()
         self.broken: set[tuple[PeerId, PeerId]] = set()
         self.ensured: list[tuple[PeerId, PeerId]] = []
+        self.lanes = [FakeLanes(self.ensurer(peer)) for peer in self.peers]
         self.holds = [Holds((holds or {}).get(n, ()), self.events) for n in range(count)]
         self.desks = [self.desk(n) for n in range(count)]
 
@@ -103,7 +143,7 @@ class Mesh:
 
         return ReduceDesk(
             identity=self.identities[n],
-            lanes=SimpleNamespace(ensure=self.ensurer(self.peers[n])),  # type: ignore[arg-type]
+            lanes=self.lanes[n],  # type: ignore[arg-type]
             traffic=self.traffics[n],
             catchup=self.catchups[n],  # type: ignore[arg-type]
             holds=self.holds[n],
@@ -130,7 +170,8 @@ class Mesh:
         return post
 
     def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
-        traffic = self.traffics[self.peers.index(to)]
+        traffic, lanes = self.traffics[self.peers.index(to)], self.lanes[self.peers.index(to)]
+        lanes.received[sender] = lanes.received.get(sender, 0) + len(payload)
         region = traffic.region(sender, header)
         if region is not None:
             region[:] = payload
@@ -179,7 +220,7 @@ def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
                 assert 0 <= seconds < 15
             pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
             assert set(mesh.ensured) == pairs
-            assert [desk.stalled() for desk in mesh.desks] == [set()] * 3
+            assert [desk.stalled() for desk in mesh.desks] == [None] * 3
 
     run(main)
 
@@ -291,18 +332,35 @@ def test_who_owes_a_contribution_and_is_silent_is_accused(tmp_path: Path, clock:
             reduction = desk._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {mute})
-            assert desk.stalled() == set()
-            clock.ahead_s = STALL_S - 0.5
-            assert desk.stalled() == set()
-            clock.ahead_s = STALL_S + 0.5
-            # The other's finals are missing too, since it waits for the mute one itself.
-            assert desk.stalled() == {mute}
-            assert desk.stalled() == set()  # not told again at once
-            clock.ahead_s = 2 * STALL_S + 1
-            assert desk.stalled() == {mute}
+            assert desk.stalled() is None
+            await clock.pass_time(mesh, STALL_S - 0.5)
+            assert desk.stalled() is None
+            await clock.pass_time(mesh, 1.0)
+            # The other's finals are missing too, since it waits for the mute one itself; they are late only later.
+            assert desk.stalled() == Stall(frozenset({mute}), NOBODY)
+            assert desk.stalled() is None  # not told again at once
+            await clock.pass_time(mesh, LATE_S)
+            assert desk.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
+            await clock.pass_time(mesh, STALL_S)
+            assert desk.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
             desk.stop()
-            clock.ahead_s = 10 * STALL_S
-            assert desk.stalled() == set()
+            assert desk.stalled() is None
+
+    run(main)
+
+
+def test_who_takes_nothing_of_what_is_queued_is_accused(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        deaf = mesh.peers[2]
+        mesh.lose = lambda sender, header: sender == deaf
+        async with mesh.running():
+            mesh.start(mesh.plan(weightless=(2,)))  # it owes no contribution
+            mesh.lanes[0].queued[deaf] = 1
+            await clock.pass_time(mesh, STALL_S + 0.5)
+            stall = mesh.desks[0].stalled()
+            assert stall is not None
+            assert stall.peers == {deaf}
 
     run(main)
 
@@ -319,12 +377,10 @@ def test_who_owes_only_finals_gets_longer(tmp_path: Path, clock: Clock) -> None:
             assert reduction is not None
             await until(lambda: reduction.final_chunks == 2)
             assert reduction.waiting_for().finals == {owner}
-            clock.ahead_s = STALL_S + 0.5
-            assert desk.stalled() == set()
-            clock.ahead_s = FINAL_STALL_S - 0.5
-            assert desk.stalled() == set()
-            clock.ahead_s = FINAL_STALL_S + 0.5
-            assert desk.stalled() == {owner}
+            await clock.pass_time(mesh, STALL_S + LATE_S - 0.5)
+            assert desk.stalled() is None
+            await clock.pass_time(mesh, 1.0)
+            assert desk.stalled() == Stall(NOBODY, frozenset({owner}))
 
     run(main)
 
@@ -333,11 +389,11 @@ def test_finished_reduction_accuses_nobody(tmp_path: Path, clock: Clock) -> None
     async def main() -> None:
         mesh = Mesh(tmp_path, 2)
         async with mesh.running():
-            assert mesh.desks[0].stalled() == set()
+            assert mesh.desks[0].stalled() is None
             mesh.start(mesh.plan())
             await until(lambda: all(mesh.done))
-            clock.ahead_s = 100
-            assert [desk.stalled() for desk in mesh.desks] == [set(), set()]
+            await clock.pass_time(mesh, STALL_S + LATE_S + 1)
+            assert [desk.stalled() for desk in mesh.desks] == [None, None]
 
     run(main)
 
@@ -352,8 +408,80 @@ def test_peer_without_a_lane_stalls_and_others_go_on(tmp_path: Path, clock: Cloc
             reduction = mesh.desks[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {mesh.peers[2]})
-            clock.ahead_s = STALL_S + 0.5
-            assert mesh.desks[0].stalled() == {mesh.peers[2]}
+            assert mesh.desks[0].unreachable == {mesh.peers[2]}
+            await clock.pass_time(mesh, STALL_S + 0.5)
+            assert mesh.desks[0].stalled() == Stall(frozenset({mesh.peers[2]}), NOBODY)
+
+    run(main)
+
+
+# -- repair --------------------------------------------------------------------------------------------------
+
+
+def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId, Held]]:
+    """What the lead makes of it when these are lost and the others have closed them off."""
+    evicted = frozenset(mesh.peers[n] for n in gone)
+    helds = {
+        peer: Held(
+            term=plan.term,
+            round=plan.round,
+            base=plan.base,
+            lineage=plan.lineage,
+            evicted=tuple(sorted(evicted)),
+            chunks=mesh.desks[n].close_off(plan.lineage, evicted),
+        )
+        for n, peer in enumerate(mesh.peers)
+        if peer not in evicted
+    }
+    seat = PlanSeat(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
+    return revise_plan(plan, seat, helds, deal), helds
+
+
+def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mute = mesh.peers[2]
+        sent: list[FrameHeader] = []
+
+        def lose(sender: PeerId, header: FrameHeader) -> bool:
+            sent.append(header)
+            return sender == mute
+
+        mesh.lose = lose
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {mute})
+            again, helds = revised(mesh, plan, 2)
+            assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], helds)
+            await until(lambda: mesh.done[0] and mesh.done[1])
+            assert mesh.desks[0]._reduction is reduction, "the same reduction goes on"
+            assert [mesh.done[n][0][0].plan for n in (0, 1)] == [again, again]
+            assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
+            assert mesh.done[0][0][0].bitmaps == (b"\x03",) * 3
+            # Of the two contributions of those who stay only the lost owner's chunk travels again.
+            again_sent = [h.chunk for h in sent if h.kind is FrameKind.CONTRIBUTION and h.attempt == 1]
+            assert len(again_sent) == 1
+
+    run(main)
+
+
+def test_repair_of_a_reduction_that_is_not_under_way_starts_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.lose = lambda sender, header: sender == mesh.peers[2]
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan, 0)
+            again, helds = revised(mesh, plan, 2)
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], helds)
+            await until(lambda: mesh.done[0] and mesh.done[1])
+            assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
 
     run(main)
 

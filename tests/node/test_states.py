@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,13 @@ from safetensors.numpy import save
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, frozen, header_of
-from shoal.node.states import FINALS_KEPT, STATES_KEPT, StateShelf, _FinalsFile
+from shoal.node import states as states_module
+from shoal.node.states import FINALS_KEPT, STATES_KEPT, StateShelf
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
 from shoal.swarm.chunks import ChunkRef, ChunkSpace
 from shoal.swarm.frame import SCOPE_BYTES
-from tests.node.ledger import GRID, Ledger, identity, plan_of, state_of
+from tests.node.ledger import GRID, Ledger, identity, plan_of, save_finals, state_of
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
         momentum=frozen(odd[::-1].copy()),
     )
     shelf_in(folder).save_state(before)
-    (after,) = shelf_in(folder).load_states()
+    after = shelf_in(folder).load_state(41)
+    assert after is not None
     assert same_bits(before, after)
     assert header_of(after, Grid(800, 128)).digest == header_of(before, Grid(800, 128)).digest
     assert not after.anchor.flags.writeable
@@ -67,7 +68,7 @@ def test_states_kept_are_the_newest(folder: Path) -> None:
     for round in (8, 9, 10, 11):
         shelf.save_state(state_of(round, seed=round))
     assert sorted(path.name for path in (folder / "state").iterdir()) == ["10.safetensors", "11.safetensors"]
-    assert [state.round for state in shelf.load_states()] == [11, 10]
+    assert shelf.saved_rounds() == [11, 10]
     assert STATES_KEPT == 2
 
 
@@ -85,14 +86,13 @@ def test_damaged_state_is_ignored_with_a_warning_or_is_another_state(
         changed = bytearray(data)
         changed[at] ^= mask
         path.write_bytes(changed)
-        newest, *older = shelf.load_states()
-        if older:  # it can be read, so its digest will tell
-            assert newest.round != 1
-            assert header_of(newest, GRID).digest != header_of(bad, GRID).digest
-            newest = older[0]
+        changed_state, older = shelf.load_state(2), shelf.load_state(1)
+        if changed_state is not None:  # it can be read, so its digest will tell
+            assert header_of(changed_state, GRID).digest != header_of(bad, GRID).digest
         else:
             assert f"{path} is not readable" in caplog.text
-        assert same_bits(newest, good)
+        assert older is not None
+        assert same_bits(older, good)
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 100, 1000, 79_999])
@@ -103,7 +103,8 @@ def test_state_cut_short_is_ignored_with_a_warning(folder: Path, size: int, capl
     path = folder / "state" / "2.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with caplog.at_level(logging.WARNING):
-        assert [state.round for state in shelf.load_states()] == [1]
+        assert shelf.load_state(2) is None
+        assert shelf.load_state(1) is not None
     assert f"{path} is not readable" in caplog.text
 
 
@@ -120,25 +121,28 @@ def test_files_that_are_no_states_are_ignored(folder: Path, caplog: pytest.LogCa
         "layout that is no hex": save({"anchor": vector, "momentum": vector}, {**good, "layout": "zz"}),
         "round that is no number": save({"anchor": vector, "momentum": vector}, {**good, "round": "six"}),
         "two lengths": save({"anchor": vector, "momentum": np.zeros(5, np.float32)}, good),
+        "another round": save({"anchor": vector, "momentum": vector}, {**good, "round": "5"}),
         "a matrix": save({"anchor": vector.reshape(2, 2), "momentum": vector.reshape(2, 2)}, good),
     }
     for name, data in strange.items():
         caplog.clear()
         path = folder / "state" / "6.safetensors"
         path.write_bytes(data)
-        assert [state.round for state in shelf.load_states()] == [5], name
+        assert shelf.load_state(6) is None, name
         assert f"{path} is not readable" in caplog.text, name
     path.unlink()
     (folder / "state" / "7.safetensors").mkdir()
     (folder / "state" / "8.safetensors.partial").write_bytes(b"half")
-    assert [state.round for state in shelf.load_states()] == [5]
+    assert shelf.saved_rounds() == [7, 5]
+    assert shelf.load_state(7) is None
+    assert shelf.load_state(5) is not None
 
 
 def test_empty_state_is_ignored(folder: Path) -> None:
     metadata = {"rebases": "0", "rollbacks": "0", "round": "6", "tokens": "0", "layout": "00" * 32}
     none = np.zeros(0, np.float32)
     (folder / "state" / "6.safetensors").write_bytes(save({"anchor": none, "momentum": none}, metadata))
-    assert shelf_in(folder).load_states() == []
+    assert shelf_in(folder).load_state(6) is None
 
 
 # -- finals on disk ------------------------------------------------------------------------------------------
@@ -148,40 +152,52 @@ def test_finals_come_back_from_disk_to_the_bit(folder: Path) -> None:
     ledger = Ledger()
     ledger.certify()
     finals = ledger.finals[1]
-    shelf_in(folder).save_finals(finals)
+    save_finals(shelf_in(folder), finals)
     after = shelf_in(folder).finals(finals.plan.hash)
     assert after is not None
     assert after.plan == finals.plan
-    assert after.update.tobytes() == finals.update.tobytes()
+    assert after.decoded().tobytes() == finals.decoded().tobytes()
     assert after.bitmaps_root == finals.bitmaps_root
     assert [c.payload.tobytes() for c in after.chunks] == [c.payload.tobytes() for c in finals.chunks]
     assert shelf_in(folder).finals(bytes(32)) is None
 
 
-def test_finals_kept_on_disk_are_the_newest(folder: Path) -> None:
-    ledger, shelf = Ledger(), shelf_in(folder)
-    ledger.certify(FINALS_KEPT + 3)
-    for round, finals in ledger.finals.items():
-        shelf.save_finals(finals)
-        os.utime(folder / "finals" / finals.plan.hash.hex(), ns=(round * 10**9, round * 10**9))
+def held_on_disk(folder: Path, ledger: Ledger) -> list[int]:
     fresh = shelf_in(folder)
-    held = [round for round, finals in ledger.finals.items() if fresh.finals(finals.plan.hash) is not None]
-    assert held == list(range(4, FINALS_KEPT + 4))
+    return [round for round, finals in ledger.finals.items() if fresh.finals(finals.plan.hash) is not None]
+
+
+def test_finals_since_the_newest_state_and_the_last_before_it_are_kept_on_disk(folder: Path) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(FINALS_KEPT + 9)
+    for finals in ledger.finals.values():
+        save_finals(shelf, finals)
+    assert held_on_disk(folder, ledger) == list(range(1, FINALS_KEPT + 10))
+    shelf.save_state(ledger.states[2])
+    assert held_on_disk(folder, ledger) == list(range(1, FINALS_KEPT + 10))
+    shelf.save_state(ledger.states[FINALS_KEPT + 3])
+    assert held_on_disk(folder, ledger) == list(range(4, FINALS_KEPT + 10))
 
 
 def test_damaged_finals_are_ignored_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger, shelf = Ledger(), shelf_in(folder)
     ledger.certify()
     finals = ledger.finals[1]
-    shelf.save_finals(finals)
-    path = folder / "finals" / finals.plan.hash.hex()
+    save_finals(shelf, finals)
+    path = folder / "finals" / f"1-{finals.plan.hash.hex()}"
     whole = path.read_bytes()
+    plan_bytes = 4 + int.from_bytes(whole[:4], "little")
+    size = finals.chunks[0].payload.nbytes
     for data in (
         b"",
         b"\xc1",
+        whole[:4],
         whole[:-1],
+        whole + b"\0",
         whole[:-1] + bytes([whole[-1] ^ 1]),
         whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+        whole[:plan_bytes] + bytes(size) + whole[plan_bytes + size :],  # a chunk that was never written
+        b"\xff" * 4 + whole[4:],
     ):
         caplog.clear()
         path.write_bytes(data)
@@ -193,8 +209,8 @@ def test_finals_under_the_name_of_another_plan_are_not_taken(folder: Path) -> No
     ledger, shelf = Ledger(), shelf_in(folder)
     ledger.certify(2)
     one, two = (ledger.finals[round].plan.hash for round in (1, 2))
-    shelf.save_finals(ledger.finals[1])
-    (folder / "finals" / one.hex()).rename(folder / "finals" / two.hex())
+    save_finals(shelf, ledger.finals[1])
+    (folder / "finals" / f"1-{one.hex()}").rename(folder / "finals" / f"2-{two.hex()}")
     assert shelf.finals(two) is None
 
 
@@ -273,8 +289,8 @@ def test_plan_that_cannot_be_followed_is_a_damaged_file(folder: Path, caplog: py
         msgspec.structs.replace(plan, numel=2**62, chunk_values=1),
     ):
         caplog.clear()
-        data = msgspec.msgpack.encode(_FinalsFile(plan=canonical(strange), payloads=()))
-        (folder / "finals" / strange.hash.hex()).write_bytes(data)
+        data = canonical(strange)
+        (folder / "finals" / f"1-{strange.hash.hex()}").write_bytes(len(data).to_bytes(4, "little") + data)
         assert shelf.finals(strange.hash) is None
         assert "is damaged" in caplog.text
 
@@ -285,8 +301,8 @@ def test_finals_on_disk_are_taken_into_memory_and_other_files_left_alone(
     ledger = Ledger()
     ledger.certify(3)
     for finals in ledger.finals.values():
-        shelf_in(folder).save_finals(finals)
-    for name in ("README", "x" * 64, "0" * 64, "0" * 64 + ".partial"):
+        save_finals(shelf_in(folder), finals)
+    for name in ("README", "1-" + "x" * 64, "1-" + "0" * 64, "0" * 64, "one-" + "0" * 64, "1-" + "0" * 64 + ".partial"):
         (folder / "finals" / name).write_bytes(b"something else")
     shelf = shelf_in(folder)
     shelf.load_finals()
@@ -296,3 +312,24 @@ def test_finals_on_disk_are_taken_into_memory_and_other_files_left_alone(
         assert held.concatenated() == finals.concatenated()
         assert shelf.lookup(ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0)) is not None
     assert (folder / "finals" / "README").exists()
+
+
+def test_what_a_crash_left_unfinished_is_removed(folder: Path) -> None:
+    for name in ("state/3.safetensors.partial", f"finals/3-{'0' * 64}.partial"):
+        (folder / name).write_bytes(b"half")
+    shelf = shelf_in(folder)
+    shelf.save_state(state_of(2))
+    shelf.tidy()
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["2.safetensors"]
+
+
+def test_finals_in_memory_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, shelf = Ledger(), shelf_in(folder)
+    ledger.certify(6)
+    size = sum(chunk.payload.nbytes for chunk in ledger.finals[1].chunks)
+    for limit, kept in ((4 * size, [3, 4, 5, 6]), (4 * size - 1, [4, 5, 6]), (0, [5, 6])):
+        monkeypatch.setattr(states_module, "FINALS_MEMORY_BYTES", limit)
+        for finals in ledger.finals.values():
+            shelf.put_finals(finals)
+        held = [round for round, finals in ledger.finals.items() if shelf.held_finals(finals.plan.hash) is not None]
+        assert held == kept

@@ -301,7 +301,7 @@ def test_full_disk_keeps_the_older_state(tiny_disk: Path) -> None:
     with pytest.raises(StorageError) as caught:
         shelf.save_state(first)  # 80 kB
     assert_one_line(caught.value, "is full")
-    assert shelf.load_states() == []
+    assert shelf.saved_rounds() == []
     assert list((tiny_disk / "state").iterdir()) == []
 
 

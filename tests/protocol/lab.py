@@ -75,7 +75,7 @@ class PaperIdentity(Identity):
 @pytest.fixture
 def paper_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes votes verify against PaperIdentity's signatures, and remembers the hash of each value."""
-    plain_hash = vars(Value)["hash"].fget
+    plain_hash = vars(Value)["hash"].func
     monkeypatch.setattr(Value, "hash", property(lru_cache(maxsize=1 << 14)(plain_hash)))
     monkeypatch.setattr(
         certificate_module,

@@ -22,6 +22,7 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
     Certificate,
+    ChunkResults,
     Message,
     OwnedRange,
     Plan,
@@ -32,7 +33,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
-from shoal.protocol.round import Effect, Evicted, RoundMachine, StartReduce
+from shoal.protocol.round import CloseOff, Effect, Evicted, Repair, RoundMachine, StartReduce
 from tests.protocol.lab import SWARM, Ledger, PaperIdentity, paper_identities
 
 TICK_S = 0.1
@@ -48,6 +49,11 @@ RETURN_LIMIT_ROUNDS = 3
 SETTINGS = RoundSettings(
     numel=10_000, chunk_values=1000, codec="fp32", grace_s=3.0, reduce_deadline_s=30.0, weight_cap=4.0
 )
+
+
+def chunk_result(plan: Plan, chunk: int) -> bytes:
+    """The hash of a final of that plan."""
+    return domain_hash("result", plan.hash, str(chunk).encode())
 
 
 def deal_evenly(bandwidths: Sequence[tuple[int, int]], chunks: int) -> tuple[OwnedRange, ...]:
@@ -195,7 +201,7 @@ class RoundLab:
     def contributors(self, round: int) -> set[int]:
         """The numbers of those whose contribution counted in `round`."""
         plan = self.plans[self.value(round).plan]
-        return {self.number(p.peer) for p in plan.participants if p.weight}
+        return {self.number(p.peer) for p in plan.participants if p.weight and p.peer not in plan.evicted}
 
     def running(self) -> list[Node]:
         return [node for node in self.nodes if node.up and not node.hung]
@@ -410,6 +416,11 @@ class RoundLab:
         role = OBSERVER if node.paused else TRAINING if is_recent else JOINER
         self._carry_out(number, machine.ready(absent_ready(role, machine.previous, state), self.now))
 
+    def _root(self, number: int, machine: RoundMachine) -> bytes:
+        """What the node's contribution to this round is committed to by."""
+        node = self.nodes[number]
+        return domain_hash("root", node.peer.encode(), machine.previous.hash, bytes([node.life % 256]))
+
     def _contribute(self, number: int) -> None:
         """Training is done: announce the contribution."""
         node = self.nodes[number]
@@ -420,7 +431,7 @@ class RoundLab:
             base=machine.previous.hash,
             role=CONTRIBUTOR,
             state=domain_hash("wrong") if node.wrong_state else machine.previous.digest,
-            root=domain_hash("root", node.peer.encode(), machine.previous.hash, bytes([node.life % 256])),
+            root=self._root(number, machine),
             squares=(),
             tokens=100 + number,
             upload=1000,
@@ -451,12 +462,18 @@ class RoundLab:
         done = mine is not None and mine.base == machine.previous.hash
         if not done and not node.paused and node.peer in recent and self.now >= node.trained_at:
             self._contribute(number)
+        if node.machine is not None:
+            self._accuse(number, node.machine)
+
+    def _accuse(self, number: int, machine: RoundMachine) -> None:
+        """Say who holds the reduction up, if it has been for too long."""
+        node = self.nodes[number]
         plan = node.reducing
         if plan is not None and self.now - node.reducing_since >= self._stall_s:
             node.reducing_since = self.now
-            absent = [p.peer for p in plan.participants if not self._takes_part(self.number(p.peer), number, plan)]
+            absent = [p for p in plan.remaining() if not self._takes_part(self.number(p), number, plan)]
             if absent:
-                self._carry_out(number, machine.stalled(absent, self.now))
+                self._carry_out(number, machine.stalled(absent, (), self.now))
 
     def _carry_out(self, number: int, effects: Iterable[Effect]) -> None:
         node = self.nodes[number]
@@ -471,9 +488,11 @@ class RoundLab:
                 self._broadcast(number, effect.message, only)
             elif isinstance(effect, NeedFinals):
                 self._need(number, effect.value.plan, life)
-            elif isinstance(effect, StartReduce):
+            elif isinstance(effect, StartReduce | Repair):
                 node.reducing, node.reducing_since = effect.plan, self.now
-                self._try_reduce(effect.plan)
+                self._reduce(number, effect)
+            elif isinstance(effect, CloseOff):
+                self._carry_out(number, node.running().closed_off(effect, self._held(node, effect), self.now))
             elif isinstance(effect, Evicted):
                 node.reducing = None
                 node.evictions.append(effect.plan)
@@ -518,9 +537,25 @@ class RoundLab:
         holds = plan.hash in node.finals or (node.reducing is not None and node.reducing.hash == plan.hash)
         return node.up and not node.hung and holds and self.reach(number, seen_from)
 
+    def _held(self, node: Node, asked: CloseOff) -> tuple[ChunkResults, ...]:
+        """Everything of any revision of that plan that is final here: all chunks of it, or none."""
+        plans = [self.plans[h] for h in node.finals if h in self.plans]
+        plan = next((p for p in reversed(plans) if p.lineage == asked.lineage), None)
+        if plan is None:
+            return ()
+        return tuple(
+            ChunkResults.of(place, {c: chunk_result(plan, c) for c in range(owned.start, owned.stop)})
+            for owned in plan.owners
+            for place in [owned.owner]
+        )
+
     def _whole(self, plan: Plan) -> bool:
-        numbers = [self.number(p.peer) for p in plan.participants]
+        numbers = [self.number(peer) for peer in plan.remaining()]
         return all(self._takes_part(n, numbers[0], plan) for n in numbers)
+
+    def _reduce(self, number: int, effect: StartReduce | Repair) -> None:
+        """The node begins a reduction, or goes on with it."""
+        self._try_reduce(effect.plan)
 
     def _try_reduce(self, plan: Plan) -> None:
         if self._whole(plan):
@@ -530,8 +565,8 @@ class RoundLab:
         """The last chunk is summed, if everyone stayed."""
         if not self._whole(plan):
             return
-        for participant in plan.participants:
-            number = self.number(participant.peer)
+        for peer in plan.remaining():
+            number = self.number(peer)
             if plan.hash in self.nodes[number].finals:
                 continue
             life = self.nodes[number].life
@@ -547,6 +582,7 @@ class RoundLab:
             plan=plan.hash,
             digest=domain_hash("digest", plan.hash, counted),
             bitmaps=domain_hash("bitmaps", counted),
+            tokens=sum(p.tokens for p in plan.participants),
         )
 
     def _reduced(self, number: int, life: int, plan_hash: bytes) -> None:

@@ -13,11 +13,14 @@ from functools import partial
 import msgspec
 import pytest
 
+from shoal.protocol.accusations import PLANS_LIMIT
 from shoal.protocol.agreement import Broadcast, Persist, Standing
 from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.leading import RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     NO_HASH,
+    Held,
     Message,
     Plan,
     Propose,
@@ -28,15 +31,14 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.patience import PROPOSE_PATIENCE_S
-from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
+from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import (
-    PLANS_LIMIT,
-    REPLAN_SETTLE_S,
-    REPORT_GRACE_S,
     RESEND_S,
+    CloseOff,
     Effect,
     Evicted,
     Phase,
+    Repair,
     RoundMachine,
     StartReduce,
 )
@@ -377,10 +379,52 @@ def test_lone_accuser_is_not_believed() -> None:
     accuser, accused, second = (machines[n] for n in range(4) if n != leader)
     lead = machines[leader]
     assert lead.receive(accuser.me, accuse(plan, accused.me), 2.0) == []
-    assert lead.tick(8.0) != []  # messages sent again, no plan among them
+    lead.tick(2.0 + 0.9 * RELAY_SETTLE_S)
     assert lead.plan == plan
-    effects = lead.receive(second.me, accuse(plan, accused.me), 9.0)
-    assert [e.plan.evicted for e in effects if isinstance(e, StartReduce)] == [(accused.me,)]
+    effects = lead.receive(second.me, accuse(plan, accused.me), 2.0 + 0.9 * RELAY_SETTLE_S)
+    assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{accused.me}]
+
+
+def test_pair_of_which_one_accuses_the_other_is_relayed_through_each_third_and_then_the_accused_evicted() -> None:
+    _, machines, leader, plan = planned(4)
+    accuser, accused, third = (machines[n] for n in range(4) if n != leader)
+    lead, now, via = machines[leader], 2.0, set()
+    pair = {plan.number(accuser.me), plan.number(accused.me)}
+    for attempt in (1, 2):
+        assert lead.plan is not None
+        assert lead.receive(accuser.me, accuse(lead.plan, accused.me), now) == []
+        now += RELAY_SETTLE_S
+        (repair,) = (e for e in lead.tick(now) if isinstance(e, Repair))
+        assert (repair.plan.attempt, repair.plan.lineage, repair.plan.evicted) == (attempt, plan.hash, ())
+        assert (repair.plan.owners, repair.plan.standing) == (plan.owners, ())
+        (relay,) = repair.plan.relays
+        assert {relay.one, relay.other} == pair
+        via.add(relay.via)
+        check_plan(repair.plan, lead.me, lead.previous, SETTINGS)
+    assert via == {plan.number(lead.me), plan.number(third.me)}
+    assert lead.plan is not None
+    lead.receive(accuser.me, accuse(lead.plan, accused.me), now)
+    evictions = [e.evicted for e in lead.tick(now + RELAY_SETTLE_S) if isinstance(e, CloseOff)]
+    assert evictions == [{accused.me}]
+
+
+def test_owner_that_accuses_another_is_not_blamed_for_its_late_finals() -> None:
+    _, machines, leader, plan = planned(5)
+    blocked, silent, one, two = (machines[n] for n in range(5) if n != leader)
+    lead = machines[leader]
+    late = msgspec.structs.replace(accuse(plan), late=(blocked.me,))
+    effects = [effect for other in (one, two) for effect in lead.receive(other.me, late, 2.0)]
+    assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{blocked.me}], "nobody else is to blame"
+
+    _, machines, leader, plan = planned(5)
+    lead = machines[leader]
+    lead.receive(blocked.me, accuse(plan, silent.me), 2.0)
+    for other in (one, two):
+        lead.receive(other.me, msgspec.structs.replace(accuse(plan), late=(blocked.me,)), 2.0)
+    lead.tick(2.1)
+    assert lead.plan == plan
+    effects = lead.receive(two.me, accuse(plan, silent.me), 2.2)
+    assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{silent.me}]
 
 
 def test_nobody_accuses_itself_out_of_the_round() -> None:
@@ -388,9 +432,11 @@ def test_nobody_accuses_itself_out_of_the_round() -> None:
     one, two, _ = (machines[n] for n in range(4) if n != leader)
     lead = machines[leader]
     lead.receive(one.me, accuse(plan, one.me), 2.0)
-    lead.receive(two.me, accuse(plan, one.me), 2.0)
     lead.tick(5.0)
     assert lead.plan == plan
+    lead.receive(two.me, accuse(plan, one.me), 5.0)
+    lead.tick(5.1)
+    assert lead.plan == plan, "its own word does not count"
 
 
 def test_accusations_about_another_plan_do_not_count() -> None:
@@ -410,7 +456,7 @@ def test_word_against_the_lead_of_a_plan_is_none_against_the_next_lead() -> None
     one, two = machines[leader], machines[(leader + 1) % 3]
     for machine in (one, two):
         machine.peers_alive([one.me, two.me], 1.9)  # the third has died
-    pending = [(two, e) for e in one.stalled([two.me], 2.0)] + [(one, e) for e in two.stalled([one.me], 2.0)]
+    pending = [(two, e) for e in one.stalled([two.me], (), 2.0)] + [(one, e) for e in two.stalled([one.me], (), 2.0)]
     for _ in range(60):
         if pending:
             receiver, effect = pending.pop(0)
@@ -730,7 +776,7 @@ def _moved(machine: RoundMachine, machines: Sequence[RoundMachine], dead: int) -
 
 
 def test_new_lead_waits_a_moment_for_reports_on_their_way() -> None:
-    lab, machines, leader, _ = planned(4)
+    lab, machines, leader, plan = planned(4)
     second = lab.number(machines[leader].agreement.lead(1))
     machine = machines[second]
     alive = [m.me for n, m in enumerate(machines) if n != leader]
@@ -742,8 +788,16 @@ def test_new_lead_waits_a_moment_for_reports_on_their_way() -> None:
                 effects += machine.receive(other.me, message, 5.05)
     assert machine.agreement.free_to_plan
     assert not [e for e in effects if isinstance(e, StartReduce)], "it settles first"
-    again = machine.tick(5.05 + REPLAN_SETTLE_S + 0.01)
-    assert [e.plan.view for e in again if isinstance(e, StartReduce)] == [1]
+    now = 5.05 + REPLAN_SETTLE_S + 0.01
+    (asked,) = (e for e in machine.tick(now) if isinstance(e, CloseOff))
+    assert asked.evicted == {machines[leader].me}
+    effects = machine.closed_off(asked, (), now)
+    for number, other in enumerate(machines):
+        if number not in (leader, second):
+            assert not [e for e in effects if isinstance(e, Repair)], "all are asked"
+            (held,) = (e for e in other.closed_off(asked, (), now) if sends(e, Held))
+            effects = machine.receive(other.me, held.message, now)  # type: ignore[union-attr]
+    assert [(e.plan.view, e.plan.lineage) for e in effects if isinstance(e, Repair)] == [(1, plan.hash)]
 
 
 def test_messages_of_another_round_or_base_are_passed_over() -> None:
@@ -751,7 +805,7 @@ def test_messages_of_another_round_or_base_are_passed_over() -> None:
     one, two = machines
     assert two.receive(one.me, contribution(one, round=2), 0.1) == []
     assert two.receive(one.me, contribution(one, base=domain_hash("x")), 0.1) == []
-    assert not two._readies.keys() & {one.me}
+    assert one.me not in two._gathering
 
 
 def test_foreign_message_is_our_own_bug() -> None:
@@ -773,8 +827,8 @@ def test_tables_keyed_by_plan_are_bounded_per_sender() -> None:
         report = Report(term=base.term, round=1, base=base.hash, plan=plan, digest=NO_HASH, bitmaps=NO_HASH)
         two.receive(one.me, report, 0.1)
         two.receive(one.me, Stalled(term=base.term, round=1, base=base.hash, plan=plan, peers=(two.me,)), 0.1)
-    assert len(two._reports) <= PLANS_LIMIT
-    assert len(two._stalled) <= PLANS_LIMIT
+    assert len(two._facts.reports) <= PLANS_LIMIT
+    assert len(two._facts.accusations._said) <= PLANS_LIMIT
 
 
 def test_plan_holds_no_more_than_a_message_may() -> None:

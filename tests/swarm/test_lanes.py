@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import queue
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,112 +9,30 @@ import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm import lanes
-from shoal.swarm.frame import FrameHeader, FrameKind
-from shoal.swarm.lane import Lane, LaneLimits
+from shoal.swarm.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lane import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
 from shoal.swarm.lanes import LanePool
 from shoal.swarm.seal import (
     SEAL_OVERHEAD_BYTES,
-    LaneAnswer,
-    LaneProposal,
     LaneSummons,
-    decode_answer,
     encode_handshake,
+    parse_address,
 )
-
-# Alice's PeerId is the lower: where both dialled, she settles which lane stays.
-ALICE, BOB, CAROL = PeerId("12D3KooWalice"), PeerId("12D3KooWbob"), PeerId("12D3KooWcarol")
-WAIT_S = 10.0
-LOOPBACK = ("127.0.0.1", 0)
-NOTE = FrameHeader(kind=FrameKind.STATEMENT, length=5)
-DEAD_ADDRESS = "127.0.0.1:1"  # nothing listens there
-
-
-@dataclass
-class RecordingSink:
-    frames: queue.Queue[tuple[PeerId, FrameHeader, bytes]] = field(default_factory=queue.Queue)
-    closed: queue.Queue[tuple[PeerId, NetworkError | RemoteError | None]] = field(default_factory=queue.Queue)
-
-    def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
-        return memoryview(bytearray(header.length))
-
-    def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        self.frames.put((peer, header, bytes(payload)))
-
-    def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
-        self.closed.put((peer, error))
-
-    async def next_frame(self) -> tuple[PeerId, FrameHeader, bytes]:
-        return await trio.to_thread.run_sync(partial(self.frames.get, timeout=WAIT_S))
-
-    async def next_closed(self) -> tuple[PeerId, NetworkError | RemoteError | None]:
-        return await trio.to_thread.run_sync(partial(self.closed.get, timeout=WAIT_S))
-
-
-class Net:
-    """Pools whose handshakes travel in memory and whose lanes are real connections over loopback."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self._nursery = nursery
-        self.pools: dict[PeerId, LanePool] = {}
-        self.sinks: dict[PeerId, RecordingSink] = {}
-        self.scopes: dict[PeerId, trio.CancelScope] = {}
-        self.requests = 0
-
-    async def add(self, me: PeerId, *, advertise: tuple[str, ...] = (), limits: LaneLimits | None = None) -> LanePool:
-        async def request(peer: PeerId, data: bytes) -> bytes:
-            self.requests += 1
-            await trio.lowlevel.checkpoint()
-            return await self.pools[peer].answer(me, data)
-
-        self.sinks[me] = RecordingSink()
-        pool = LanePool(
-            me=me,
-            swarm_id=b"swarm",
-            sink=self.sinks[me],
-            listen=LOOPBACK,
-            request=request,
-            advertise=advertise,
-            limits=limits,
-        )
-        self.pools[me] = pool
-        self.scopes[me] = await self._nursery.start(self._run, pool)
-        return pool
-
-    async def _run(self, pool: LanePool, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(pool.run)
-                task_status.started(scope)
-
-
-@asynccontextmanager
-async def open_net() -> AsyncIterator[Net]:
-    with trio.fail_after(120):
-        async with trio.open_nursery() as nursery:
-            yield Net(nursery)
-            nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def alice_and_bob() -> AsyncIterator[tuple[Net, LanePool, LanePool]]:
-    async with open_net() as net:
-        yield net, await net.add(ALICE), await net.add(BOB)
-
-
-def lanes_of(pool: LanePool, peer: PeerId) -> list[Lane]:
-    return pool._lanes_of(peer)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that lane threads do; each look costs a turn of the event loop."""
-    with trio.fail_after(WAIT_S):
-        while not condition():
-            await trio.lowlevel.checkpoint()
-
-
-def run(test: Callable[[], Awaitable[None]], clock: trio.abc.Clock | None = None) -> None:
-    trio.run(test, clock=clock)
+from tests.swarm.lane_net import (
+    ALICE,
+    BOB,
+    CAROL,
+    DEAD_ADDRESS,
+    LOOPBACK,
+    NOTE,
+    WAIT_S,
+    RecordingSink,
+    alice_and_bob,
+    lanes_of,
+    open_net,
+    run,
+    until,
+)
 
 
 def test_pool_carries_frames_both_ways_over_one_lane() -> None:
@@ -137,6 +52,38 @@ def test_pool_carries_frames_both_ways_over_one_lane() -> None:
             assert alice.bytes_sent == bob.bytes_received == 5 + SEAL_OVERHEAD_BYTES
             assert alice.rates(BOB).sent_bytes_per_s is None
             assert alice.queued_bytes(BOB) == 0
+
+    run(main)
+
+
+def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (net, alice, _):
+            assert alice.sent_bytes(BOB) == 0
+            for sent in (5, 10, 15):
+                await alice.ensure(BOB, deadline_s=WAIT_S)
+                alice.post(BOB, NOTE, b"hello")
+                await net.sinks[BOB].next_frame()
+                await until(lambda sent=sent: alice.sent_bytes(BOB) == sent and alice.queued_bytes(BOB) == 0)
+                alice.drop(BOB)
+                await net.sinks[ALICE].next_closed()
+                assert alice.sent_bytes(BOB) == sent  # remembered
+            assert alice.sent_bytes(CAROL) == alice.queued_bytes(CAROL) == 0
+
+    run(main)
+
+
+def test_pool_counts_payload_as_it_goes_not_in_whole_frames() -> None:
+    async def main() -> None:
+        async with open_net() as net:
+            slow = RateLimit(RATE_LIMIT_MIN_BYTES_PER_S)
+            alice = await net.add(ALICE, limits=LaneLimits(upload=slow))
+            await net.add(BOB)
+            await alice.ensure(BOB, deadline_s=WAIT_S)
+            size = FRAME_LIMIT_BYTES  # takes eight seconds
+            alice.post(BOB, FrameHeader(kind=FrameKind.STATE, length=size, total=size), bytes(size))
+            await until(lambda: 0 < alice.sent_bytes(BOB) < size)
+            assert alice.queued_bytes(BOB) == size
 
     run(main)
 
@@ -289,6 +236,18 @@ def test_pool_summons_a_peer_that_it_cannot_reach(reachable: PeerId) -> None:
     run(main)
 
 
+def test_pool_summons_as_many_lanes_as_it_wants() -> None:
+    async def main() -> None:
+        async with open_net() as net:
+            alice = await net.add(ALICE, advertise=(DEAD_ADDRESS,))
+            bob = await net.add(BOB, limits=LaneLimits(lanes_per_peer=3))
+            await bob.ensure(ALICE, deadline_s=WAIT_S)
+            await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 3)
+            assert all(lane.dialled for lane in lanes_of(alice, BOB))
+
+    run(main)
+
+
 def test_pool_where_neither_is_reachable_gives_up_in_time() -> None:
     async def main() -> None:
         async with open_net() as net:
@@ -342,159 +301,6 @@ def test_pool_ensure_cancelled_leaves_it_usable() -> None:
     run(main)
 
 
-async def agree(bob: LanePool, me: PeerId = ALICE) -> tuple[LaneProposal, LaneAnswer, tuple[str, int]]:
-    """What a dialler of Bob's holds before it connects."""
-    proposal = LaneProposal(me=me, peer=BOB, swarm_id=b"swarm")
-    answer = decode_answer(await bob.answer(me, encode_handshake(proposal.offer)), peer=BOB)
-    host, _, port = bob.addresses[0].rpartition(":")
-    return proposal, answer, (host, int(port))
-
-
-async def turned_away(stream: trio.SocketStream) -> float:
-    """Wait for the far end to close; returns how long that took."""
-    started = trio.current_time()
-    with suppress(trio.BrokenResourceError):
-        assert await stream.receive_some() == b""
-    await stream.aclose()
-    return trio.current_time() - started
-
-
-@pytest.mark.parametrize("garbage", [b"", b"GET", bytes(16), bytes(400)], ids=["silence", "short", "id", "long"])
-def test_pool_closes_strangers_within_two_seconds(garbage: bytes) -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (net, alice, bob):
-            await alice.ensure(BOB, deadline_s=WAIT_S)
-            _, _, address = await agree(bob)
-            stranger = await trio.open_tcp_stream(*address)
-            await stranger.send_all(garbage)
-            assert await turned_away(stranger) <= lanes.STRANGER_DEADLINE_S + 0.2
-            assert not bob._strangers
-            alice.post(BOB, NOTE, b"fine.")  # the lane in use noticed nothing
-            assert (await net.sinks[BOB].next_frame())[2] == b"fine."
-            assert net.sinks[BOB].closed.empty()
-
-    run(main, trio.testing.MockClock(autojump_threshold=0.05))
-
-
-def test_pool_garbage_does_not_consume_an_id() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            proposal, answer, address = await agree(bob)
-            stranger = await trio.open_tcp_stream(*address)
-            await stranger.send_all(answer.lane_id + bytes(400))
-            await turned_away(stranger)
-            assert bob.connected() == frozenset()
-            keys = proposal.keys(answer)
-            sealer = lanes.Sealer(keys.send_key)
-            stream = await trio.open_tcp_stream(*address)
-            await stream.send_all(answer.lane_id + lanes._seal_hello(sealer, keys))
-            hello = await lanes._receive_exactly(stream, lanes._HELLO_WIRE_BYTES)
-            lanes._open_hello(lanes.Opener(keys.receive_key, peer=BOB), keys, hello)
-            await until(lambda: bob.connected() == {ALICE})
-            await stream.aclose()
-
-    run(main)
-
-
-def test_pool_id_opens_one_lane_only() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            proposal, answer, address = await agree(bob)
-            keys = proposal.keys(answer)
-            wire = answer.lane_id + lanes._seal_hello(lanes.Sealer(keys.send_key), keys)
-            first, second = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
-            await first.send_all(wire)
-            await lanes._receive_exactly(first, lanes._HELLO_WIRE_BYTES)
-            await second.send_all(wire)  # somebody who listened repeats it
-            await turned_away(second)
-            await until(lambda: len(lanes_of(bob, ALICE)) == 1)
-            await first.aclose()
-
-    run(main)
-
-
-def test_pool_hello_of_another_agreement_is_refused() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            mine, mine_answer, address = await agree(bob)
-            _, other_answer, _ = await agree(bob, CAROL)
-            keys = mine.keys(mine_answer)
-            stream = await trio.open_tcp_stream(*address)
-            await stream.send_all(other_answer.lane_id + lanes._seal_hello(lanes.Sealer(keys.send_key), keys))
-            await turned_away(stream)
-            assert bob.connected() == frozenset()
-
-    run(main)
-
-
-def test_pool_id_takes_few_connections_at_once() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, answer, address = await agree(bob)
-            streams = [await trio.open_tcp_stream(*address) for _ in range(lanes.CONNECTIONS_PER_ID_LIMIT)]
-            for stream in streams:
-                await stream.send_all(answer.lane_id)
-            pending = bob._pending[answer.lane_id]
-            await until(lambda: pending.connections == lanes.CONNECTIONS_PER_ID_LIMIT)
-            late = await trio.open_tcp_stream(*address)
-            await late.send_all(answer.lane_id)
-            assert await turned_away(late) < lanes.STRANGER_DEADLINE_S / 2
-            for stream in streams:
-                await stream.aclose()
-            await until(lambda: pending.connections == 0)
-
-    run(main)
-
-
-def test_pool_crowd_of_strangers_pushes_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "UNAUTHENTICATED_LIMIT", 3)
-
-    async def main() -> None:
-        async with alice_and_bob() as (_, alice, bob):
-            _, _, address = await agree(bob)
-            streams = []
-            for number in range(3):
-                streams.append(await trio.open_tcp_stream(*address))
-                await until(lambda number=number: len(bob._strangers) == number + 1)
-            await alice.ensure(BOB, deadline_s=WAIT_S)  # gets in all the same
-            assert await turned_away(streams[0]) < lanes.STRANGER_DEADLINE_S / 2
-            assert len(bob._strangers) <= 3
-            for stream in streams[1:]:
-                await stream.aclose()
-
-    run(main)
-
-
-def test_pool_pending_ids_expire() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            _, answer, address = await agree(bob)
-            await trio.sleep(lanes.PENDING_DEADLINE_S + 1)
-            stream = await trio.open_tcp_stream(*address)
-            await stream.send_all(answer.lane_id)
-            assert await turned_away(stream) < lanes.STRANGER_DEADLINE_S / 2
-            await agree(bob)
-            assert answer.lane_id not in bob._pending
-            assert len(bob._pending) == 1
-
-    run(main, trio.testing.MockClock(autojump_threshold=0.05))
-
-
-def test_pool_bounds_what_a_peer_leaves_pending() -> None:
-    async def main() -> None:
-        async with alice_and_bob() as (_, _, bob):
-            for _ in range(lanes.PENDING_PER_PEER_LIMIT):
-                await agree(bob)
-            with pytest.raises(RemoteError) as caught:
-                await agree(bob)
-            assert caught.value.peer == ALICE
-            await agree(bob, CAROL)  # others are not affected
-            bob.drop(ALICE)
-            assert len(bob._pending) == 1
-
-    run(main)
-
-
 def test_pool_answers_no_junk() -> None:
     async def main() -> None:
         async with alice_and_bob() as (_, _, bob):
@@ -502,7 +308,7 @@ def test_pool_answers_no_junk() -> None:
                 await bob.answer(ALICE, b"junk")
             with pytest.raises(RemoteError):
                 await bob.answer(ALICE, bytes(100_000))
-            assert not bob._pending
+            assert not bob._listener._pending
 
     run(main)
 
@@ -536,7 +342,7 @@ def test_pool_addresses_are_what_others_can_dial() -> None:
                 await nursery.start(wildcard.run)
                 assert 1 <= len(wildcard.addresses) <= 8
                 for text in wildcard.addresses:
-                    host, port = lanes.parse_address(text)
+                    host, port = parse_address(text)
                     assert host != "0.0.0.0"
                     assert port > 0
                 nursery.cancel_scope.cancel()

@@ -50,7 +50,6 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         (KILL + "durations = 3\n", "fault 1: unknown key 'durations'; did you mean 'duration_s'?"),
         ('[[fault]]\nkind = "partition"\nround = 1\ngroups = [[0], [1]]\n', "'partition' is not built in this version"),
         ('[[fault]]\nkind = "corrupt"\nnode = 1\nround = 1\n', "'corrupt' is not built in this version"),
-        (KILL.replace("reduce", "repair"), "phase 'repair' is not built in this version"),
         (KILL.replace("kill", "murder"), "Invalid enum value 'murder'"),
         (KILL.replace("0.4", "1.5"), "`float` <= 1"),
         (KILL.replace("round = 3", "round = 9"), "fault 1 is in round 9 of 8"),

@@ -1,0 +1,14 @@
+"""`shoal bench …`: what Shoal costs, measured on this machine."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.bench_allreduce import AllreduceOptions, CompareOptions, allreduce, compare
+from shoal.cli.bench_lane import LaneOptions, lane
+from shoal.cli.options import command_of
+
+bench = typer.Typer(help="Measure what rounds cost on this machine.", no_args_is_help=True)
+bench.command("allreduce")(command_of(AllreduceOptions, allreduce))
+bench.command("compare")(command_of(CompareOptions, compare))
+bench.command("lane")(command_of(LaneOptions, lane))

@@ -1,0 +1,41 @@
+"""What a reduction tells of itself while it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.protocol.identity import PeerId
+
+
+class Reason(StrEnum):
+    """Why a contribution was left out of a chunk."""
+
+    MISCOMMITTED = "not what its root commits to"
+    UNDECODABLE = "does not decode to finite values"
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """`peer`'s contribution to a chunk was left out of the sum, and of the divisor."""
+
+    peer: PeerId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceProgress:
+    """`final` of `total` chunks are final here; `excluded` is only known to the owner of the chunk that became so."""
+
+    final: int
+    total: int
+    chunk: int | None = None
+    excluded: tuple[Exclusion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Who owes what. A missing contribution is its sender's fault; a final may be late because its owner waits too."""
+
+    contributions: frozenset[PeerId]
+    finals: frozenset[PeerId]

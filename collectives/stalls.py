@@ -1,0 +1,74 @@
+"""Who moves too little: a deadline on progress, not on the whole.
+
+A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
+it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
+not count: it saw nothing, so it accuses nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from shoal.protocol.identity import PeerId
+
+STALL_SHARE = 0.25
+SUSPENDED_S = 1.0
+"""Between two looks, which are meant to be a tenth of a second apart."""
+
+
+class StallWatch:
+    """One direction of one reduction.
+
+    planned: bytes/s by peer; a peer that is missing has no known rate. stall_s: the deadline.
+    """
+
+    def __init__(self, *, stall_s: float, planned: Mapping[PeerId, float]) -> None:
+        self._stall_s = stall_s
+        self._planned = planned
+        self._looks: dict[PeerId, deque[tuple[float, int]]] = {}
+        self._looked_at = float("-inf")
+
+    def look(self, now: float, *, owing: Collection[PeerId], moved: Mapping[PeerId, int]) -> None:
+        """At `now` these owe something, and so many bytes have moved so far."""
+        if now - self._looked_at > SUSPENDED_S:
+            self._looks.clear()
+        self._looked_at = now
+        for peer in self._looks.keys() - set(owing):
+            del self._looks[peer]
+        for peer in owing:
+            looks = self._looks.setdefault(peer, deque())
+            looks.append((now, moved.get(peer, 0)))
+            while len(looks) > 1 and looks[1][0] <= now - self._stall_s:
+                looks.popleft()
+
+    def stalled(self) -> set[PeerId]:
+        """Those that have owed for the whole deadline and moved too little."""
+        found = set()
+        for peer, looks in self._looks.items():
+            (began, before), (now, after) = looks[0], looks[-1]
+            needed = max(1.0, STALL_SHARE * self._planned.get(peer, 0.0) * (now - began))
+            if now - began >= self._stall_s and after - before < needed:
+                found.add(peer)
+        return found
+
+
+class BusyRate:
+    """Bytes per second over the time in which there was something to move."""
+
+    def __init__(self, at: float, moved: int) -> None:
+        self._at = at
+        self._moved = moved
+        self._busy_s = 0.0
+        self._busy_bytes = 0
+
+    def look(self, now: float, moved: int, *, busy: bool) -> None:
+        """Since the last look `busy` says whether there was something to move."""
+        if busy:
+            self._busy_s += now - self._at
+            self._busy_bytes += moved - self._moved
+        self._at, self._moved = now, moved
+
+    def bytes_per_s(self, least_s: float) -> int:
+        """The rate; 0, that is unknown, if there was less than `least_s` to see."""
+        return int(self._busy_bytes / self._busy_s) if self._busy_s >= least_s else 0

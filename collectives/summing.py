@@ -1,0 +1,80 @@
+"""The weighted mean of one chunk, exact: the one place where contributions are added up.
+
+In plan order, from +0, every operation rounded by itself, then divided by the sum of the weights that are in it; in
+spans that stay in the cache. A weight of 1 is not multiplied by, which changes no bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, Undecodable, check_denormals
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One contribution to a chunk: whose (its place in the plan), how heavy, and its encoded bytes."""
+
+    place: int
+    weight: int
+    encoded: U8
+
+
+def weighted_mean(how: Codec, terms: Sequence[Term], out: F32) -> tuple[list[int], list[int]]:
+    """The mean of `terms`, which are in plan order, into `out` (n,) float32; zeros if there are none.
+
+    Returns the places that are in it, and those left out because they do not decode.
+
+    Raises LocalError if this thread flushes subnormals.
+    """
+    check_denormals()
+    undecodable: list[int] = []
+    while True:
+        counted = [term for term in terms if term.place not in undecodable]
+        fault = _sum(how, counted, out)
+        if fault is None:
+            return [term.place for term in counted], undecodable
+        undecodable.append(fault)
+
+
+def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:
+    """None, or the place of a term that does not decode; `out` holds nothing of use then."""
+    divisor = np.float32(sum(term.weight for term in terms))
+    scratch = span_scratch()
+    for start in range(0, out.size, SPAN_VALUES):
+        stop = min(start + SPAN_VALUES, out.size)
+        total = out[start:stop]
+        total.fill(0)
+        for term in terms:
+            try:
+                values = how.decode_span(term.encoded, out.size, start, stop, scratch)
+            except Undecodable:
+                return term.place
+            if term.weight != 1:
+                values = np.multiply(values, np.float32(term.weight), out=scratch[: stop - start])
+            np.add(total, values, out=total)
+        if terms:
+            np.divide(total, divisor, out=total)
+    return None
+
+
+def check_encoded(how: Codec, encoded: U8, n: int) -> None:
+    """Check that the bytes of a chunk of `n` values decode. Raises Undecodable."""
+    scratch = span_scratch()
+    for start in range(0, n, SPAN_VALUES):
+        how.decode_span(encoded, n, start, min(start + SPAN_VALUES, n), scratch)
+
+
+_local = threading.local()
+
+
+def span_scratch() -> F32:
+    """(SPAN_VALUES,) float32 of this thread's own, good until the next call of anything here."""
+    scratch: F32 | None = getattr(_local, "scratch", None)
+    if scratch is None:
+        scratch = _local.scratch = np.empty(SPAN_VALUES, np.float32)
+    return scratch

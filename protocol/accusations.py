@@ -1,0 +1,116 @@
+"""What participants say against each other while they reduce, and what the lead may believe of it.
+
+A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
+owner's final is late, but the owner may itself be waiting for somebody. So an owner that accuses somebody directly is
+not blamed for its late finals, and direct accusations are settled before any others.
+
+Where more than two live, a lone accuser is not believed: the fault may lie between the two. Such a pair is given
+another path first, through a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relay, Stalled
+
+PLANS_LIMIT = MEMBER_LIMIT
+"""Plans of one round that one peer may speak about."""
+
+Pair = tuple[PeerId, PeerId]
+"""Two peers between whom something is wrong, the lower first."""
+
+
+def room_for(table: Mapping[bytes, Mapping[PeerId, object]], sender: PeerId) -> bool:
+    """Whether a sender may add to a table keyed by plan: nobody fills it with plans that do not exist."""
+    return sum(sender in row for row in table.values()) < PLANS_LIMIT
+
+
+class Accusations:
+    """All that was said in one round, by plan and accuser; the newest word of each stands."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, dict[PeerId, Stalled]] = {}
+
+    def take(self, sender: PeerId, message: Stalled) -> None:
+        """`sender` accuses."""
+        if room_for(self._said, sender):
+            self._said.setdefault(message.plan, {})[sender] = message
+
+    def believed(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+        """Those that enough living participants of `plan` accuse: two of them, or the only other one."""
+        said = self._heard(plan, alive)
+        living = [peer for peer in plan.remaining() if peer in alive]
+        needed = 2 if len(living) > 2 else 1
+        direct = {p for p in living if sum(p in m.peers for a, m in said.items() if a != p) >= needed}
+        if direct or any(m.peers for m in said.values()):
+            return direct
+        return {p for p in living if sum(p in m.late for a, m in said.items() if a != p) >= needed}
+
+    def anyones(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+        """Those whom any other living participant accuses directly; of late finals, if there is nobody else."""
+        said = self._heard(plan, alive)
+        direct = {p for a, m in said.items() for p in m.peers if p != a}
+        return direct or {p for a, m in said.items() for p in m.late if p != a}
+
+    def pairs(self, plan: Plan, alive: Collection[PeerId]) -> set[Pair]:
+        """Living pairs of which one accuses the other, directly or, if there is no direct word at all, of late finals.
+
+        The accusers of those that `believed` names are not among them.
+        """
+        said = self._heard(plan, alive)
+        if len([peer for peer in plan.remaining() if peer in alive]) < 3 or self.believed(plan, alive):
+            return set()
+        direct = any(m.peers for m in said.values())
+        return {
+            (min(accuser, peer), max(accuser, peer))
+            for accuser, m in said.items()
+            for peer in (m.peers if direct else m.late)
+            if peer in alive and peer != accuser and peer in plan.remaining()
+        }
+
+    def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
+        remaining = plan.remaining()
+        return {a: m for a, m in self._said.get(plan.hash, {}).items() if a in alive and a in remaining}
+
+
+class Detours:
+    """Which third was tried for which pair in this round."""
+
+    def __init__(self) -> None:
+        self._tried: dict[Pair, set[PeerId]] = {}
+
+    def note(self, plan: Plan) -> None:
+        """A plan with these relays was made or adopted."""
+        peers = [p.peer for p in plan.participants]
+        for relay in plan.relays:
+            pair = _pair(peers[relay.one], peers[relay.other])
+            self._tried.setdefault(pair, set()).add(peers[relay.via])
+
+    def around(self, plan: Plan, pairs: Collection[Pair], alive: Collection[PeerId]) -> tuple[Relay, ...] | None:
+        """The relays of `plan` with new ones for `pairs`; None if for one of them everybody was tried."""
+        peers = [p.peer for p in plan.participants]
+        relays = {_pair(peers[r.one], peers[r.other]): peers[r.via] for r in plan.relays}
+        for pair in sorted(pairs):
+            troubled = {peer for other in pairs for peer in other}
+            free = [p for p in plan.remaining() if p in alive and p not in pair and p not in self._tried.get(pair, ())]
+            if not free:
+                return None
+            free.sort(key=lambda p: (p in troubled, sum(p == via for via in relays.values()), p))
+            relays[pair] = free[0]
+        return pack_relays(peers, relays)
+
+
+def pack_relays(peers: list[PeerId], relays: Mapping[Pair, PeerId]) -> tuple[Relay, ...]:
+    """`relays` (pair to third) by places among `peers`, in order."""
+    place = {peer: i for i, peer in enumerate(peers)}
+    packed = []
+    for (one, other), via in relays.items():
+        first, second = sorted((place[one], place[other]))
+        packed.append(Relay(first, second, place[via]))
+    return tuple(sorted(packed, key=lambda relay: (relay.one, relay.other)))
+
+
+def _pair(one: PeerId, other: PeerId) -> Pair:
+    return (min(one, other), max(one, other))

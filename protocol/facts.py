@@ -1,0 +1,80 @@
+"""What one node knows of a round under way, and what follows from it, for the round machine and its lead's part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from shoal.protocol.accusations import Accusations, room_for
+from shoal.protocol.agreement import Agreement
+from shoal.protocol.certificate import is_quorum
+from shoal.protocol.gathering import Gathering
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Held, Plan, Report, Value
+from shoal.protocol.planning import RoundSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundFacts:
+    """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here."""
+
+    me: PeerId
+    previous: Value
+    settings: RoundSettings
+    agreement: Agreement
+    gathering: Gathering
+    accusations: Accusations = field(default_factory=Accusations)
+    alive: frozenset[PeerId]
+    dead_since: dict[PeerId, float] = field(default_factory=dict)
+    plan: Plan | None = None
+    planned_at: float = 0.0
+    reports: dict[bytes, dict[PeerId, Report]] = field(default_factory=dict)
+    held: dict[PeerId, Held] = field(default_factory=dict)
+
+    @property
+    def leaves(self) -> Collection[PeerId]:
+        """Who promised to take no further part."""
+        return self.agreement.leaves
+
+    def is_quorum(self, peers: Collection[PeerId]) -> bool:
+        """Whether these could certify the round."""
+        return is_quorum(self.previous, peers, self.leaves)
+
+    def has_quorum(self) -> bool:
+        """Whether the living members could certify this round."""
+        return self.is_quorum(self.alive - frozenset(self.leaves))
+
+    def remaining(self, plan: Plan) -> set[PeerId]:
+        """Participants that are alive, not evicted and not on the way out."""
+        return {p for p in plan.remaining() if p in self.alive} - frozenset(self.leaves)
+
+    def lost(self, plan: Plan) -> set[PeerId]:
+        """Participants not evicted yet that died, left, lost their contribution, or are accused by enough others."""
+        weights = {p.peer: p.weight for p in plan.participants}
+        return {
+            peer
+            for peer in plan.remaining()
+            if peer not in self.alive
+            or peer in self.leaves
+            or (weights[peer] and self.gathering.withdrew(peer))
+            or peer in self.accusations.believed(plan, self.alive)
+        } - {self.me}
+
+    def take_report(self, sender: PeerId, report: Report) -> None:
+        """`sender` holds the finals of a plan."""
+        ours = (report.round, report.base) == (self.previous.round + 1, self.previous.hash)
+        if ours and room_for(self.reports, sender):
+            self.reports.setdefault(report.plan, {})[sender] = report
+
+    def my_report(self) -> Report | None:
+        """This node's report of the plan it follows."""
+        return None if self.plan is None else self.reports.get(self.plan.hash, {}).get(self.me)
+
+    def reported(self, plan: Plan) -> set[PeerId]:
+        """Participants whose digest of this plan is the same as this node's."""
+        reports = self.reports.get(plan.hash, {})
+        mine = reports.get(self.me)
+        if mine is None:
+            return set()
+        same = {p for p, r in reports.items() if (r.digest, r.bitmaps) == (mine.digest, mine.bitmaps)}
+        return same.intersection(plan.remaining()) - frozenset(self.leaves)

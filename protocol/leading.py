@@ -1,0 +1,209 @@
+"""The lead's part in a round: close the set, plan, repair the reduction when somebody is lost, propose.
+
+    no plan yet        everyone ready, or half and the grace is over  ─► Plan
+    reducing           somebody lost                                  ─► Eviction, then the revised Plan
+                       a pair that cannot reach each other            ─► the Plan with a relay
+                       too few of the participants left               ─► a new Plan over everyone there is
+    a quorum reported  everyone else too, or their grace is over      ─► Value
+
+Safety never depends on any of it (see agreement.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.protocol.accusations import Detours, Pair
+from shoal.protocol.facts import RoundFacts
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
+from shoal.protocol.patience import doubled
+from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanSeat, make_plan, separated
+from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
+
+REPLAN_SETTLE_S = 0.2
+"""How long after a death the lead waits for what was already on its way: reports, other deaths."""
+HELD_PATIENCE_S = 4.0
+"""Who does not say within this time what it holds is evicted too."""
+REPORT_GRACE_S = 3.0
+REPORT_GRACE_LIMIT_S = 30.0
+"""A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
+but no less and no more than this."""
+RELAY_SETTLE_S = 1.5
+"""How long a lone accusation stands before the lead believes that the fault lies between the two."""
+
+Order = Plan | Value | Eviction
+
+
+@dataclass(slots=True)
+class _Since:
+    """Since when something holds; None while it does not."""
+
+    at: float | None = None
+
+    def note(self, holds: bool, now: float) -> float:
+        """Seconds it has held."""
+        if not holds:
+            self.at = None
+            return 0.0
+        self.at = now if self.at is None else self.at
+        return now - self.at
+
+
+class Lead:
+    """What the lead of a round has to do next. Asked of every node: of one that does not lead, nothing."""
+
+    def __init__(self, facts: RoundFacts, deal: Deal) -> None:
+        self._facts = facts
+        self._deal = deal
+        self._detours = Detours()
+        self._quorum_reported = _Since()
+        self._separated = _Since()
+        self.eviction: Eviction | None = None
+
+    def adopted(self, plan: Plan) -> None:
+        """Everything else was about another plan."""
+        self._quorum_reported.at = self._separated.at = None
+        self.eviction = None
+        self._detours.note(plan)
+
+    def next_order(self, now: float, *, view_since: float) -> Order | None:
+        """What is due now, if anything; `view_since` is when the stage of the view began."""
+        facts = self._facts
+        if not facts.agreement.free_to_plan or not facts.has_quorum():
+            self.eviction = None
+            return None
+        plan = facts.plan
+        if plan is None:
+            return self._close_set(now)
+        reported, lost = facts.reported(plan), facts.lost(plan)
+        waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
+        if self._quorum_reported.at is not None:
+            took_s = self._quorum_reported.at - facts.planned_at
+            grace_s = min(max(took_s / 2, REPORT_GRACE_S), REPORT_GRACE_LIMIT_S)
+            if facts.remaining(plan) - lost <= reported or waited_s >= grace_s:
+                return self._value(plan, reported)
+        overdue = self._overdue(plan, now)
+        if self.eviction is not None and self.eviction.view == facts.agreement.view:
+            return self._repair(plan, self.eviction, lost, now)
+        if overdue or self._settled(plan, lost, now, view_since):
+            if overdue:
+                lost |= facts.accusations.anyones(plan, facts.alive) - {facts.me}
+            return self._go_on_without(plan, lost, now)
+        return self._reroute(plan, now)
+
+    # -- planning ---------------------------------------------------------------------------------------------
+
+    def _close_set(self, now: float) -> Plan | None:
+        facts = self._facts
+        half_ready_at = facts.gathering.half_ready_at
+        overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
+        if facts.gathering.awaited(facts.alive, facts.leaves) and not overdue:
+            return None
+        return self._plan_over(facts.gathering.candidates(facts.alive, facts.leaves), attempt=0, evicted=())
+
+    def _plan_over(self, candidates: dict[PeerId, Ready], *, attempt: int, evicted: tuple[PeerId, ...]) -> Plan | None:
+        facts, returners = self._facts, self._facts.gathering.returners
+        contributors = [p for p, r in candidates.items() if r.role == CONTRIBUTOR and r.tokens and p in returners]
+        if not contributors or not facts.is_quorum(candidates.keys()):
+            return None
+        members = facts.previous.members
+        by_standing = sorted(candidates, key=lambda p: (p not in members, p not in returners, p))
+        candidates = {p: candidates[p] for p in by_standing[:MEMBER_LIMIT]}
+        plan = make_plan(
+            facts.previous,
+            self._seat(attempt, evicted),
+            candidates,
+            weightless=candidates.keys() - returners,
+            settings=facts.settings,
+            deal=self._deal,
+        )
+        relays = self._detours.around(plan, separated(candidates), facts.alive)
+        return msgspec.structs.replace(plan, relays=relays) if relays else plan
+
+    def _seat(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanSeat:
+        facts = self._facts
+        return PlanSeat(view=facts.agreement.view, attempt=attempt, planner=facts.me, evicted=evicted)
+
+    def _next_attempt(self, plan: Plan) -> int:
+        return plan.attempt + 1 if plan.view == self._facts.agreement.view else 0
+
+    # -- repairing --------------------------------------------------------------------------------------------
+
+    def _overdue(self, plan: Plan, now: float) -> bool:
+        """Whether the reduction took too long altogether; doubles with every attempt, so it ends in the end."""
+        limit_s = doubled(self._facts.settings.reduce_deadline_s, plan.attempt)
+        return now - self._facts.planned_at >= limit_s
+
+    def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
+        """Whether somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
+        since = [self._facts.dead_since.get(p, self._facts.planned_at) for p in lost]
+        if plan.view < self._facts.agreement.view:
+            since.append(view_since)
+        return any(now - at >= REPLAN_SETTLE_S for at in since)
+
+    def _go_on_without(self, plan: Plan, lost: set[PeerId], now: float) -> Order | None:
+        """Repair the reduction if those who remain are enough; else begin another with everyone there is."""
+        facts = self._facts
+        evicted = frozenset({*plan.evicted, *lost})
+        remaining = facts.remaining(plan) - evicted
+        if facts.me in remaining and facts.is_quorum(remaining):
+            attempt = self._next_attempt(plan)
+            if evicted == set(plan.evicted) and attempt:
+                return reroute_plan(plan, self._seat(attempt, plan.evicted), plan.relays)  # only its deadline doubles
+            self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
+            return self.eviction
+        self.eviction = None
+        candidates = facts.gathering.candidates(facts.alive, facts.leaves)
+        kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
+        if not facts.is_quorum(kept.keys()):
+            # Too few without them: whoever is alive is tried again rather than nobody going on.
+            kept = candidates
+        gone = tuple(sorted(evicted - kept.keys()))
+        return self._plan_over(kept, attempt=self._next_attempt(plan), evicted=gone)
+
+    def _repair(self, plan: Plan, eviction: Eviction, lost: set[PeerId], now: float) -> Order | None:
+        """Collect what everyone holds; then say what stands and who does the rest."""
+        facts = self._facts
+        remaining = facts.remaining(plan) - eviction.evicted - lost
+        silent = {p for p in remaining if not eviction.answered_by(facts.held.get(p))}
+        late = silent - {facts.me} if now - eviction.since >= HELD_PATIENCE_S else set()
+        if not lost <= eviction.evicted or late:
+            return self._go_on_without(plan, {*eviction.evicted, *lost, *late}, now)
+        if silent:
+            return None
+        seat = self._seat(eviction.attempt, tuple(sorted(eviction.evicted)))
+        return revise_plan(plan, seat, {p: facts.held[p] for p in remaining}, self._deal)
+
+    def _reroute(self, plan: Plan, now: float) -> Order | None:
+        """Give a pair of which one accuses the other a path through a third, or evict the accused after all."""
+        facts = self._facts
+        pairs: set[Pair] = facts.accusations.pairs(plan, facts.alive)
+        if self._separated.note(bool(pairs), now) < RELAY_SETTLE_S:
+            return None
+        relays = self._detours.around(plan, pairs, facts.alive)
+        if relays is None:
+            accused = facts.accusations.anyones(plan, facts.alive) - {facts.me}
+            return self._go_on_without(plan, accused, now)
+        return reroute_plan(plan, self._seat(self._next_attempt(plan), plan.evicted), relays)
+
+    # -- proposing --------------------------------------------------------------------------------------------
+
+    def _value(self, plan: Plan, reported: set[PeerId]) -> Value:
+        facts = self._facts
+        report, previous = facts.reports[plan.hash][facts.me], facts.previous
+        return Value(
+            swarm=previous.swarm,
+            term=previous.term,
+            round=previous.round + 1,
+            base=previous.hash,
+            plan=plan.hash,
+            planner=facts.me,
+            members=tuple(sorted(reported)),
+            leaves=tuple(sorted(set(facts.leaves).intersection(previous.members))),
+            bitmaps=report.bitmaps,
+            tokens=report.tokens,
+            digest=report.digest,
+        )

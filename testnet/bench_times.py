@@ -1,0 +1,137 @@
+"""When what happened in the rounds of a benchmark, read from the nodes' event logs.
+
+    planned ──► finals decoded ──► reduced ──► voted ──► certified
+     (first)        (last)          (last)     (last)     (last)
+       └─ reduce_s ───┴─ work_out_s ──┴─ agree_s ─┴─ apply_s ─┘
+
+Each boundary is that of the first or last peer, by the wall clock of the one machine they run on. *Reduce* is from the
+first peer that accepted the plan to the last that had all finals decoded; *work out* is the candidate state, its digest
+and what must be durable before the report; *agree* is report, proposal and vote; *apply* is the certificate, and the
+state adopted and kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from shoal.protocol.errors import NetworkError
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What the benchmark reads of any event."""
+
+    at: float
+    event: str
+    round: int = 0
+    seconds: float = 0.0
+    digest: str = ""
+    coverage: float = 0.0
+    contributors: int = 0
+    lanes_sent: int = 0
+    control_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRound:
+    """One round at one node: wall-clock seconds, and what was certified. sent_bytes: since the process started.
+
+    voted_at is the first vote or, if it cast none (the certificate came first), the moment it reported.
+    """
+
+    planned_at: float
+    finals_at: float
+    reduced_at: float
+    voted_at: float
+    certified_at: float
+    digest: str
+    coverage: float
+    contributors: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """One round of the swarm: its parts in seconds; the whole is their sum."""
+
+    reduce_s: float
+    work_out_s: float
+    agree_s: float
+    apply_s: float
+
+    @property
+    def total_s(self) -> float:
+        """From the first accepted plan until the last peer has applied."""
+        return self.reduce_s + self.work_out_s + self.agree_s + self.apply_s
+
+
+def read_node(folder: Path) -> dict[int, NodeRound]:
+    """The rounds that the node in `folder` planned, reduced and certified itself."""
+    seen: dict[int, dict[str, _Line]] = {}
+    rounds: dict[int, NodeRound] = {}
+    for text in (folder / "events.jsonl").read_bytes().splitlines():
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue  # cut short by a kill, or of another shape: none of those below
+        lines = seen.setdefault(line.round, {})
+        if line.event == "planned":
+            lines.setdefault("first_planned", line)
+        elif line.event == "reduced" and "planned" in lines:
+            lines["reduced_plan"] = lines["planned"]
+        if line.event != "voted" or "voted" not in lines:
+            lines[line.event] = line
+        if line.event == "certified" and "reduced_plan" in lines:
+            rounds[line.round] = _node_round(lines)
+    return rounds
+
+
+def _node_round(lines: dict[str, _Line]) -> NodeRound:
+    reduced, certified = lines["reduced"], lines["certified"]
+    return NodeRound(
+        planned_at=lines["first_planned"].at,
+        finals_at=lines["reduced_plan"].at + reduced.seconds,
+        reduced_at=reduced.at,
+        voted_at=lines.get("voted", reduced).at,
+        certified_at=certified.at,
+        digest=certified.digest,
+        coverage=certified.coverage,
+        contributors=certified.contributors,
+        sent_bytes=certified.lanes_sent + certified.control_sent,
+    )
+
+
+def times_of(peers: Sequence[NodeRound]) -> RoundTimes:
+    """The times of one round, of which these are all peers that went through it."""
+    marks = [
+        min(peer.planned_at for peer in peers),
+        max(peer.finals_at for peer in peers),
+        max(peer.reduced_at for peer in peers),
+        max(peer.voted_at for peer in peers),
+        max(peer.certified_at for peer in peers),
+    ]
+    # A slow peer's reduction may end after the others have voted: what was over before it began took no time.
+    for i in range(1, len(marks)):
+        marks[i] = max(marks[i], marks[i - 1])
+    parts = [late - early for early, late in pairwise(marks)]
+    return RoundTimes(reduce_s=parts[0], work_out_s=parts[1], agree_s=parts[2], apply_s=parts[3])
+
+
+def median_times(rounds: Sequence[RoundTimes]) -> RoundTimes:
+    """The median of each part."""
+    return RoundTimes(
+        **{name: statistics.median(getattr(r, name) for r in rounds) for name in RoundTimes.__dataclass_fields__}
+    )
+
+
+def round_at(nodes: Sequence[dict[int, NodeRound]], round: int) -> list[NodeRound]:
+    """That round at each of these nodes. Raises NetworkError if one did not go through it."""
+    missing = [str(index) for index, rounds in enumerate(nodes) if round not in rounds]
+    if missing:
+        raise NetworkError(f"round {round} is not whole in the log of node {', '.join(missing)}")
+    return [rounds[round] for rounds in nodes]

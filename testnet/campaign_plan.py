@@ -1,0 +1,141 @@
+"""What a fault campaign does: which fault strikes which round of which swarm, all of it drawn from one seed.
+
+A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a codec each,
+whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share; where a fault
+strikes is drawn per run from (seed, number): run 137 of 200 is the same whether the others are run or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args, get_type_hints
+
+import msgspec
+
+from shoal.node.config import HOLD_PHASES
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import SyncSection
+
+Kind = Literal[
+    "kill",
+    "kill_lead",
+    "kill_voter",
+    "kill_two",
+    "kill_repair",
+    "stop",
+    "stop_continue",
+    "stop_kill",
+    "stop_two",
+    "cut_pair",
+    "cut_all",
+]
+"""kill: SIGKILL of one node; _lead: of the round's first lead; _voter: of one that has voted and has no certificate;
+_two: of two at once; _repair: of one, and of a second while the loss is repaired. stop: SIGSTOP until the others have
+certified the round; _continue: for a while; _kill: and SIGKILL after a while; _two: one stopped, one killed. cut: all
+lanes broken, the links left alone, between one and another (_pair) or all others (_all)."""
+
+CODECS: Final[tuple[str, ...]] = get_args(get_type_hints(SyncSection)["codec"])
+PEERS: Final = (3, 4, 5, 6)
+PEERS_LIMIT: Final = 16
+RUN_LIMIT: Final = 10_000
+PAIRED: Final = ("kill_two", "kill_repair", "stop_two")
+"""Kinds that take two nodes; a swarm of three cannot bear them."""
+CUTS: Final = ("cut_pair", "cut_all")
+
+KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k != "kill_repair" or "repair" in HOLD_PHASES)
+STOPS_S: Final = (0.5, 12.0)
+_PHASES: Final = ("reduce", "reduce", "reduce", "reduce", "reduce", "plan", "certify")
+"""Most faults strike in the reduce."""
+_TIMED_SHARE: Final = {True: 0.5, False: 0.15}
+"""Which share of the cuts, and of other faults, strikes after a while instead of at a phase: in the training, often."""
+_CUTS_LIMIT: Final = 3
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """One swarm of the campaign."""
+
+    peers: int
+    codec: str
+
+    @property
+    def name(self) -> str:
+        """For folders and lines."""
+        return f"{self.peers}x{self.codec}"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One faulted round, as far as the seed says.
+
+    order: the nodes in the order in which they are considered as victims. phase: None to strike `after` so much of an
+    undisturbed round; else at `progress` of the reduce, or where another phase begins. stop_s: how long a stop lasts.
+    cuts: how often lanes are cut. quiet: whether the survivors stand still while a killed node starts again; else it
+    has to catch up with them.
+    """
+
+    number: int
+    group: Group
+    kind: Kind
+    order: tuple[int, ...]
+    phase: str | None
+    progress: float
+    after: float
+    stop_s: float
+    cuts: int
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Which faults a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`."""
+
+    kinds: tuple[Kind, ...] = KINDS
+    stop_s: tuple[float, float] = STOPS_S
+    quiet_share: float = 0.5
+
+
+def groups_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
+    """Every number of peers with every codec. Raises ConfigError for what no swarm can have."""
+    for count in peers:
+        if not PEERS[0] <= count <= PEERS_LIMIT:
+            raise ConfigError(f"--peers: a swarm of {count} is none of {PEERS[0]}..{PEERS_LIMIT}; fewer bear no fault")
+    for codec in codecs:
+        if codec not in CODECS:
+            raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(CODECS)}")
+    return tuple(Group(peers=count, codec=codec) for count in dict.fromkeys(peers) for codec in dict.fromkeys(codecs))
+
+
+def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix | None = None) -> tuple[Run, ...]:
+    """All runs of a campaign, those of a group one after the other. Raises ConfigError."""
+    if not 1 <= runs <= RUN_LIMIT:
+        raise ConfigError(f"--runs: {runs} is not in 1..{RUN_LIMIT}")
+    if not groups:
+        raise ConfigError("a campaign needs a number of peers and a codec")
+    mix = mix or Mix()
+    kinds: list[Kind] = []
+    dealer = random.Random(f"{seed}:kinds")
+    while len(kinds) < runs:
+        kinds += dealer.sample(mix.kinds, len(mix.kinds))
+    return tuple(
+        _draw_run(random.Random(f"{seed}:{at}"), at + 1, groups[at * len(groups) // runs], kinds[at], mix)
+        for at in range(runs)
+    )
+
+
+def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mix) -> Run:
+    if kind in PAIRED and group.peers < 4:
+        kind = "kill"
+    timed = rng.random() < _TIMED_SHARE[kind in CUTS]
+    return Run(
+        number=number,
+        group=group,
+        kind=kind,
+        order=tuple(rng.sample(range(group.peers), group.peers)),
+        phase=None if timed else rng.choice(_PHASES),
+        progress=round(rng.random(), 3),
+        after=round(rng.random(), 3),
+        stop_s=round(rng.uniform(*mix.stop_s), 3),
+        cuts=rng.randint(1, _CUTS_LIMIT),
+        quiet=rng.random() < mix.quiet_share,
+    )

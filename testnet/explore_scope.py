@@ -1,0 +1,146 @@
+"""What is explored: how large, by whom, about which values; and the quorum rule in words of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shoal.protocol.certificate import genesis, lead_order
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import (
+    NO_HASH,
+    Certificate,
+    Message,
+    Propose,
+    Report,
+    Value,
+    ViewChange,
+    Vote,
+    domain_hash,
+)
+
+MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT = 64, 16, 26, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
+
+    `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
+    member planned the round before, and so weighs more. `reduced` leaves out schedules that differ from others in
+    nothing that matters, `exchanged` those that differ in the names of members only; see `explore.py`.
+    Raises ConfigError for what is out of range.
+    """
+
+    members: int
+    views: int
+    crashes: int = 0
+    leaves: int = 0
+    plans: int = 1
+    planner: int = 0
+    reduced: bool = True
+    exchanged: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("members", self.members, 1, MEMBERS_LIMIT),
+            ("views", self.views, 1, VIEWS_LIMIT),
+            ("crashes", self.crashes, 0, CRASHES_LIMIT),
+            ("leaves", self.leaves, 0, self.members),
+            ("plans", self.plans, 1, PLANS_LIMIT),
+            ("planner", self.planner, 0, self.members - 1),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
+
+    @property
+    def first_alike(self) -> int:
+        """From this member on nothing tells them apart: they lead no view, are not the planner, and nobody names them
+        in a value. The number of members, if there are no two such."""
+        first = max(self.views, self.planner + 1)
+        alike = self.reduced and self.exchanged and not self.leaves and first <= self.members - 2
+        return first if alike else self.members
+
+
+def electorate(members: int, planner: int) -> tuple[list[Identity], Value]:
+    """Founders in the order in which they lead round 1, and a C(0) whose planner is the one numbered `planner`."""
+    identities = {i.peer_id: i for i in (Identity.from_seed(bytes([n]) * 32) for n in range(members))}
+    for salt in itertools.count():
+        swarm = domain_hash("explored swarm", salt.to_bytes(4, "little"))
+        for first in sorted(identities):
+            previous = genesis(swarm, [first, *(peer for peer in identities if peer != first)])
+            order = lead_order(previous)
+            if order[planner] == first:
+                return [identities[peer] for peer in order], previous
+    raise AssertionError("counting does not end")
+
+
+def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
+    """The quorum rule in other words than the protocol's: more than half, or exactly half with the last planner."""
+    electorate = set(previous.members) - set(leaves)
+    inside = electorate & set(supporters)
+    return 2 * len(inside) > len(electorate) or (
+        len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
+    )
+
+
+class Values:
+    """The values that are proposed after `previous`, and what they and messages are called.
+
+    `A0` is the outcome of plan A as member 0 proposes it, `A0-2` if it counts the leave of member 2.
+    """
+
+    def __init__(self, previous: Value, peers: list[PeerId]) -> None:
+        self.previous = previous
+        self.by_hash: dict[bytes, Value] = {}
+        self._peers = peers
+
+    def fresh(self, planner: PeerId, plan: int, leaves: Collection[PeerId]) -> Value:
+        """What `planner` proposes as the outcome of plan number `plan`."""
+        plan_hash = domain_hash("explored plan", bytes([plan]))
+        value = Value(
+            swarm=self.previous.swarm,
+            term=self.previous.term,
+            round=self.previous.round + 1,
+            base=self.previous.hash,
+            plan=plan_hash,
+            planner=planner,
+            members=tuple(sorted(set(self.previous.members) - set(leaves))),
+            leaves=tuple(sorted(leaves)),
+            bitmaps=NO_HASH,
+            tokens=plan,
+            digest=domain_hash("explored digest", plan_hash),
+        )
+        self.by_hash[value.hash] = value
+        return value
+
+    def report(self, value: Value) -> Report:
+        """What every member computes from the finals of the plan of `value`."""
+        return Report(
+            term=value.term,
+            round=value.round,
+            base=value.base,
+            plan=value.plan,
+            digest=domain_hash("explored digest", value.plan),
+            bitmaps=NO_HASH,
+        )
+
+    def name(self, value_hash: bytes) -> str:
+        """What a value is called."""
+        value = self.by_hash[value_hash]
+        gone = [str(self._peers.index(PeerId(peer))) for peer in value.leaves]
+        return "-".join([f"{chr(ord('A') + value.tokens)}{self._peers.index(PeerId(value.planner))}", *gone])
+
+    def told(self, message: Message) -> str:
+        """What a message says, for people."""
+        if isinstance(message, Propose):
+            return f"propose {self.name(message.value.hash)} in view {message.view}"
+        if isinstance(message, Vote):
+            return f"vote for {self.name(message.value)} in view {message.view}"
+        if isinstance(message, ViewChange):
+            cast = message.highest
+            carried = "no vote" if cast is None else f"the vote for {self.name(cast.value.hash)} of view {cast.view}"
+            return f"move to view {message.view} with {carried}"
+        return f"show a certificate of {self.name(message.value.hash)}" if isinstance(message, Certificate) else "leave"

@@ -1,0 +1,76 @@
+"""A member's word: what it may still say after what it said before, in this life or an earlier one.
+
+Only its own messages are looked at here, as someone would who heard all of them, and its log at the time. What several
+members said together is for `explore.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.messages import Leave, Message, Propose, ViewChange, Vote
+
+Log = tuple[DurableRecord, ...]
+Said = frozenset[Message]
+
+
+def stage(message: Message) -> int:
+    """When a message is said, if all of lower views comes first: moves to view v at 3v, then its lead, then votes."""
+    if isinstance(message, ViewChange):
+        return 3 * message.view
+    if isinstance(message, Vote):
+        return 3 * message.view + 2
+    return 3 * message.view + 1 if isinstance(message, Propose) else 1
+
+
+def last_view(said: Iterable[Message]) -> int:
+    """The highest view that a member announced to be in."""
+    return max((m.view for m in said if isinstance(m, Vote | ViewChange)), default=0)
+
+
+def still_binding(said: Said) -> Said:
+    """Proposals and the leave for good, the highest vote, and the change to the last view, which carries the rest."""
+    last = last_view(said)
+    voted = max((m.view for m in said if isinstance(m, Vote)), default=0)
+    return frozenset(
+        m for m in said if not isinstance(m, Vote | ViewChange) or m.view == (voted if isinstance(m, Vote) else last)
+    )
+
+
+def broken_promise(log: Log, said: Said, message: Message) -> str | None:
+    """Which promise of its sender `message` breaks, if any; `log` is what it has on disk."""
+    votes = [m for m in said if isinstance(m, Vote)]
+    changes = [m for m in said if isinstance(m, ViewChange)]
+    views = [m.view for m in votes] + [m.view for m in changes]
+    if isinstance(message, Leave):
+        return "a leave after signing" if views else _unwritten(log, "leave")
+    if isinstance(message, Propose):
+        if any(isinstance(m, Propose) and m.view == message.view for m in said):
+            return "two values in one view"
+        return _unwritten(log, "propose", message.view, message.value.hash)
+    if any(isinstance(m, Leave) for m in said):
+        return "signed after leaving"
+    if isinstance(message, Vote):
+        if any(m.view == message.view for m in votes):
+            return "two votes in one view"
+        if max(views, default=0) > message.view:
+            return "a vote below a promise"
+        return _unwritten(log, "vote", message.view, message.value)
+    if isinstance(message, ViewChange):
+        if max(views, default=0) >= message.view:
+            return "a view went back"
+        cast = [(m.view, m.value) for m in votes]
+        cast += [(m.highest.view, m.highest.value.hash) for m in changes if m.highest is not None]
+        carried = None if message.highest is None else (message.highest.view, message.highest.value.hash)
+        if carried != max(cast, default=None):
+            return "a vote that was not carried"
+        return _unwritten(log, "promise", message.view)
+    return f"{type(message).__name__} is no message of agreement"
+
+
+def _unwritten(log: Log, kind: str, view: int = 0, value: bytes | None = None) -> str | None:
+    held = [record.value for record in log if (record.kind, record.view) == (kind, view)]
+    if value is None:
+        return None if held else "sent before it was written"
+    return None if any(v is not None and v.hash == value for v in held) else "sent before it was written"

@@ -1,0 +1,162 @@
+"""Chunks longer than a span: the same bytes and values however they are cut, and nothing bad at any place gets past."""
+
+from __future__ import annotations
+
+import math
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.collectives import spans
+from shoal.collectives.codecs import SPAN_VALUES, Undecodable, codec
+from shoal.protocol.errors import LocalError
+from tests.collectives.encodings import NAMES, decode, encode, f32, pattern
+
+LONG = SPAN_VALUES + 4096 + 77  # two spans; many blocks, of which the last is short
+"""Values of a chunk."""
+
+PLACES = [0, 1, 127, 128, 4095, 4096, SPAN_VALUES - 1, SPAN_VALUES, LONG - 2, LONG - 1]
+"""Both sides of every border there is in it."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spans_of_any_size_and_any_number_of_threads_give_the_same_bytes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = pattern(LONG, 2.0**-25)
+    want = encode(name, values).tobytes()
+    decoded = decode(name, want, LONG).tobytes()
+    starts = (0, 1, 0, 4097, 0)
+    with ThreadPoolExecutor(3) as pool:
+        at_once = list(pool.map(lambda start: encode(name, values[start:]).tobytes(), starts))
+    assert at_once == [encode(name, values[start:]).tobytes() for start in starts]
+    for size in (4096, 5 * 4096):
+        monkeypatch.setattr(spans, "SPAN_VALUES", size)
+        assert encode(name, values).tobytes() == want
+        assert decode(name, want, LONG).tobytes() == decoded
+
+
+# --- bad values ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_encode_of_a_diverged_update_is_our_error(name: str, bad: float) -> None:
+    for place in PLACES:
+        values = np.ones(LONG, np.float32)
+        values[place] = bad
+        with pytest.raises(LocalError, match="diverged"):
+            encode(name, values)
+    with pytest.raises(LocalError, match="diverged"):
+        encode(name, f32(bad))
+
+
+def broken(name: str, data: bytes, place: int) -> bytearray:
+    """`data`, a chunk of LONG values, with the value at `place` or its scale such as no encoder writes."""
+    out = bytearray(data)
+    if name == "fp32":
+        out[4 * place : 4 * place + 4] = struct.pack("<f", math.nan)
+    elif name == "bf16":
+        out[2 * place : 2 * place + 2] = b"\x80\x7f"
+    elif name == "int8":
+        out[4 * -(-LONG // 4096) + place] = 0x80
+    else:
+        at, shift = 2 * -(-LONG // 128) + place // 2, place % 2 * 4
+        out[at] = out[at] & 0xF0 >> shift | 8 << shift
+    return out
+
+
+def broken_scale(name: str, data: bytes, place: int) -> bytearray:
+    out = bytearray(data)
+    size, pattern = (4, b"\0\0\x80\x7f") if name == "int8" else (2, b"\x80\x7f")
+    block = place // (4096 if name == "int8" else 128)
+    out[size * block : size * (block + 1)] = pattern
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_refuses_a_bad_value_wherever_it_is(name: str) -> None:
+    good = encode(name, pattern(LONG, 2.0**-25)).tobytes()
+    for place in PLACES:
+        with pytest.raises(Undecodable):
+            decode(name, bytes(broken(name, good, place)), LONG)
+        if name.startswith("int"):
+            with pytest.raises(Undecodable, match="scale"):
+                decode(name, bytes(broken_scale(name, good, place)), LONG)
+    if name != "fp32":
+        with pytest.raises(Undecodable, match="padding"):
+            decode(name, good[:-1] + b"\1", LONG)
+
+
+# --- spans ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1, 77, 4096, 4097, 12_289, LONG])
+@pytest.mark.parametrize("size", [4096, 3 * 4096, 1 << 20])
+def test_spans_decode_to_the_same_values(name: str, n: int, size: int) -> None:
+    data = encode(name, pattern(n, 2.0**-25))
+    scratch = np.empty(min(n, size), np.float32)
+    parts = [codec(name).decode_span(data, n, at, min(at + size, n), scratch).tobytes() for at in range(0, n, size)]
+    assert b"".join(parts) == decode(name, data.tobytes(), n).tobytes()
+
+
+def test_span_of_fp32_is_a_view_that_cannot_be_written() -> None:
+    data = encode("fp32", pattern(LONG, 2.0**-25))
+    span = codec("fp32").decode_span(data, LONG, 4096, LONG, np.empty(LONG, np.float32))
+    assert np.shares_memory(span, data)
+    with pytest.raises(ValueError, match="read-only"):
+        span[0] = 0
+
+
+def refusing_spans(name: str, data: bytes | bytearray, n: int) -> list[int]:
+    """The starts of the spans of 4096 that are refused."""
+    refused, scratch = [], np.empty(4096, np.float32)
+    for start in range(0, n, 4096):
+        try:
+            codec(name).decode_span(data, n, start, min(start + 4096, n), scratch)
+        except Undecodable:
+            refused.append(start)
+    return refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spans_refuse_what_the_whole_chunk_refuses_and_each_its_own(name: str) -> None:
+    good = encode(name, pattern(LONG, 2.0**-25)).tobytes()
+    every = list(range(0, LONG, 4096))
+    assert refusing_spans(name, good, LONG) == []
+    assert refusing_spans(name, good[:-4], LONG) == every
+    for place in PLACES:
+        assert refusing_spans(name, broken(name, good, place), LONG) == [place // 4096 * 4096]
+        if name.startswith("int"):
+            assert refusing_spans(name, broken_scale(name, good, place), LONG) == [place // 4096 * 4096]
+    if name != "fp32":
+        assert refusing_spans(name, good[:-1] + b"\1", LONG) == every[-1:]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(1, 9), st.data())
+def test_any_bytes_are_refused_by_span_exactly_if_they_are_refused_whole(
+    name: str, n: int, data: st.DataObject
+) -> None:
+    size = codec(name).encoded_bytes(n)
+    content = data.draw(st.binary(min_size=size, max_size=size))
+    try:
+        whole = decode(name, content, n).tobytes()
+    except Undecodable:
+        assert refusing_spans(name, content, n) == [0]
+    else:
+        assert codec(name).decode_span(content, n, 0, n, np.empty(n, np.float32)).tobytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "room"), [(1, 2, 9), (0, 0, 9), (4096, 5001, 999), (0, 10, 9), (-4096, 1, 9)]
+)
+def test_span_that_does_not_fit_is_our_error(start: int, stop: int, room: int) -> None:
+    data = encode("int8", pattern(5000, 1.0))
+    with pytest.raises(LocalError, match="span"):
+        codec("int8").decode_span(data, 5000, start, stop, np.empty(room, np.float32))

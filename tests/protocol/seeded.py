@@ -1,0 +1,217 @@
+"""Agreement with one rule broken in each: what the checks of agreement must be able to find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, Persist, Standing
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Message, Propose, Report, Value, ViewChange, Vote
+
+
+def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreement:
+    """A member with that bug."""
+    return bug(identity=identity, previous=previous)
+
+
+class ForgetfulLead(Agreement):
+    """Plans anew although a member of its quorum voted."""
+
+    def _try_lead(self) -> list[AgreementEffect]:
+        stored = self._changes
+        self._changes = {
+            view: {p: msgspec.structs.replace(c, highest=None) for p, c in row.items()} for view, row in stored.items()
+        }
+        try:
+            return super()._try_lead()
+        finally:
+            self._changes = stored
+
+
+class LowestVoteLead(Agreement):
+    """Carries the vote of the lowest view forward."""
+
+    def _try_lead(self) -> list[AgreementEffect]:
+        stored = self._changes
+        row = stored.get(self.view, {})
+        cast = [change.highest for change in row.values() if change.highest is not None]
+        if cast:
+            lowest = min(cast, key=lambda vote: vote.view)
+            self._changes = {self.view: {p: msgspec.structs.replace(c, highest=lowest) for p, c in row.items()}}
+        try:
+            return super()._try_lead()
+        finally:
+            self._changes = stored
+
+
+class HastyLead(Agreement):
+    """Leads as soon as one other has moved to its view."""
+
+    def _try_lead(self) -> list[AgreementEffect]:
+        row = self._changes.get(self.view, {})
+        if not self.leading or self.view == 0 or self.proposed or self.view in self._freed or len(row) < 2:
+            return []
+        cast = [change.highest for change in row.values() if change.highest is not None]
+        if cast:
+            return self._propose(max(cast, key=lambda vote: vote.view).value)
+        self._freed.add(self.view)
+        return []
+
+
+class VainLead(Agreement):
+    """Puts its own name on what it carries forward."""
+
+    def _propose(self, value: Value) -> list[AgreementEffect]:
+        return super()._propose(msgspec.structs.replace(value, planner=self._me))
+
+
+class WaveringLead(Agreement):
+    """Proposes a second value in a view where the first displeases it."""
+
+    @property
+    def free_to_plan(self) -> bool:
+        return self.leading and (self.view == 0 or self.view in self._freed)
+
+
+class LeavesAnyway(Agreement):
+    """Leaves although it voted."""
+
+    def leave(self) -> list[AgreementEffect]:
+        self._signed = False
+        return super().leave()
+
+
+class VotesAfterLeaving(Agreement):
+    """Votes although it left."""
+
+    def _try_vote(self) -> list[AgreementEffect]:
+        standing = self.standing
+        if standing is Standing.LEFT:
+            self.standing = Standing.OPEN
+        try:
+            return super()._try_vote()
+        finally:
+            if self.standing is Standing.OPEN:
+                self.standing = standing
+
+
+class MixesViews(Agreement):
+    """Counts votes of all views together."""
+
+    def _receive_vote(self, sender: PeerId, message: Vote) -> list[AgreementEffect]:
+        effects = super()._receive_vote(sender, message)
+        for (view, value_hash), votes in list(self._votes.items()):
+            if value_hash == message.value and view != message.view:
+                votes.setdefault(sender, message.signature)
+                effects = effects or self._tally(view, value_hash)
+        return effects
+
+
+class BreaksPromises(Agreement):
+    """Votes in views below the one it promised."""
+
+    def _try_vote(self) -> list[AgreementEffect]:
+        promised, self.view = self.view, 0
+        try:
+            return super()._try_vote()
+        finally:
+            self.view = max(self.view, promised)
+
+    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+        promised, self.view = self.view, 0
+        try:
+            return super()._receive_propose(sender, message)
+        finally:
+            self.view = max(self.view, promised)
+
+
+class SpeaksFirst(Agreement):
+    """Sends before it writes."""
+
+    def propose(self, value: Value) -> list[AgreementEffect]:
+        return _spoken_first(super().propose(value))
+
+    def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
+        return _spoken_first(super().receive(sender, message))
+
+    def computed(self, report: Report) -> list[AgreementEffect]:
+        return _spoken_first(super().computed(report))
+
+    def move_to(self, view: int) -> list[AgreementEffect]:
+        return _spoken_first(super().move_to(view))
+
+
+def _spoken_first(effects: list[AgreementEffect]) -> list[AgreementEffect]:
+    return sorted(effects, key=lambda effect: isinstance(effect, Persist))
+
+
+class Forgets(Agreement):
+    """Does not find one kind of record again."""
+
+    kind = ""
+
+    def restore(self, records: Iterable[DurableRecord]) -> None:
+        super().restore(record for record in records if record.kind != self.kind)
+
+
+class ForgetsVotes(Forgets):
+    """Votes are not written."""
+
+    kind = "vote"
+
+
+class ForgetsPromises(Forgets):
+    """Moves to a view are not written."""
+
+    kind = "promise"
+
+
+class ForgetsProposals(Forgets):
+    """Proposals are not written."""
+
+    kind = "propose"
+
+
+class ForgetsLeaving(Forgets):
+    """Leaves are not written."""
+
+    kind = "leave"
+
+
+def half_is_enough(previous: Value, supporters: Iterable[PeerId], leaves: Iterable[PeerId] = ()) -> bool:
+    """A quorum rule in which any half will do, whether the last planner is in it or not."""
+    electorate = set(previous.members) - set(leaves)
+    return 2 * len(electorate.intersection(supporters)) >= len(electorate)
+
+
+class HidesVotes(Agreement):
+    """Moves on without telling what it voted for."""
+
+    def _view_change(self) -> ViewChange:
+        return msgspec.structs.replace(super()._view_change(), highest=None)
+
+
+class Suspicious(Agreement):
+    """Blames whoever proposes in a view after the first."""
+
+    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+        if message.view:
+            raise RemoteError("moved too far", peer=sender)
+        return super()._receive_propose(sender, message)
+
+
+class TardyLead(Agreement):
+    """Proposes in view 0 once it heard what was proposed in view 1: lower views do not come first."""
+
+    @property
+    def free_to_plan(self) -> bool:
+        return super().free_to_plan and (self.view != 0 or 1 in self._proposals)
+
+    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+        if message.view > self.view:
+            self._proposals[message.view] = message.value
+            return []
+        return super()._receive_propose(sender, message)
