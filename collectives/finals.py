@@ -12,28 +12,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, U8, Codec, Encoded, codec
+from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
+from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.summing import check_encoded
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnsoundFinal(RemoteError):
+    """A final that is not what its owner signed, or is nothing that can be applied."""
+
+    def __init__(self, message: str, *, chunk: int, owner: PeerId) -> None:
+        super().__init__(f"the final of chunk {chunk} {message}", peer=owner)
+        self.chunk = chunk
+
+
+@dataclass(kw_only=True, eq=False)
 class FinalChunk:
-    """One reduced chunk as its owner sent it: `payload` (read-only) and the statement it carries."""
+    """One reduced chunk as its owner sent it: `payload` (read-only), and what can be read in it without checking.
+
+    `sound`: it is what its owner signed, and decodes. Nothing else of it changes.
+    """
 
     payload: U8
     encoded: U8
-    statement: ChunkStatement
+    chunk: int
+    owner: PeerId
+    lineage: bytes
+    bitmap: bytes
+    signature: bytes
+    sound: bool = False
+
+    @cached_property
+    def result(self) -> bytes:
+        """BLAKE3 of the encoded chunk."""
+        return chunk_hash(self.encoded.data)
+
+    @property
+    def statement(self) -> ChunkStatement:
+        """The owner's word, which the payload carries."""
+        return ChunkStatement(
+            plan=self.lineage,
+            chunk=self.chunk,
+            bitmap=self.bitmap,
+            result=self.result,
+            owner=self.owner,
+            signature=self.signature,
+        )
 
 
 class FinalFormat:
@@ -60,10 +95,11 @@ class FinalFormat:
         return self.plan.participants[place].peer
 
     def accepts(self, final: FinalChunk) -> bool:
-        """Whether a final that was in order under another revision of this plan is final under this one."""
-        word = final.statement
-        _, result = self._standing.get(word.chunk, (0, word.result))
-        return self.owner(word.chunk) == word.owner and word.result == result
+        """Whether a final of this lineage is the one that this revision means."""
+        if self.owner(final.chunk) != final.owner:
+            return False
+        standing = self._standing.get(final.chunk)
+        return standing is None or standing[1] == final.result
 
     def encoded_bytes(self, chunk: int) -> int:
         """How long the encoded chunk is."""
@@ -73,53 +109,81 @@ class FinalFormat:
         """How long the final payload of `chunk` is."""
         return self.encoded_bytes(chunk) + bitmap_bytes(len(self.plan.participants)) + SIGNATURE_BYTES
 
-    def sign(self, identity: Identity, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+    def sign(
+        self,
+        identity: Identity,
+        chunk: int,
+        mean: F32,
+        included: Sequence[int],
+        memory: PayloadPool | None = None,
+    ) -> FinalChunk:
         """Encode `mean`, once and for all, and sign what came out."""
         size = self.encoded_bytes(chunk)
-        payload = np.empty(self.payload_bytes(chunk), np.uint8)
-        dither = Dither(self.plan.base, "final", identity.peer_id)
-        self.codec.encode(mean, out=payload[:size], dither=dither.chunk(chunk))
+        payload = (memory or PayloadPool(0)).take(self.payload_bytes(chunk))
+        dither = Dither(self.plan.base, "final", identity.peer_id).chunk(chunk)
+        self.codec.encode(mean, out=payload[:size], dither=dither)
         bits = bitmap(included, len(self.plan.participants))
-        statement = ChunkStatement.sign(
-            identity, plan=self.lineage, chunk=chunk, bitmap=bits, result=chunk_hash(payload[:size].data)
-        )
+        result = chunk_hash(payload[:size].data)
+        statement = ChunkStatement.sign(identity, plan=self.lineage, chunk=chunk, bitmap=bits, result=result)
         payload[size:] = np.frombuffer(bits + statement.signature, np.uint8)
-        payload.flags.writeable = False
-        return FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
+        final = self._final(chunk, identity.peer_id, payload)
+        final.result, final.sound = result, True
+        return final
 
-    def open(self, chunk: int, data: Encoded) -> FinalChunk:
-        """Check a final payload, whoever brought it.
+    def read(self, chunk: int, data: Encoded) -> FinalChunk:
+        """A final payload taken apart, whoever brought it; nothing that is signed is checked.
 
-        Raises RemoteError, naming the owner, if the bytes are not what the owner signed or not those that stand, if the
-        bitmap names who does not contribute, or if they do not decode.
+        Raises UnsoundFinal if its length is wrong, or its bitmap names who does not contribute.
         """
-        owner, size = self.owner(chunk), self.encoded_bytes(chunk)
+        owner = self.owner(chunk)
         payload = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if payload.shape != (self.payload_bytes(chunk),):
-            raise RemoteError(f"the final of chunk {chunk} has {payload.size} bytes", peer=owner)
+            raise UnsoundFinal(f"has {payload.size} bytes", chunk=chunk, owner=owner)
+        final = self._final(chunk, owner, payload)
+        try:
+            included = bitmap_indices(final.bitmap, len(self.plan.participants))
+        except RemoteError as error:
+            raise UnsoundFinal(f"is malformed: {error}", chunk=chunk, owner=owner) from None
+        if not self._contributors.issuperset(included):
+            raise UnsoundFinal("includes who does not contribute", chunk=chunk, owner=owner)
+        return final
+
+    def verify(self, final: FinalChunk) -> None:
+        """Check that these are the bytes that the owner signed, that they decode, and that they stand.
+
+        Raises UnsoundFinal.
+        """
+        chunk, owner = final.chunk, final.owner
+        if not final.sound:
+            if not final.statement.valid():
+                raise UnsoundFinal("is not what its owner signed", chunk=chunk, owner=owner)
+            try:
+                check_encoded(self.codec, final.encoded, self.grid.length(chunk))
+            except Undecodable as error:
+                raise UnsoundFinal(f"does not decode: {error}", chunk=chunk, owner=owner) from None
+            final.sound = True
+        if not self.accepts(final):
+            raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=owner)
+
+    def open(self, chunk: int, data: Encoded) -> FinalChunk:
+        """`read` and `verify`."""
+        final = self.read(chunk, data)
+        self.verify(final)
+        return final
+
+    def _final(self, chunk: int, owner: PeerId, payload: U8) -> FinalChunk:
+        payload.flags.writeable = False
+        size = self.encoded_bytes(chunk)
         trailer = payload[size:].tobytes()
-        statement = ChunkStatement(
-            plan=self.lineage,
+        return FinalChunk(
+            payload=payload,
+            encoded=payload[:size],
             chunk=chunk,
-            bitmap=trailer[:-SIGNATURE_BYTES],
-            result=chunk_hash(payload[:size].data),
             owner=owner,
+            lineage=self.lineage,
+            bitmap=trailer[:-SIGNATURE_BYTES],
             signature=trailer[-SIGNATURE_BYTES:],
         )
-        if not statement.valid():
-            raise RemoteError(f"the final of chunk {chunk} is not what its owner signed", peer=owner)
-        try:
-            included = bitmap_indices(statement.bitmap, len(self.plan.participants))
-            check_encoded(self.codec, payload[:size], self.grid.length(chunk))
-        except RemoteError as error:
-            raise RemoteError(f"the final of chunk {chunk}: {error}", peer=owner) from None
-        if not self._contributors.issuperset(included):
-            raise RemoteError(f"the final of chunk {chunk} includes who does not contribute", peer=owner)
-        payload.flags.writeable = False
-        final = FinalChunk(payload=payload, encoded=payload[:size], statement=statement)
-        if not self.accepts(final):
-            raise RemoteError(f"the final of chunk {chunk} is not the one that stands", peer=owner)
-        return final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,7 +204,7 @@ class Finals:
     @property
     def bitmaps(self) -> tuple[bytes, ...]:
         """Per chunk, who is in it."""
-        return tuple(chunk.statement.bitmap for chunk in self.chunks)
+        return tuple(chunk.bitmap for chunk in self.chunks)
 
     @property
     def bitmaps_root(self) -> bytes:

@@ -1,7 +1,7 @@
 """The reduction of one plan at one node: contributions in, sums out, finals everywhere; and its repair.
 
     contribution ──post──▶ owner: check against root ─▶ sum in plan order ─▶ encode, sign ──post──▶ everyone
-                                                                                 └▶ keep         check ◀┘
+                                                                                 └▶ keep         keep ◀┘
 
 A `Reduction` has no thread and no socket of its own. The threads that read the lanes call it: `…_region` says where
 the bytes of a frame go, `…_received` that they are authentic and there, and does the work that has thereby become
@@ -9,7 +9,8 @@ possible, in that thread. What is to be sent goes through `post`.
 
 Per chunk, exactness rests on three things. The set of contributors is fixed before the first addition: a chunk is
 summed once, by the one thread that found nothing missing any more. The order is the plan's, whatever arrived first,
-and every operation is rounded by itself. And everyone, the owner too, goes on with the bytes of one encoding.
+and every operation is rounded by itself. And everyone, the owner too, goes on with the bytes of one encoding. Whether
+these are what the owner signed is checked once all are here, before anybody reports on them (`verify`).
 
 Repair. When participants are lost, `close_off` stops taking anything from them and says what is final here; `repair`
 goes on by the revised plan. What is final and stands stays, as do contributions that have come in; a chunk whose owner
@@ -27,18 +28,18 @@ nothing half-done: what was posted is complete, and what is not posted is not fi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
-import numpy as np
-
-from shoal.collectives.arrivals import Arrivals, SpareBuffers
+from shoal.collectives.arrivals import Arrivals
 from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes
-from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal
 from shoal.collectives.grid import Grid
+from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
-from shoal.collectives.summing import Term, weighted_mean
+from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
@@ -53,7 +54,7 @@ without repairs there are at most chunks × participants of them."""
 class Reduction:
     """The reduction of `plan` and its revisions at the node of `identity`, which must take part in it. Thread-safe.
 
-    contribution: this node's; None if its weight is zero.
+    contribution: this node's; None if its weight is zero. memory: where payloads' memory comes from.
 
     Raises LocalError if plan, identity and contribution do not fit together.
     """
@@ -66,6 +67,7 @@ class Reduction:
         contribution: EncodedContribution | None,
         post: Post,
         on_progress: Callable[[ReduceProgress], None],
+        memory: PayloadPool | None = None,
     ) -> None:
         self.lineage = plan.lineage
         self._identity = identity
@@ -73,6 +75,7 @@ class Reduction:
         self._contribution = contribution
         self._post = post
         self._on_progress = on_progress
+        self._memory = memory or PayloadPool(0)
         self._places = {p.peer: i for i, p in enumerate(plan.participants)}
         self._contributors = plan.contributors()
         self._lock = threading.Lock()
@@ -87,7 +90,6 @@ class Reduction:
         self._inboxes: dict[int, Arrivals] = {}
         self._finals_wanted: dict[int, Pieces] = {}
         self._received: dict[PeerId, int] = {}
-        self._spare = SpareBuffers()
         self.form = FinalFormat(plan)
         self._first_owners = self.form.owners if plan.origin == NO_HASH else ()
         self._follow(self.form)
@@ -132,15 +134,18 @@ class Reduction:
     def close_off(self, evicted: Iterable[PeerId]) -> tuple[ChunkResults, ...]:
         """Take nothing more from these, and tell which finals are here, by the place of who signed them.
 
-        Under the plan that began the reduction only those of the evicted are told; of all others it is known.
+        Under the plan that began the reduction only those of the evicted are told; of all others it is known. What is
+        told has been verified, in the calling thread.
         """
         with self._lock:
             self._closed_to |= frozenset(evicted)
-            by_signer: dict[int, dict[int, bytes]] = {}
-            for chunk, final in self._finals.items():
-                if self.plan.origin != NO_HASH or final.statement.owner in self._closed_to:
-                    place = self._places[final.statement.owner]
-                    by_signer.setdefault(place, {})[chunk] = final.statement.result
+            form = self.form
+            told = [f for f in self._finals.values() if form.plan.origin != NO_HASH or f.owner in self._closed_to]
+        unsound = {error.chunk for error in self._verify(form, told)}
+        by_signer: dict[int, dict[int, bytes]] = {}
+        for final in told:
+            if final.chunk not in unsound:
+                by_signer.setdefault(self._places[final.owner], {})[final.chunk] = final.result
         return tuple(ChunkResults.of(place, results) for place, results in sorted(by_signer.items()))
 
     def follow(self, plan: Plan) -> None:
@@ -254,7 +259,7 @@ class Reduction:
             pieces = inbox.assembling.get(place)
             if pieces is None:
                 size = payload_bytes(self.form.grid, self.form.codec, chunk)
-                pieces = inbox.assembling[place] = Pieces(size, sender, self._spare.take)
+                pieces = inbox.assembling[place] = Pieces(size, sender, self._memory.take)
             return pieces.region(offset, length)
 
     def contribution_received(self, sender: PeerId, chunk: int, offset: int, region: memoryview) -> None:
@@ -274,13 +279,11 @@ class Reduction:
                 return
             del inbox.assembling[place]
         root = self.plan.participants[place].root
-        payload = pieces.joined()
-        encoded = encoded_part(payload, grid=self.form.grid, codec=self.form.codec, chunk=chunk, root=root)
+        encoded = encoded_part(pieces.joined(), grid=self.form.grid, codec=self.form.codec, chunk=chunk, root=root)
         with self._lock:
             if place not in inbox.owing:
                 return  # evicted meanwhile
             inbox.owing.remove(place)
-            inbox.payloads.append(payload)
             if encoded is None:
                 inbox.excluded.append(Exclusion(sender, Reason.MISCOMMITTED))
             else:
@@ -319,7 +322,6 @@ class Reduction:
         with self._lock:
             self._summing.remove(chunk)
             self._signed[chunk] = final
-            self._spare.give(inbox.payloads)
         self._finish(chunk, final, tuple(inbox.excluded))
 
     def _sum(self, form: FinalFormat, chunk: int, inbox: Arrivals) -> FinalChunk:
@@ -331,10 +333,10 @@ class Reduction:
             for place in self._contributors
             if place in inbox.arrived
         ]
-        mean = np.empty(form.grid.length(chunk), np.float32)
+        mean = chunk_scratch(form.grid.length(chunk))
         included, undecodable = weighted_mean(form.codec, terms, mean)
         inbox.excluded += [Exclusion(form.plan.participants[p].peer, Reason.UNDECODABLE) for p in undecodable]
-        return form.sign(self._identity, chunk, mean, included)
+        return form.sign(self._identity, chunk, mean, included, self._memory)
 
     def _finish(self, chunk: int, final: FinalChunk, excluded: tuple[Exclusion, ...] = ()) -> None:
         """Post the final if it is this node's own, then count it and say so; all behind the gate."""
@@ -343,7 +345,7 @@ class Reduction:
                 form = self.form
                 if not self._takes(final):
                     return
-            if final.statement.owner == self._identity.peer_id:
+            if final.owner == self._identity.peer_id:
                 self._post_to_all(form, chunk, final)
             with self._lock:
                 if not self._takes(final):  # closed off, or revised, meanwhile
@@ -362,9 +364,9 @@ class Reduction:
 
         Not if it is there already, or of an owner, or a revision, that has been replaced.
         """
-        chunk, mine = final.statement.chunk, final.statement.owner == self._identity.peer_id
-        refused = not mine and self.form.source(chunk) in self._closed_to
-        return not (self._closed or refused or chunk in self._finals) and self.form.accepts(final)
+        mine = final.owner == self._identity.peer_id
+        refused = not mine and self.form.source(final.chunk) in self._closed_to
+        return not (self._closed or refused or final.chunk in self._finals) and self.form.accepts(final)
 
     def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
         n = len(form.plan.participants)
@@ -383,9 +385,9 @@ class Reduction:
             return None if pieces is None else pieces.region(offset, length)
 
     def final_received(self, sender: PeerId, chunk: int, offset: int, region: memoryview) -> None:
-        """The authenticated bytes are in `region`. A complete final is checked, in this thread.
+        """The authenticated bytes are in `region`. Whether a complete final is what its owner signed, `verify` says.
 
-        Raises RemoteError if it is not what the owner signed, or is nothing that can be applied. Such a final is
+        Raises RemoteError if its bitmap is none of this plan, or another final of the chunk stands. Such a final is
         forgotten, and is wanted as before.
         """
         self._check_final(sender, chunk, offset, len(region))
@@ -399,7 +401,9 @@ class Reduction:
             del self._finals_wanted[chunk]  # taken by this thread
             form = self.form
         try:
-            final = form.open(chunk, pieces.joined())
+            final = form.read(chunk, pieces.joined())
+            if not form.accepts(final):
+                raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=final.owner)
         except RemoteError:
             with self._lock:
                 if self.form is form:
@@ -413,9 +417,8 @@ class Reduction:
             return None
         return self._finals_wanted.get(chunk)
 
-    @staticmethod
-    def _final_pieces(form: FinalFormat, chunk: int) -> Pieces:
-        return Pieces(form.payload_bytes(chunk), form.source(chunk))
+    def _final_pieces(self, form: FinalFormat, chunk: int) -> Pieces:
+        return Pieces(form.payload_bytes(chunk), form.source(chunk), self._memory.take)
 
     def _check_final(self, sender: PeerId, chunk: int, offset: int, length: int) -> None:
         place = self._places.get(sender)
@@ -423,6 +426,35 @@ class Reduction:
             raise RemoteError(f"a final of chunk {chunk} from who takes no part", peer=sender)
         if offset < 0 or length < 1 or offset + length > self.form.payload_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside final {chunk}", peer=sender)
+
+    # --- checking what owners signed, off the critical path ---
+
+    def verify(self, threads: int = 1) -> list[UnsoundFinal]:
+        """Check all finals that are here and were not checked yet; what is unsound is forgotten, and wanted again.
+
+        Completion is told again when all that was wanted again has come.
+        """
+        with self._lock:
+            form, finals = self.form, list(self._finals.values())
+        return self._verify(form, finals, threads)
+
+    def _verify(self, form: FinalFormat, finals: Sequence[FinalChunk], threads: int = 1) -> list[UnsoundFinal]:
+        def check(final: FinalChunk) -> UnsoundFinal | None:
+            try:
+                form.verify(final)
+            except UnsoundFinal as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(threads) as pool:
+            unsound = [(final, error) for final, error in zip(finals, pool.map(check, finals), strict=True) if error]
+        with self._lock:
+            for final, _ in unsound:
+                if self._finals.get(final.chunk) is final:  # no revision has replaced it meanwhile
+                    del self._finals[final.chunk]
+                    self._finals_wanted[final.chunk] = self._final_pieces(self.form, final.chunk)
+                    self._completed = b""
+        return [error for _, error in unsound]
 
     # --- looking at it ---
 

@@ -74,7 +74,17 @@ _local = threading.local()
 
 def span_scratch() -> F32:
     """(SPAN_VALUES,) float32 of this thread's own, good until the next call of anything here."""
-    scratch: F32 | None = getattr(_local, "scratch", None)
-    if scratch is None:
-        scratch = _local.scratch = np.empty(SPAN_VALUES, np.float32)
-    return scratch
+    return _own("span", SPAN_VALUES)
+
+
+def chunk_scratch(n: int) -> F32:
+    """(n,) float32 of this thread's own, good until it is asked for again: fresh pages cost more than the sum."""
+    return _own("chunk", n)
+
+
+def _own(name: str, n: int) -> F32:
+    scratch: F32 | None = getattr(_local, name, None)
+    if scratch is None or scratch.size < n:
+        scratch = np.empty(n, np.float32)
+        setattr(_local, name, scratch)
+    return scratch[:n]

@@ -1,8 +1,9 @@
 """Between lanes and the reduction under way: cuts payloads into frames, and brings frames to where they belong.
 
-Frames name the lineage of a plan (its scope) and the revision under which they were sent. A frame can arrive before the
-plan that it was sent under, since frames and messages take different ways. So a frame of a newer plan or revision makes
-its lane wait for that, PLAN_WAIT_S at most; a frame of an older plan is dropped, one of an older revision is good still.
+Frames name the lineage of a plan (its scope) and the revision under which they were sent. A frame can arrive before
+the plan that it was sent under, since frames and messages take different ways. So a frame of a newer plan or revision
+makes its lane wait for that, PLAN_WAIT_S at most. A frame of an older plan is dropped; one of an older revision is good
+still.
 Called in the lanes' threads.
 
 A lane can fail while the peer at its end lives: payloads are remembered (by reference) as long as their reduction goes

@@ -26,38 +26,34 @@ class AuditTrail:
 
     def contribution(self, term: Term, made: Made) -> None:
         """Before Ready is announced: this node's encoded contribution."""
+        if not self._enabled:
+            return
         encoded = made.encoded
-        self._write(
-            term,
-            made.round,
-            "contribution",
-            msgspec.msgpack.encode(
-                {
-                    "codec": encoded.codec.name,
-                    "numel": encoded.grid.numel,
-                    "chunk_values": encoded.grid.chunk_values,
-                    "tokens": made.tokens,
-                    "root": encoded.root,
-                    "chunks": [encoded.encoded(chunk).tobytes() for chunk in range(encoded.grid.chunks)],
-                }
-            ),
-        )
+        body = {
+            "codec": encoded.codec.name,
+            "numel": encoded.grid.numel,
+            "chunk_values": encoded.grid.chunk_values,
+            "tokens": made.tokens,
+            "root": encoded.root,
+            "chunks": [encoded.encoded(chunk).data for chunk in range(encoded.grid.chunks)],
+        }
+        self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
 
     def applied(self, term: Term, finals: Finals) -> None:
         """After the certificate: the plan, its finals, and the update that this node applied."""
+        if not self._enabled:
+            return
         plan = finals.plan
         body = {
             "plan": plan.hash,
             "bitmaps": list(finals.bitmaps),
-            "chunks": [chunk.encoded.tobytes() for chunk in finals.chunks],
+            "chunks": [chunk.encoded.data for chunk in finals.chunks],
         }
         self._write(term, plan.round, "plan", canonical(plan))
         self._write(term, plan.round, "finals", msgspec.msgpack.encode(body))
-        self._write(term, plan.round, "applied", finals.decoded().tobytes())
+        self._write(term, plan.round, "applied", finals.decoded().data)
 
-    def _write(self, term: Term, round: int, name: str, data: bytes) -> None:
-        if not self._enabled:
-            return
+    def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> None:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"
         with disk_errors(self._folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -157,6 +157,7 @@ class Daemon:
             holds=self.holds,
             audit=AuditTrail(self.store.folder / "rounds", enabled=self.config.test_mode),
             traffic_bytes=self.traffic_bytes,
+            suspected=self.members.suspected,
             on_progress=self.on_progress,
         )
 

@@ -74,6 +74,7 @@ class EngineParts:
     holds: Holds
     audit: AuditTrail
     traffic_bytes: Callable[[], dict[str, int]]
+    suspected: Callable[[], frozenset[PeerId]]
     on_progress: Callable[[Progress], None]
 
 
@@ -246,7 +247,7 @@ class Engine:
             if self.leaving:
                 self.left.set()
             return
-        await self._carry_out(machine.peers_alive(self._alive, now))
+        await self._carry_out(machine.peers_alive(self._alive, now, suspected=self._p.suspected()))
         if self.machine is machine and machine.phase is not Phase.DECIDED:
             stall = self._p.reduce.stalled()
             if stall is not None:
@@ -281,7 +282,7 @@ class Engine:
             elif isinstance(effect, Decided):
                 decided = effect.certificate
         for asked in closing:
-            chunks = self._p.reduce.close_off(asked.lineage, asked.evicted)
+            chunks = await self._p.reduce.close_off(asked.lineage, asked.evicted)
             if self.machine is not None:
                 await self._carry_out(self.machine.closed_off(asked, chunks, trio.current_time()))
         if decided is not None:
@@ -394,7 +395,8 @@ class Engine:
         self._p.log.started(head, role)
         await self._p.holds.at(machine.round, "train")
         await self._desk.stand_on(state, taken=self._contributions.taken)
-        await self._carry_out([*unfinished, *machine.peers_alive(self._alive, trio.current_time())])
+        alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
+        await self._carry_out([*unfinished, *alive])
         await self._carry_out(machine.ready(self._absent(role), trio.current_time()))
         if role == TRAINING and self.machine is machine:
             await self._train()

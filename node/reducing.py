@@ -6,6 +6,7 @@ Whatever way the finals of a plan come, they are handed to `done`, with the seco
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
+from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
@@ -29,6 +31,9 @@ from shoal.swarm.lanes import LanePool
 LANE_DEADLINE_S = 5.0
 LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5
+VERIFY_THREADS = min(4, os.cpu_count() or 1)
+SPARE_BYTES = 128 << 20
+"""Memory of payloads kept from one reduction to the next."""
 JOB_LIMIT = 256
 
 Done = Callable[[Finals, float], None]
@@ -49,6 +54,7 @@ class ReduceDesk:
         self._holds = holds
         self._done = done
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
+        self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
         self._pace: Pace | None = None
         self._stall = Stall(frozenset(), frozenset())
@@ -92,6 +98,7 @@ class ReduceDesk:
             contribution=contribution if counted else None,
             post=partial(self._traffic.post, plan.lineage[:SCOPE_BYTES]),
             on_progress=on_progress,
+            memory=self._memory,
         )
         self._traffic.begin(reduction, Routes(plan, self._identity.peer_id))
         self._reduction = reduction
@@ -99,13 +106,13 @@ class ReduceDesk:
         self._begin_pace(reduction)
         self._jobs.send_nowait(partial(self._run_reduction, reduction))
 
-    def close_off(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[ChunkResults, ...]:
+    async def close_off(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[ChunkResults, ...]:
         """Take nothing more from these, close their lanes, and tell which finals of that reduction are here."""
         for peer in evicted:
             self._lanes.drop(peer)
         if self._reduction is None or self._reduction.lineage != lineage:
             return ()
-        return self._reduction.close_off(evicted)
+        return await trio.to_thread.run_sync(self._reduction.close_off, evicted)
 
     def repair(self, plan: Plan, contribution: EncodedContribution | None, held: Mapping[PeerId, Held]) -> None:
         """Go on by a revised plan; from the start if its reduction is not under way here."""
@@ -129,9 +136,16 @@ class ReduceDesk:
         self._fetching.clear()
 
     def _finished(self, reduction: Reduction) -> None:
-        if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
+        """All finals are here: check what their owners signed, and hand them over."""
+        if self._reduction is reduction:
             self._keep_rates()
-            self._done(reduction.result(), time.monotonic() - self._started)
+            self._jobs.send_nowait(partial(self._conclude, reduction, time.monotonic() - self._started))
+
+    async def _conclude(self, reduction: Reduction, seconds: float) -> None:
+        for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS):
+            logger.warning("round %d: %s", reduction.plan.round, error)
+        if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
+            self._done(reduction.result(), seconds)
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         async with trio.open_nursery() as nursery:

@@ -93,7 +93,7 @@ def _write_piece(file: io.FileIO, piece: memoryview) -> None:
 def sync_and_release(file: int) -> None:
     """fsync, and give the memory of what was written back to the system: only a restart reads it again.
 
-    A node writes gigabytes a minute; memory that is kept for them is fresh memory, ten times as slow to write to.
+    Kept, it would be other memory for every file, and pages that are fresh cost more than the copy into them.
     """
     os.fsync(file)
     if hasattr(os, "posix_fadvise"):

@@ -5,7 +5,8 @@ owner's final is late, but the owner may itself be waiting for somebody. So an o
 not blamed for its late finals, and direct accusations are settled before any others.
 
 Where more than two live, a lone accuser is not believed: the fault may lie between the two. Such a pair is given
-another path first, through a third.
+another path first, through a third. But an accuser does not stand alone if this node's own failure detector, which has
+asked through others too, suspects the accused as well.
 """
 
 from __future__ import annotations
@@ -38,15 +39,21 @@ class Accusations:
         if room_for(self._said, sender):
             self._said.setdefault(message.plan, {})[sender] = message
 
-    def believed(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
-        """Those that enough living participants of `plan` accuse: two of them, or the only other one."""
+    def believed(self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId] = ()) -> set[PeerId]:
+        """Those that enough living participants of `plan` accuse: two of them, or one where that is enough.
+
+        One is enough where it is the only other one, and against those that this node's own detector suspects.
+        """
         said = self._heard(plan, alive)
         living = [peer for peer in plan.remaining() if peer in alive]
-        needed = 2 if len(living) > 2 else 1
-        direct = {p for p in living if sum(p in m.peers for a, m in said.items() if a != p) >= needed}
+
+        def enough(peer: PeerId, accusers: int) -> bool:
+            return accusers >= (1 if len(living) <= 2 or peer in suspected else 2)
+
+        direct = {p for p in living if enough(p, sum(p in m.peers for a, m in said.items() if a != p))}
         if direct or any(m.peers for m in said.values()):
             return direct
-        return {p for p in living if sum(p in m.late for a, m in said.items() if a != p) >= needed}
+        return {p for p in living if enough(p, sum(p in m.late for a, m in said.items() if a != p))}
 
     def anyones(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
         """Those whom any other living participant accuses directly; of late finals, if there is nobody else."""

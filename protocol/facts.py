@@ -16,7 +16,10 @@ from shoal.protocol.planning import RoundSettings
 
 @dataclass(slots=True, kw_only=True)
 class RoundFacts:
-    """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here."""
+    """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here.
+
+    `suspected` are those of the living that this node's failure detector cannot reach any more.
+    """
 
     me: PeerId
     previous: Value
@@ -25,6 +28,7 @@ class RoundFacts:
     gathering: Gathering
     accusations: Accusations = field(default_factory=Accusations)
     alive: frozenset[PeerId]
+    suspected: frozenset[PeerId] = frozenset()
     dead_since: dict[PeerId, float] = field(default_factory=dict)
     plan: Plan | None = None
     planned_at: float = 0.0
@@ -57,7 +61,7 @@ class RoundFacts:
             if peer not in self.alive
             or peer in self.leaves
             or (weights[peer] and self.gathering.withdrew(peer))
-            or peer in self.accusations.believed(plan, self.alive)
+            or peer in self.accusations.believed(plan, self.alive, self.suspected)
         } - {self.me}
 
     def take_report(self, sender: PeerId, report: Report) -> None:

@@ -31,8 +31,9 @@ REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
 but no less and no more than this."""
-RELAY_SETTLE_S = 1.5
-"""How long a lone accusation stands before the lead believes that the fault lies between the two."""
+RELAY_SETTLE_S = 3.0
+"""How long a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
+failure detector to suspect who is silent altogether."""
 
 Order = Plan | Value | Eviction
 

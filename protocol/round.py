@@ -205,9 +205,10 @@ class RoundMachine:
         self._closed_off = self._facts.held[self.me] = held
         return [Broadcast(held), *self.tick(now)]
 
-    def peers_alive(self, alive: Iterable[PeerId], now: float) -> list[Effect]:
-        """The members believed alive changed."""
+    def peers_alive(self, alive: Iterable[PeerId], now: float, *, suspected: Iterable[PeerId] = ()) -> list[Effect]:
+        """Who is believed alive, and whom of them the failure detector suspects."""
         before, facts = self._facts.alive, self._facts
+        facts.suspected = frozenset(suspected)
         facts.alive = frozenset(alive) | {self.me}
         for peer in before - facts.alive:
             facts.dead_since.setdefault(peer, now)
@@ -412,7 +413,7 @@ class RoundMachine:
         accused = (
             self.plan is not None
             and self.plan.view == view
-            and leader in facts.accusations.believed(self.plan, facts.alive) - {self.me}
+            and leader in facts.accusations.believed(self.plan, facts.alive, facts.suspected) - {self.me}
         )
         if not gone and not accused and not self._patience.over(now):
             return []

@@ -24,7 +24,8 @@ from typing import Self
 from shoal.protocol.errors import LocalError, RemoteError
 
 FRAME_VERSION = 1
-FRAME_LIMIT_BYTES = 512 * 1024  # of payload
+FRAME_LIMIT_BYTES = 516 * 1024
+"""Of payload: half a chunk of the usual size, and half of what goes with it (a Merkle path, a signature)."""
 CHUNK_LIMIT_BYTES = 1 << 30
 SCOPE_BYTES = 8
 

@@ -29,6 +29,7 @@ from shoal.protocol.membership import (
     SendAck,
     SendPing,
     SendPingRequest,
+    State,
     Suspected,
 )
 from shoal.protocol.peering import (
@@ -147,6 +148,10 @@ class Members:
     def alive(self) -> frozenset[PeerId]:
         """The peers not believed dead."""
         return frozenset(self.machine.alive())
+
+    def suspected(self) -> frozenset[PeerId]:
+        """Those of them that neither this node nor those it asked could reach."""
+        return frozenset(self.machine.in_state(State.SUSPECT))
 
     def record_of(self, peer: PeerId) -> NodeRecord | None:
         """The newest record of a peer."""

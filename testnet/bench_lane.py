@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.frame import HEADER_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lane import Lane, LaneLimits
 from shoal.swarm.lane_socket import prepare, receive_exactly
 from shoal.swarm.seal import (
@@ -39,8 +39,9 @@ from shoal.swarm.seal import (
     encode_handshake,
 )
 
+FRAME_BYTES = 512 * 1024
 POOL_BYTES = 64 << 20
-POOL_FRAMES = POOL_BYTES // FRAME_LIMIT_BYTES
+POOL_FRAMES = POOL_BYTES // FRAME_BYTES
 DEADLINE_S = 60.0
 
 _SENDER, _RECEIVER = PeerId("sender"), PeerId("receiver")
@@ -77,7 +78,7 @@ def measure_lane(*, frames: int, repetitions: int) -> LaneSpeed:
     """
     regions = memoryview(bytearray(POOL_BYTES))
     expected = _payloads()
-    filled = min(frames, POOL_FRAMES) * FRAME_LIMIT_BYTES
+    filled = min(frames, POOL_FRAMES) * FRAME_BYTES
     rates: dict[bool, list[float]] = {True: [], False: []}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
@@ -89,7 +90,7 @@ def measure_lane(*, frames: int, repetitions: int) -> LaneSpeed:
                 if regions[:filled] != expected[:filled]:
                     raise LocalError("the benchmark's bytes arrived changed")
                 if number >= 2:
-                    rates[sealed].append(frames * FRAME_LIMIT_BYTES / seconds / 1e6)
+                    rates[sealed].append(frames * FRAME_BYTES / seconds / 1e6)
     return LaneSpeed(encrypted=tuple(rates[True]), plaintext=tuple(rates[False]))
 
 
@@ -123,19 +124,19 @@ def _accept(listener: socket.socket) -> socket.socket:
 def _payloads() -> memoryview:
     """What is sent, again and again: POOL_BYTES that differ from frame to frame."""
     pool = bytearray(POOL_BYTES)
-    pattern = bytes(range(251)) * (FRAME_LIMIT_BYTES // 251 + 1)
+    pattern = bytes(range(251)) * (FRAME_BYTES // 251 + 1)
     for number in range(POOL_FRAMES):
-        start = number * FRAME_LIMIT_BYTES
-        pool[start : start + FRAME_LIMIT_BYTES] = pattern[:FRAME_LIMIT_BYTES]
+        start = number * FRAME_BYTES
+        pool[start : start + FRAME_BYTES] = pattern[:FRAME_BYTES]
         pool[start] = number
     return memoryview(pool)
 
 
 def _frames(pool: memoryview, frames: int) -> Iterator[tuple[FrameHeader, memoryview]]:
     for number in range(frames):
-        start = number % POOL_FRAMES * FRAME_LIMIT_BYTES
-        header = FrameHeader(kind=FrameKind.STATE, length=FRAME_LIMIT_BYTES, total=FRAME_LIMIT_BYTES, chunk=number)
-        yield header, pool[start : start + FRAME_LIMIT_BYTES]
+        start = number % POOL_FRAMES * FRAME_BYTES
+        header = FrameHeader(kind=FrameKind.STATE, length=FRAME_BYTES, total=FRAME_BYTES, chunk=number)
+        yield header, pool[start : start + FRAME_BYTES]
 
 
 class _Regions:
@@ -151,7 +152,7 @@ class _Regions:
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview:
         """The next part of the pool."""
         self.started = self.started or time.perf_counter()
-        start = header.chunk % POOL_FRAMES * FRAME_LIMIT_BYTES
+        start = header.chunk % POOL_FRAMES * FRAME_BYTES
         return self._pool[start : start + header.length]
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:

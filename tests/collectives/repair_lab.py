@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,13 @@ from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import deal
+from shoal.collectives.partition import deal, owner_by_chunk
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Post, Reduction
 from shoal.collectives.reference import reference
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import STATEMENT_DOMAIN, Held, Plan
+from shoal.protocol.messages import STATEMENT_DOMAIN, Held, OwnedRange, Plan
 from shoal.protocol.planning import Deal, PlanSeat, RoundSettings, check_plan
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.frame import FrameKind
@@ -43,20 +44,21 @@ class Witness(Identity):
         self._of = of
         self.peer_id = of.peer_id
         self.stated: list[tuple[int, bytes, bytes]] = []
-        self._reached, self._go_on = threading.Event(), threading.Event()
-        self._go_on.set()
+        self._held: list[tuple[threading.Event, threading.Event]] = []
 
     def hold(self) -> tuple[threading.Event, threading.Event]:
-        """Stop in the middle of the next sum: two events, set when there, and to be set to go on."""
-        self._go_on.clear()
-        return self._reached, self._go_on
+        """Stop at the end of the next sum: two events, set when it is there, and to be set for it to go on."""
+        self._held.append((threading.Event(), threading.Event()))
+        return self._held[-1]
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         if domain == STATEMENT_DOMAIN:
             _, chunk, bits, result = msgspec.msgpack.decode(message)
             self.stated.append((chunk, bits, result))
-            self._reached.set()
-            assert self._go_on.wait(WAIT_S)
+            if self._held:
+                reached, go_on = self._held.pop()
+                reached.set()
+                assert go_on.wait(WAIT_S)
         return self._of.sign(domain, message)
 
 
@@ -93,6 +95,7 @@ class Swarm:
     plans: list[Plan] = field(default_factory=list)
     summed_by: dict[int, set[PeerId]] = field(default_factory=dict)
     posted: list[Parcel] = field(default_factory=list)
+    on_post: Callable[[Parcel], None] = lambda parcel: None
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -136,6 +139,7 @@ class Swarm:
             parcel = Parcel(to, sender.peer, kind, chunk, bytes(payload), sender.seat)
             self.posted.append(parcel)
             self.pieces += cut(parcel, self.rng)
+            self.on_post(parcel)
 
         return post
 
@@ -267,6 +271,7 @@ class Swarm:
         for node in self.survivors():
             assert node.reduction.final_chunks == plan.chunks, (node.number, node.reduction.waiting_for())
             assert node.reduction.plan == plan
+            assert node.reduction.verify() == []
             assert (node.events[-1].final, node.events[-1].total) == (plan.chunks, plan.chunks)
             waiting = node.reduction.waiting_for()
             assert not waiting.contributions
@@ -303,3 +308,24 @@ class Swarm:
 def swarm_of(weights: Sequence[int], name: str = "int8", *, seed: int = 0) -> Swarm:
     """A swarm with these weights, each with its own contribution."""
     return Swarm([encode(n, name, SMALL) if weight else None for n, weight in enumerate(weights)], weights, seed)
+
+
+def running(weights: tuple[int, ...]) -> Swarm:
+    """A swarm where everyone has posted its contribution and nothing has arrived."""
+    swarm = swarm_of(weights)
+    swarm.start()
+    return swarm
+
+
+def chunks_of(plan: Plan, place: int) -> set[int]:
+    return {chunk for chunk, owner in enumerate(owner_by_chunk(plan)) if owner == place}
+
+
+def sums(swarm: Swarm) -> dict[int, int]:
+    """How often each chunk was summed, by anybody."""
+    return dict(Counter(chunk for node in swarm.nodes for chunk, _, _ in node.identity.stated))
+
+
+def to_place(place: int) -> Deal:
+    """Deals everything to one of those who remain."""
+    return lambda rates, chunks: (OwnedRange(place, 0, chunks),)

@@ -11,6 +11,8 @@ import pytest
 
 from shoal.collectives.codecs import codec
 from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.node.audit import AuditTrail
 from shoal.node.contributions import Contributions, Made
@@ -65,12 +67,19 @@ def test_applied_round_can_be_decoded_again(tmp_path: Path) -> None:
         assert values.tobytes() == applied[start:stop].tobytes()
 
 
-def test_disabled_trail_writes_nothing(tmp_path: Path) -> None:
+def test_disabled_trail_writes_nothing_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger()
     ledger.certify()
+    made = contribution("fp32")
+
+    def costly(*_: object) -> None:
+        raise AssertionError("hundreds of megabytes are copied for nothing")
+
+    for owner, name in ((Finals, "decoded"), (Finals, "bitmaps"), (EncodedContribution, "encoded")):
+        monkeypatch.setattr(owner, name, property(costly))
     trail = AuditTrail(tmp_path / "rounds", enabled=False)
     trail.applied(Term(), ledger.finals[1])
-    trail.contribution(Term(), contribution("fp32"))
+    trail.contribution(Term(), made)
     assert not (tmp_path / "rounds").exists()
 
 

@@ -418,7 +418,7 @@ def test_peer_without_a_lane_stalls_and_others_go_on(tmp_path: Path, clock: Cloc
 # -- repair --------------------------------------------------------------------------------------------------
 
 
-def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId, Held]]:
+async def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId, Held]]:
     """What the lead makes of it when these are lost and the others have closed them off."""
     evicted = frozenset(mesh.peers[n] for n in gone)
     helds = {
@@ -428,7 +428,7 @@ def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId, Held
             base=plan.base,
             lineage=plan.lineage,
             evicted=tuple(sorted(evicted)),
-            chunks=mesh.desks[n].close_off(plan.lineage, evicted),
+            chunks=await mesh.desks[n].close_off(plan.lineage, evicted),
         )
         for n, peer in enumerate(mesh.peers)
         if peer not in evicted
@@ -454,7 +454,7 @@ def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> N
             reduction = mesh.desks[0]._reduction
             assert reduction is not None
             await until(lambda: reduction.waiting_for().contributions == {mute})
-            again, helds = revised(mesh, plan, 2)
+            again, helds = await revised(mesh, plan, 2)
             assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
             for n in (0, 1):
                 mesh.desks[n].repair(again, mesh.contributions[n], helds)
@@ -477,7 +477,7 @@ def test_repair_of_a_reduction_that_is_not_under_way_starts_it(tmp_path: Path) -
         async with mesh.running():
             plan = mesh.plan()
             mesh.start(plan, 0)
-            again, helds = revised(mesh, plan, 2)
+            again, helds = await revised(mesh, plan, 2)
             for n in (0, 1):
                 mesh.desks[n].repair(again, mesh.contributions[n], helds)
             await until(lambda: mesh.done[0] and mesh.done[1])

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
+    CHUNK_LIMIT,
     MEMBER_LIMIT,
     NO_HASH,
+    RELAY_LIMIT,
     STATEMENT_DOMAIN,
     VIEW_LIMIT,
     VOTE_DOMAIN,
     WEIGHT_LIMIT,
     CastVote,
     Certificate,
+    ChunkResults,
     ChunkStatement,
+    Evict,
+    Held,
     Leave,
     Message,
     OwnedRange,
@@ -25,6 +32,7 @@ from shoal.protocol.messages import (
     Plan,
     Propose,
     Ready,
+    Relay,
     Report,
     Stalled,
     Term,
@@ -34,7 +42,7 @@ from shoal.protocol.messages import (
     domain_hash,
     vote_preimage,
 )
-from shoal.protocol.wire import HASH_BYTES, canonical, decode
+from shoal.protocol.wire import HASH_BYTES, MESSAGE_LIMIT_BYTES, canonical, decode
 
 ALICE = Identity.from_seed(bytes(32))
 BOB = Identity.from_seed(bytes([1]) * 32)
@@ -74,6 +82,10 @@ PLAN = Plan(
     numel=1000,
     chunk_values=256,
 )
+RESULTS = ChunkResults.of(1, {0: filled(20), 9: filled(21), 8: filled(22)})
+REVISED = msgspec.structs.replace(
+    PLAN, attempt=2, evicted=(MEMBERS[0],), origin=PLAN.hash, standing=(RESULTS,), relays=(Relay(0, 1, 2),)
+)
 REPORT = Report(term=TERM, round=7, base=filled(2), plan=filled(3), digest=filled(5), bitmaps=filled(4))
 READY = Ready(
     term=TERM,
@@ -104,12 +116,16 @@ EVERY_MESSAGE: list[Message] = [
     VOTE,
     STATEMENT,
     Stalled(term=TERM, round=7, base=filled(2), plan=filled(3), peers=(BOB.peer_id,)),
+    Evict(term=TERM, round=7, base=filled(2), view=3, attempt=2, lineage=PLAN.hash, evicted=(BOB.peer_id,)),
+    Held(term=TERM, round=7, base=filled(2), lineage=PLAN.hash, evicted=(BOB.peer_id,), chunks=(RESULTS,)),
+    REVISED,
     Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE),
     ViewChange(term=TERM, round=7, base=filled(2), view=4),
     ViewChange(term=TERM, round=7, base=filled(2), view=4, highest=CastVote(3, VALUE), report=REPORT),
     Leave(term=TERM, round=7, base=filled(2)),
     Certificate(value=VALUE, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
 ]
+HELD = next(message for message in EVERY_MESSAGE if isinstance(message, Held))
 
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
@@ -150,6 +166,20 @@ def test_every_message_type_is_tried_here() -> None:
         (PLAN, "participants", (Participant(MEMBERS[0], WEIGHT_LIMIT + 1, 0, NO_HASH),)),
         (PLAN, "owners", (OwnedRange(MEMBER_LIMIT, 0, 1),)),
         (PLAN, "chunk_values", 0),
+        (PLAN, "origin", bytes(31)),
+        (PLAN, "standing", (RESULTS,) * (MEMBER_LIMIT + 1)),
+        (PLAN, "standing", ((MEMBER_LIMIT, b"\x01", filled(1)),)),
+        (PLAN, "relays", (Relay(0, 1, MEMBER_LIMIT),)),
+        (PLAN, "relays", (Relay(-1, 1, 2),)),
+        (PLAN, "relays", (Relay(0, 1, 2),) * (RELAY_LIMIT + 1)),
+        (HELD, "lineage", bytes(33)),
+        (HELD, "chunks", (RESULTS,) * (MEMBER_LIMIT + 1)),
+        (HELD, "chunks", ((1, b"\x03", filled(1)),)),  # two chunks, one result
+        (HELD, "chunks", ((1, b"\x01", filled(1) + filled(2)),)),
+        (HELD, "chunks", ((1, b"\x01", filled(1)[:-1]),)),
+        (HELD, "chunks", ((1, b"", filled(1)),)),
+        (HELD, "chunks", ((1, bytes(CHUNK_LIMIT // 8) + b"\x01", filled(1)),)),
+        (HELD, "evicted", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
         (STATEMENT, "bitmap", bytes(MEMBER_LIMIT // 8 + 1)),
         (EVERY_MESSAGE[-1], "signers", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
         (Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE), "value", "a value"),
@@ -183,12 +213,14 @@ def test_hashes_are_what_they_always_were() -> None:
     """Golden values: a change here forks every running swarm."""
     assert VALUE.hash.hex() == GOLDEN_VALUE
     assert PLAN.hash.hex() == GOLDEN_PLAN
+    assert REVISED.hash.hex() == GOLDEN_REVISED_PLAN
     assert START.hash.hex() == GOLDEN_GENESIS
     assert vote_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
 
 
 GOLDEN_VALUE = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"
-GOLDEN_PLAN = "ffc1db7a6ac202854a16513921a22b6d351cfd913d699984facd3a2f103d4f43"
+GOLDEN_PLAN = "9af0a549b01a3aa2f3681b9374b4b48caf2c86586d5902625b2a8ac2bebb30f1"
+GOLDEN_REVISED_PLAN = "eb549e35faf35643068e84e2d894e25fda3e83695e101882f46b3caba03e6efc"
 GOLDEN_GENESIS = "609e54e668bcc4b8dbdc4fb0c7084df9d8e9613d77a6f7e467603e4e5a87cf1f"
 
 
@@ -215,6 +247,9 @@ def test_hash_of_a_plan_covers_every_field(field: str) -> None:
         "evicted": (BOB.peer_id,),
         "codec": "fp32",
         "base": filled(99),
+        "origin": filled(99),
+        "standing": (RESULTS,),
+        "relays": (Relay(0, 1, 2),),
     }
     changed = msgspec.structs.replace(PLAN, **{field: other.get(field, 42)})
     assert changed.hash != PLAN.hash
@@ -231,6 +266,61 @@ def test_domains_and_part_boundaries_separate_hashes() -> None:
     }
     assert len(hashes) == 6
     assert len({VOTE_DOMAIN, STATEMENT_DOMAIN}) == 2
+
+
+# -- plans and their revisions -------------------------------------------------------------------------------
+
+
+def test_lineage_is_the_hash_of_the_plan_that_all_revisions_have_in_common() -> None:
+    assert PLAN.lineage == PLAN.hash
+    assert REVISED.lineage == PLAN.hash != REVISED.hash
+    again = msgspec.structs.replace(REVISED, attempt=3, origin=REVISED.lineage)
+    assert again.lineage == PLAN.hash
+
+
+def test_evicted_keep_their_places_and_their_weight_but_do_not_remain() -> None:
+    assert REVISED.contributors() == PLAN.contributors() == (0,)
+    assert REVISED.number(MEMBERS[0]) == 0
+    assert PLAN.remaining() == MEMBERS
+    assert REVISED.remaining() == MEMBERS[1:]
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.integers(0, CHUNK_LIMIT - 1), st.integers(0, 255).map(filled), max_size=40))
+def test_results_come_back_by_chunk(results: dict[int, bytes]) -> None:
+    packed = ChunkResults.of(5, results)
+    assert packed.by_chunk() == results
+    assert list(packed.by_chunk()) == sorted(results)
+    assert packed.place == 5
+    again = decode(canonical(packed), ChunkResults)
+    assert again == packed
+    assert len(packed.chunks) == (max(results) // 8 + 1 if results else 0)
+
+
+def test_results_are_packed_by_bits_in_chunk_order() -> None:
+    assert ChunkResults(1, b"\x01\x03", filled(20) + filled(22) + filled(21)) == RESULTS
+    assert ChunkResults.of(0, {}) == ChunkResults(0, b"", b"")
+
+
+@pytest.mark.parametrize(("chunks", "count"), [(b"", 1), (b"\x01", 0), (b"\x01", 2), (b"\x00\x81", 1), (b"\xff", 9)])
+def test_results_that_are_not_one_for_each_chunk_are_no_results(chunks: bytes, count: int) -> None:
+    with pytest.raises(ValueError, match="exactly one result"):
+        ChunkResults(0, chunks, filled(1) * count)
+    with pytest.raises(RemoteError):
+        decode(canonical([0, chunks, filled(1) * count]), ChunkResults)
+
+
+def test_results_of_a_full_grid_fit_a_message() -> None:
+    packed = ChunkResults.of(0, dict.fromkeys(range(CHUNK_LIMIT), filled(1)))
+    held = msgspec.structs.replace(HELD, chunks=(packed,))
+    assert decode(canonical(held), Held) == held
+    half = CHUNK_LIMIT // 2  # of an owner that was lost, every other chunk dealt anew
+    owners = (*(OwnedRange(c % 2, c, c + 1) for c in range(half)), OwnedRange(1, half, CHUNK_LIMIT))
+    plan = msgspec.structs.replace(REVISED, owners=owners, standing=(packed,))
+    assert len(canonical(plan)) < MESSAGE_LIMIT_BYTES
+    assert decode(canonical(plan), Plan) == plan
 
 
 # -- statements and terms ------------------------------------------------------------------------------------

@@ -12,13 +12,26 @@ from hypothesis import strategies as st
 from shoal.protocol import peering
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity
-from shoal.protocol.messages import NO_HASH, Certificate, OwnedRange, Participant, Plan, Term, Value
+from shoal.protocol.messages import (
+    NO_HASH,
+    Certificate,
+    ChunkResults,
+    Evict,
+    Held,
+    OwnedRange,
+    Participant,
+    Plan,
+    Relay,
+    Term,
+    Value,
+)
 from shoal.protocol.peering import (
     CERTIFICATES_IN_ANSWER_LIMIT,
     REASON_LIMIT_CHARS,
     RECORD_LIMIT_BYTES,
     RECORDS_IN_WELCOME_LIMIT,
     Ack,
+    Announce,
     ChainPart,
     FetchAnswer,
     FetchRequest,
@@ -67,6 +80,11 @@ PLAN = Plan(
     chunk_values=4096,
 )
 
+RESULTS = ChunkResults.of(0, {2: bytes(range(32))})
+REVISED = msgspec.structs.replace(
+    PLAN, attempt=1, origin=PLAN.hash, evicted=(PEER,), standing=(RESULTS,), relays=(Relay(0, 1, 2),)
+)
+
 SPOKEN: list[tuple[object, object]] = [
     (Hello, Hello(wire=1, swarm=NO_HASH, software="shoal 0.1.0", record=b"r")),
     (HelloAnswer, Welcome(record=b"r", others=(b"a", b"b"))),
@@ -77,12 +95,18 @@ SPOKEN: list[tuple[object, object]] = [
     (LinkMessage, PingRequest(target=PEER, nonce=4)),
     (LinkMessage, Suspicion(peer=PEER, incarnation=5)),
     (LinkMessage, CERTIFICATE),
+    (LinkMessage, PLAN),
+    (LinkMessage, REVISED),
+    (LinkMessage, Evict(term=Term(), round=1, base=NO_HASH, view=2, attempt=1, lineage=PLAN.hash, evicted=(PEER,))),
+    (LinkMessage, Held(term=Term(), round=1, base=NO_HASH, lineage=PLAN.hash, evicted=(PEER,), chunks=(RESULTS,))),
+    (LinkMessage, Announce(record=b"r")),
     (FetchRequest, GetChain(after=7)),
     (FetchRequest, GetHeader(round=8)),
     (FetchRequest, GetFinals(plan=bytes(range(32)))),
     (FetchAnswer, ChainPart(certificates=(CERTIFICATE,), head=9)),
     (FetchAnswer, HeaderAnswer(header=b"h")),
     (FetchAnswer, FinalsAnswer(plan=PLAN)),
+    (FetchAnswer, FinalsAnswer(plan=REVISED)),
     (FetchAnswer, Refusal(reason="not held here")),
 ]
 
@@ -107,7 +131,7 @@ def test_message_is_taken_for_its_own_kind_only(of: typing.Any, message: object)
 def test_tags_are_distinct() -> None:
     names = [cls for cls in vars(peering).values() if isinstance(cls, type) and issubclass(cls, msgspec.Struct)]
     tags = [cls.__struct_config__.tag for cls in names if cls.__struct_config__.tag is not None]
-    assert len(tags) == len(set(tags)) >= 23
+    assert len(tags) == len(set(tags)) >= 25
 
 
 TOO_MUCH: list[tuple[object, dict[str, object]]] = [

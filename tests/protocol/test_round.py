@@ -385,6 +385,15 @@ def test_lone_accuser_is_not_believed() -> None:
     assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{accused.me}]
 
 
+def test_lone_accuser_is_believed_of_whom_the_detector_suspects_too() -> None:
+    _, machines, leader, plan = planned(4)
+    accuser, accused, _ = (machines[n] for n in range(4) if n != leader)
+    lead, alive = machines[leader], [m.me for m in machines]
+    assert lead.peers_alive(alive, 2.0, suspected=[accused.me]) == [], "suspicion alone evicts nobody"
+    effects = lead.receive(accuser.me, accuse(plan, accused.me), 2.1)
+    assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{accused.me}]
+
+
 def test_pair_of_which_one_accuses_the_other_is_relayed_through_each_third_and_then_the_accused_evicted() -> None:
     _, machines, leader, plan = planned(4)
     accuser, accused, third = (machines[n] for n in range(4) if n != leader)

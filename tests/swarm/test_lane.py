@@ -96,7 +96,7 @@ def test_lane_puts_64_mib_where_they_belong() -> None:
             for header, part in split_chunk(like, memoryview(data[n])[:size]):
                 near.post(header, part)
                 frames += 1
-        assert frames == chunks * size // FRAME_LIMIT_BYTES
+        assert frames == chunks * -(-size // FRAME_LIMIT_BYTES)
         for _ in range(frames):
             far_sink.frames.get(timeout=WAIT_S)
         for n in range(chunks):
@@ -443,3 +443,19 @@ def test_rate_meter_measures_and_forgets() -> None:
 def test_limits_refuse_nonsense(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         LaneLimits(**fields)  # type: ignore[arg-type]
+
+
+def test_lane_peer_that_stops_inside_a_full_frame_is_a_fault() -> None:
+    header = FrameHeader(kind=FrameKind.STATE, length=FRAME_LIMIT_BYTES, total=FRAME_LIMIT_BYTES)
+    with raw_lane(LaneLimits(stall_s=0.2)) as raw:
+        raw.socket.sendall(raw.seal(header, bytes(FRAME_LIMIT_BYTES))[:-3])
+        assert "inside a frame" in str(raw.end())
+
+
+def test_lane_takes_small_frames_after_a_full_one() -> None:
+    header = FrameHeader(kind=FrameKind.STATE, length=FRAME_LIMIT_BYTES, total=FRAME_LIMIT_BYTES)
+    with raw_lane() as raw:
+        raw.socket.sendall(raw.seal(header, bytes(FRAME_LIMIT_BYTES)))
+        for _ in range(2):
+            raw.socket.sendall(raw.seal(NOTE, b"hello"))
+            assert raw.sink.frames.get(timeout=WAIT_S) == (NOTE, b"hello")

@@ -108,7 +108,7 @@ def test_queue_knows_since_when_it_is_busy() -> None:
 def test_queue_takes_a_payload_of_4_gb_by_reference() -> None:
     """What one of two peers posts of a reduction in fp32: contributions of 2 GiB and finals of 2 GiB."""
     queue = LaneLimits().queue()
-    chunk = memoryview(bytes((1 << 20) + 64))  # of a codec with a header: three frames each
+    chunk = memoryview(bytes((1 << 20) + 64))  # of a codec with a header
     for kind in (FrameKind.CONTRIBUTION, FrameKind.FINAL):
         for number in range(2048):
             model = FrameHeader(kind=kind, length=0, chunk=number, scope=FIRST)
@@ -171,6 +171,7 @@ def test_lanes_share_a_queue_and_one_that_closes_leaves_it_to_the_other() -> Non
             near[0].post(*frame(FIRST, number))
         near[0].begin_close()
         assert not near[0].usable
+        before = near[0].payload_sent
         near[1].post(*frame(FIRST, 200))
         sink.gate.set()
         chunks = {sink.frames.get(timeout=WAIT_S)[0].chunk for _ in range(201)}
@@ -179,7 +180,7 @@ def test_lanes_share_a_queue_and_one_that_closes_leaves_it_to_the_other() -> Non
         assert near[0].join(WAIT_S)
         assert near[1].usable
         assert near[0].payload_sent + near[1].payload_sent == 201 * FRAME_LIMIT_BYTES
-        assert near[0].payload_sent < 200 * FRAME_LIMIT_BYTES
+        assert near[0].payload_sent <= before + FRAME_LIMIT_BYTES  # what it had in hand
     finally:
         for lane in near + far:
             lane.abort()
