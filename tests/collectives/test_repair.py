@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -188,6 +189,23 @@ def test_final_that_is_being_read_while_its_owner_is_closed_off_is_not_taken(
     lane.join(WAIT_S)
     assert node.reduction.final_chunks == before
     assert swarm.close_off(node, (peer(2),)).chunks == ()
+
+
+def test_final_that_its_owner_did_not_sign_is_not_told() -> None:
+    swarm = running((1, 1, 1))
+    swarm.deliver(only=lambda p: p.kind is FrameKind.CONTRIBUTION)
+    swarm.kill(2, loss=1.0)
+    good, *_ = (p for p in swarm.posted if (p.to, p.sender, p.kind) == (peer(0), peer(2), FrameKind.FINAL))
+    altered = bytes([good.payload[0] ^ 1]) + good.payload[1:]
+    deliver({peer(0): swarm.nodes[0].reduction}, replace(good, payload=altered))
+    taken = swarm.nodes[0].reduction.final_chunks
+    helds = swarm.ask()
+    assert helds[peer(0)].chunks == ()
+    assert swarm.nodes[0].reduction.final_chunks == taken - 1
+    swarm.repair()
+    swarm.deliver()
+    finals = swarm.check()
+    assert finals.chunks[good.chunk].statement.owner != peer(2)
 
 
 def test_final_of_the_owner_that_differs_from_the_one_that_stands_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +12,7 @@ from shoal.collectives import traffic as traffic_module
 from shoal.collectives.partition import deal, owner_by_chunk
 from shoal.collectives.traffic import KINDS
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import revise_plan
@@ -18,6 +20,7 @@ from shoal.swarm.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, Frame
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (
     WAIT_S,
+    Node,
     assert_exact,
     begin_all,
     contribution,
@@ -98,6 +101,21 @@ def test_frame_of_a_newer_plan_is_dropped_when_none_comes(monkeypatch: pytest.Mo
     assert net.nodes[0].traffic.region(net.nodes[1].peer, header) is None
 
 
+def assert_dropped_at_once(node: Node, sender: PeerId, header: FrameHeader) -> None:
+    """No lane waits for a plan with this frame, nor does it reach a reduction."""
+    regions: list[memoryview | None] = []
+
+    def lane() -> None:
+        regions.append(node.traffic.region(sender, header))
+        node.traffic.received(sender, header, memoryview(bytearray(header.length)))
+
+    thread = threading.Thread(target=lane, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert regions == [None]
+
+
 def test_frames_of_older_plans_are_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_module, "PLAN_WAIT_S", 1000.0)
     net, given = net_of(2), [contribution(0), contribution(1)]
@@ -106,9 +124,7 @@ def test_frames_of_older_plans_are_dropped_at_once(monkeypatch: pytest.MonkeyPat
     for seat in ((4, 9, 9), (5, 2, 9), (5, 3, 1)):
         plan = plan_of(given, round=seat[0], view=seat[1], attempt=seat[2])
         for kind in KINDS:
-            header = header_of(plan, kind, 0)
-            assert node.traffic.region(other.peer, header) is None
-            node.traffic.received(other.peer, header, memoryview(bytearray(10)))
+            assert_dropped_at_once(node, other.peer, header_of(plan, kind, 0))
 
 
 def test_frames_after_the_end_are_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +135,7 @@ def test_frames_after_the_end_are_dropped_at_once(monkeypatch: pytest.MonkeyPatc
     header = header_of(plan, FrameKind.CONTRIBUTION, 0)
     assert net.nodes[0].traffic.region(net.nodes[1].peer, header) is not None
     net.nodes[0].traffic.end()
-    assert net.nodes[0].traffic.region(net.nodes[1].peer, header) is None
-    net.nodes[0].traffic.received(net.nodes[1].peer, header, memoryview(bytearray(10)))
+    assert_dropped_at_once(net.nodes[0], net.nodes[1].peer, header)
 
 
 def test_close_lets_waiting_lanes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +235,7 @@ def test_frames_of_a_past_lineage_are_dropped_at_once_even_of_a_newer_seat(monke
     straggler = msgspec.structs.replace(without(first, 2), view=3)  # a replaced lead still revises its plan
     assert straggler.lineage == first.hash
     for kind in KINDS:
-        header = header_of(straggler, kind, 0)
-        assert node.traffic.region(other.peer, header) is None
-        node.traffic.received(other.peer, header, memoryview(bytearray(10)))
+        assert_dropped_at_once(node, other.peer, header_of(straggler, kind, 0))
 
 
 def test_frame_of_an_unknown_lineage_waits_at_the_same_seat_too() -> None:

@@ -104,6 +104,26 @@ def test_where_two_of_many_are_left_one_accuser_is_enough() -> None:
     assert heard(plan, {1: ((2,), ())}).believed(plan, ALIVE - {PEERS[0]}) == {PEERS[2]}
 
 
+@pytest.mark.parametrize(
+    ("said", "suspected", "believed"),
+    [
+        ({1: ((3,), ())}, {3}, {3}),  # the detector, which asked others too, is the second
+        ({1: ((3,), ())}, {2}, set()),
+        ({1: ((3,), ()), 2: ((0,), ())}, {3}, {3}),
+        ({1: ((), (3,))}, {3}, {3}),
+        ({1: ((), (3,)), 3: ((2,), ())}, {3}, set()),  # it waits itself, whatever the detector says
+        ({3: ((3,), ())}, {3}, set()),
+        ({}, {3}, set()),  # suspicion alone is no accusation
+    ],
+)
+def test_suspicion_of_the_detector_stands_for_a_second_accuser(
+    said: Said, suspected: set[int], believed: set[int]
+) -> None:
+    plan = plan_of(4)
+    found = heard(plan, said).believed(plan, ALIVE, {PEERS[n] for n in suspected})
+    assert numbers(set(found)) == believed
+
+
 def test_newest_word_of_each_stands_and_is_about_one_plan() -> None:
     plan, other = plan_of(4), plan_of(5)
     accusations = heard(plan, {1: ((3,), ()), 2: ((3,), ())})
