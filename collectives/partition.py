@@ -11,8 +11,9 @@ All arithmetic is on integers and fractions: the same deal on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
+from itertools import zip_longest
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.messages import OwnedRange, Plan
@@ -52,6 +53,20 @@ def owner_by_chunk(plan: Plan) -> tuple[int, ...]:
     if any(owned.owner >= len(plan.participants) or owned.stop <= owned.start for owned in ranges):
         raise LocalError("a plan that deals chunks to nobody")
     return tuple(owned.owner for owned in ranges for _ in range(owned.start, owned.stop))
+
+
+def sending_order(owners: Sequence[int], me: int, participants: int) -> Iterator[int]:
+    """The chunks that participant `me` has to send to others: one of each owner in turn, from the owner after it on.
+
+    So all links are busy at once and no owner is everyone's first, while the contributors of one owner send its chunks
+    in the same order, so that it can reduce the first early.
+    """
+    by_turn: dict[int, list[int]] = {}
+    for chunk, owner in enumerate(owners):
+        if owner != me:
+            by_turn.setdefault((owner - me) % participants, []).append(chunk)
+    for chunks in zip_longest(*(by_turn[turn] for turn in sorted(by_turn))):
+        yield from (chunk for chunk in chunks if chunk is not None)
 
 
 def _known(rates: list[int]) -> list[int]:

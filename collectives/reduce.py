@@ -28,14 +28,14 @@ nothing half-done: what was posted is complete, and what is not posted is not fi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
 
 from shoal.collectives.arrivals import Arrivals
 from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal
 from shoal.collectives.grid import Grid
+from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
@@ -196,7 +196,7 @@ class Reduction:
     def _send_contributions(self, form: FinalFormat) -> None:
         if self._contribution is None or self._me not in self._contributors:
             return
-        for chunk in self._sending_order(form):
+        for chunk in sending_order(form.owners, self._me, len(self._places)):
             to = form.owner(chunk)
             has = (chunk, to) in self._sent and not self._dealt_anew(form, chunk)
             if not (has or to in self._closed_to or chunk in self._finals):
@@ -221,21 +221,8 @@ class Reduction:
             if form.source(chunk) != me or owned:
                 continue
             for to in form.plan.remaining():
-                if to != me and has.get(to, {}).get(chunk) != final.statement.result:
+                if to != me and has.get(to, {}).get(chunk) != final.result:
                     self._send(to, FrameKind.FINAL, chunk, final.payload.data)
-
-    def _sending_order(self, form: FinalFormat) -> Iterator[int]:
-        """Other owners' chunks, one of each owner in turn, from the owner after this node on.
-
-        So all links are busy at once and no owner is everyone's first, while the contributors of one owner send its
-        chunks in the same order, so that it can reduce the first early.
-        """
-        by_owner: dict[int, list[int]] = {}
-        for chunk, owner in enumerate(form.owners):
-            if owner != self._me:
-                by_owner.setdefault((owner - self._me) % len(self._places), []).append(chunk)
-        for turn in zip_longest(*(by_owner[turn] for turn in sorted(by_owner))):
-            yield from (chunk for chunk in turn if chunk is not None)
 
     def _send(self, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
         with self._gate:
