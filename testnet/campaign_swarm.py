@@ -108,10 +108,11 @@ class LivingSwarm:
     async def revive(self, node: NodeProcess) -> None:
         """Start a killed node again on its folder. Raises Unrecovered if nobody is there to join."""
         await node.lives[-1].ended.wait()
-        host = next((n for n in self.nodes if n is not node and n.addresses and not n.stopped), None)
-        if host is None:
+        hosts = [n for n in self.nodes if n is not node and n.addresses and not n.stopped]
+        if not hosts:
             raise Unrecovered("nobody is left to join")
-        await self._launch(node, join=host.addresses, holds=())
+        # Of all of them: one may be killed before it is reached, and a node does not remember others' addresses yet.
+        await self._launch(node, join=tuple(address for n in hosts for address in n.addresses), holds=())
 
     async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], holds: tuple[Hold, ...]) -> None:
         lives = len(node.lives)
