@@ -184,9 +184,10 @@ class PlanTraffic:
         if reduction is None:
             return None
         if header.flags & PASS_ON:
-            routes.receiver(peer, header)
-            return np.empty(header.length, np.uint8).data
+            return None if routes.receiver(peer, header) is None else np.empty(header.length, np.uint8).data
         sender = routes.sender(peer, header)
+        if sender is None:
+            return None
         if header.kind is FrameKind.CONTRIBUTION:
             return reduction.contribution_region(sender, header.chunk, header.offset, header.length)
         return reduction.final_region(sender, header.chunk, header.offset, header.length)
@@ -200,6 +201,8 @@ class PlanTraffic:
             self._pass_on(routes, peer, header, payload)
             return
         sender = routes.sender(peer, header)
+        if sender is None:
+            return
         if header.kind is FrameKind.CONTRIBUTION:
             reduction.contribution_received(sender, header.chunk, header.offset, payload)
         else:
@@ -207,6 +210,8 @@ class PlanTraffic:
 
     def _pass_on(self, routes: Routes, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
         to = routes.receiver(peer, header)
+        if to is None:
+            return
         try:
             self._post(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
         except NetworkError as error:  # the two notice that nothing arrives, and are given another relay
@@ -227,9 +232,14 @@ class PlanTraffic:
 
 
 class Routes:
-    """Who is reached through whom by one plan, seen from one participant. Immutable."""
+    """Who is reached through whom by one plan, seen from one participant. Immutable.
+
+    A frame of an older revision may have been relayed as that one said: then it is nobody's fault, and nobody's frame.
+    Whoever is reached another way now is sent everything again.
+    """
 
     def __init__(self, plan: Plan | None = None, me: PeerId | None = None) -> None:
+        self._seat = (0, 0) if plan is None else (plan.view, plan.attempt)
         self._peers = () if plan is None else tuple(p.peer for p in plan.participants)
         self.places = {peer: place for place, peer in enumerate(self._peers)}
         self.via: dict[PeerId, PeerId] = {}
@@ -241,21 +251,23 @@ class Routes:
                 self.via[other if me == one else one] = via
         self._me = me
 
-    def sender(self, peer: PeerId, header: FrameHeader) -> PeerId:
-        """Who sent a frame that came from `peer`. Raises RemoteError if the plan has no such relay."""
+    def sender(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
+        """Who sent a frame that came from `peer`; None if at most an older plan says so. Raises RemoteError."""
         if not header.flags & PASSED_ON:
             return peer
         return self._other_end(peer, header, via=peer)
 
-    def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId:
-        """For whom a frame is that `peer` asks to pass on. Raises RemoteError if the plan has no such relay."""
+    def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
+        """For whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
         return self._other_end(peer, header, via=self._me)
 
-    def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId:
+    def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId | None:
         place = header.flags % MEMBER_LIMIT
         if place < len(self._peers):
             other = self._peers[place]
             end = self._me if via == peer else peer
             if end is not None and self._pairs.get(frozenset((end, other))) == via:
                 return other
+        if (header.view, header.attempt) < self._seat:
+            return None
         raise RemoteError("a relayed frame that the plan does not provide for", peer=peer)

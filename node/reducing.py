@@ -29,6 +29,7 @@ from shoal.swarm.frame import SCOPE_BYTES
 from shoal.swarm.lanes import LanePool
 
 LANE_DEADLINE_S = 5.0
+LANE_HEAD_START_S = 0.5
 LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
@@ -37,6 +38,7 @@ SPARE_BYTES = 128 << 20
 JOB_LIMIT = 256
 
 Done = Callable[[Finals, float], None]
+NOBODY = Stall(frozenset(), frozenset())
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,7 @@ class ReduceDesk:
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
         self._pace: Pace | None = None
-        self._stall = Stall(frozenset(), frozenset())
-        self._told = self._stall
+        self._stall = self._told = NOBODY
         self._told_at = float("-inf")
         self._started = 0.0
         self._fetching: set[bytes] = set()
@@ -122,6 +123,8 @@ class ReduceDesk:
             return
         reduction.follow(plan)  # before frames of this revision are let in
         self._traffic.revise(plan, Routes(plan, self._identity.peer_id))
+        self._keep_rates()
+        self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
     def stop(self) -> None:
@@ -148,10 +151,11 @@ class ReduceDesk:
             self._done(reduction.result(), seconds)
 
     async def _run_reduction(self, reduction: Reduction) -> None:
-        async with trio.open_nursery() as nursery:
-            for peer in reduction.plan.remaining():
-                if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
-                    nursery.start_soon(self.ensure_lane, peer)
+        with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
+            async with trio.open_nursery() as nursery:
+                for peer in reduction.plan.remaining():
+                    if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
+                        nursery.start_soon(self.ensure_lane, peer)
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.start)
 
@@ -195,7 +199,7 @@ class ReduceDesk:
     def _begin_pace(self, reduction: Reduction) -> None:
         if self._reduction is reduction:
             self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic())
-            self._stall = self._told = Stall(frozenset(), frozenset())
+            self._stall = self._told = NOBODY
 
     def _keep_rates(self) -> None:
         if self._pace is not None:

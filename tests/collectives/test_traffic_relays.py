@@ -153,8 +153,13 @@ def test_relay_of_an_earlier_revision_is_none_any_more() -> None:
     header = replace(header_of(plan, FrameKind.FINAL, 0), flags=PASS_ON | 1)
     assert node.traffic.region(peer(0), header) is not None
     net.revise(node, rerouted(plan, Relay(0, 1, 3)))
+    # On its way when the revision came: nobody's fault. Sent under the new one: the sender's.
+    assert node.traffic.region(peer(0), header) is None
+    sent = len(net.frames)
+    node.traffic.received(peer(0), header, memoryview(bytearray(header.length)))
+    assert len(net.frames) == sent
     with pytest.raises(RemoteError, match="does not provide"):
-        node.traffic.region(peer(0), header)
+        node.traffic.region(peer(0), replace(header, attempt=1))
 
 
 # -- relays that fail ----------------------------------------------------------------------------------------

@@ -415,6 +415,35 @@ def test_peer_without_a_lane_stalls_and_others_go_on(tmp_path: Path, clock: Cloc
     run(main)
 
 
+def test_peer_to_whom_a_lane_takes_long_keeps_the_others_waiting_for_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        slow, dials = mesh.peers[2], mesh.lanes[0].ensure
+
+        async def ensure(peer: PeerId, *, deadline_s: float) -> None:
+            if peer == slow and not arrived:
+                await trio.sleep(deadline_s)
+                raise NetworkError("no lane yet")
+            await dials(peer, deadline_s=deadline_s)
+
+        arrived: list[PeerId] = []
+        mesh.lanes[0].ensure = ensure
+
+        def note(sender: PeerId, header: FrameHeader) -> bool:
+            if sender == mesh.peers[0] and header.kind is FrameKind.CONTRIBUTION:
+                arrived.append(sender)
+            return False
+
+        mesh.lose = note
+        async with mesh.running():
+            began = time.monotonic()
+            mesh.start(mesh.plan())
+            await until(lambda: arrived)
+            assert time.monotonic() - began < reducing.LANE_DEADLINE_S / 2, "it posts to who is there"
+
+    run(main)
+
+
 # -- repair --------------------------------------------------------------------------------------------------
 
 
@@ -456,8 +485,10 @@ def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> N
             await until(lambda: reduction.waiting_for().contributions == {mute})
             again, helds = await revised(mesh, plan, 2)
             assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
+            mesh.desks[0]._stall = Stall(frozenset({mute}), NOBODY)
             for n in (0, 1):
                 mesh.desks[n].repair(again, mesh.contributions[n], helds)
+            assert mesh.desks[0].stalled() is None, "that was under another plan"
             await until(lambda: mesh.done[0] and mesh.done[1])
             assert mesh.desks[0]._reduction is reduction, "the same reduction goes on"
             assert [mesh.done[n][0][0].plan for n in (0, 1)] == [again, again]
