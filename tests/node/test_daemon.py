@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.node.states import FINALS_KEPT
 from shoal.protocol.certificate import genesis, lead
 from tests.node.lab import (
     ROUND_TOKENS,
@@ -104,7 +105,9 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
         # include steps of a round that was over before it could contribute.
         made = [e for e in sleeper.events("contributed") if 2 <= e["round"] <= last]
         assert [e["tokens"] for e in made[:1]] == [ROUND_TOKENS]
-        assert made[-1]["tokens"] >= ROUND_TOKENS * len(made) >= 2 * ROUND_TOKENS
+        # Beyond the rounds whose finals are kept nobody can say whether round 2 counted it, and once is the limit.
+        known = last - 2 < FINALS_KEPT
+        assert made[-1]["tokens"] >= ROUND_TOKENS * (len(made) if known else len(made) - 1) >= ROUND_TOKENS
         assert sum(r.tokens for r in report.rounds) == ROUND_TOKENS * (2 * last + 1) + made[-1]["tokens"]
         for node in swarm.nodes:
             assert_votes_once(node)
