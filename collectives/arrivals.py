@@ -1,10 +1,12 @@
-"""Contributions on their way into one chunk's sum."""
+"""Contributions on their way into one chunk's sum, and what is left of a reduction that may begin again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from shoal.collectives.codecs import U8
+from shoal.collectives.finals import FinalChunk
 from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion
 
@@ -19,3 +21,14 @@ class Arrivals:
         self.assembling: dict[int, Pieces] = {}
         self.arrived: dict[int, U8] = {}
         self.excluded: list[Exclusion] = []
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a reduction leaves for when its lineage is taken up again, by chunk.
+
+    signed: by this node, in any revision, at any time. finals: that were here when it was closed.
+    """
+
+    signed: dict[int, FinalChunk] = field(default_factory=dict)
+    finals: dict[int, FinalChunk] = field(default_factory=dict)

@@ -26,6 +26,8 @@ from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.summing import span_scratch
 from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Plan
 
 _DOT_VALUES = 8192
 """Few enough for BLAS to stay in this thread, and so for the order of its sum to be the same every time."""
@@ -107,6 +109,23 @@ class EncodedContribution:
         for chunk in range(self.grid.chunks):
             self.codec.decode_into(self.encoded(chunk), values[slice(*self.grid.span(chunk))])
         return values
+
+
+def place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -> int:
+    """This node's place in the plan, after checking that the contribution is the one that the plan names.
+
+    Raises LocalError if it is another, or the plan does not name this node.
+    """
+    place = plan.number(me)
+    if place is None:
+        raise LocalError("a reduction at a node that takes no part in it")
+    participant = plan.participants[place]
+    if participant.weight > 0:
+        if contribution is None or contribution.root != participant.root:
+            raise LocalError("the plan counts on another contribution than this node's")
+        if contribution.grid != Grid.of(plan) or contribution.codec.name != plan.codec:
+            raise LocalError("this node's contribution is on another grid, or in another codec, than the plan")
+    return place
 
 
 def _sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:

@@ -91,7 +91,8 @@ class NextState:
         Raises LocalError if it does not follow the state.
         """
         state = self.base
-        if (plan.round, plan.term, Grid.of(plan)) != (state.round + 1, state.term, self._grid):
+        # The first round of a term stands on a state of an earlier one.
+        if (plan.round, Grid.of(plan)) != (state.round + 1, self._grid) or plan.term < state.term:
             raise LocalError(
                 f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
             )

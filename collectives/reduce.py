@@ -15,10 +15,10 @@ these are what the owner signed is checked once all are here, before anybody rep
 Repair. When participants are lost, `close_off` stops taking anything from them and says what is final here; `repair`
 goes on by the revised plan. What is final and stands stays, as do contributions that have come in; a chunk whose owner
 was lost is copied from who has its final, or summed again by its new owner, to whom everyone sends their unchanged
-contribution. Whoever was lost is not waited for. An owner signs a chunk once in the life of a Reduction: if a later
-revision gives it back a chunk that it had summed, it posts the same bytes. Not everyone follows every revision, and who
-follows another takes nothing of a chunk that is dealt differently there; so what such a chunk needs is sent anew under
-each.
+contribution. Whoever was lost is not waited for. An owner signs a chunk once in a lineage: if a later revision gives it
+back a chunk that it had summed, or the reduction begins again, it posts the same bytes. Not everyone follows every
+revision, and who follows another takes nothing of a chunk that is dealt differently there; so what such a chunk needs
+is sent anew under each.
 
 Two locks. `_lock` guards the tables and is never held during work or callbacks. `_gate` is passed, one thread at a
 time, by everything this node sends and every progress it reports; so a callback that blocks holds the whole node, with
@@ -31,10 +31,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from shoal.collectives.arrivals import Arrivals
-from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes
+from shoal.collectives.arrivals import Arrivals, Kept
+from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal
-from shoal.collectives.grid import Grid
 from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
@@ -54,7 +53,8 @@ without repairs there are at most chunks × participants of them."""
 class Reduction:
     """The reduction of `plan` and its revisions at the node of `identity`, which must take part in it. Thread-safe.
 
-    contribution: this node's; None if its weight is zero. memory: where payloads' memory comes from.
+    contribution: this node's; None if its weight is zero. memory: where payloads' memory comes from. kept: what is left
+    of an earlier reduction of the same lineage, and what will be of this one.
 
     Raises LocalError if plan, identity and contribution do not fit together.
     """
@@ -68,10 +68,11 @@ class Reduction:
         post: Post,
         on_progress: Callable[[ReduceProgress], None],
         memory: PayloadPool | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.lineage = plan.lineage
         self._identity = identity
-        self._me = _place_of(plan, identity.peer_id, contribution)
+        self._me = place_of(plan, identity.peer_id, contribution)
         self._contribution = contribution
         self._post = post
         self._on_progress = on_progress
@@ -84,9 +85,10 @@ class Reduction:
         self._closed_to: frozenset[PeerId] = frozenset()
         self._sent: set[tuple[int, PeerId]] = set()  # (chunk, to) of contributions posted
         self._summing: set[int] = set()
-        self._signed: dict[int, FinalChunk] = {}  # by this node, in any revision
+        self._kept = Kept() if kept is None else kept
+        self._signed = self._kept.signed
         self._completed = b""  # hash of the newest plan of which it was told that all is final
-        self._finals: dict[int, FinalChunk] = {}
+        self._finals = dict(self._kept.finals)
         self._inboxes: dict[int, Arrivals] = {}
         self._finals_wanted: dict[int, Pieces] = {}
         self._received: dict[PeerId, int] = {}
@@ -308,7 +310,7 @@ class Reduction:
         final = self._sum(form, chunk, inbox)
         with self._lock:
             self._summing.remove(chunk)
-            self._signed[chunk] = final
+            final = self._signed.setdefault(chunk, final)
         self._finish(chunk, final, tuple(inbox.excluded))
 
     def _sum(self, form: FinalFormat, chunk: int, inbox: Arrivals) -> FinalChunk:
@@ -462,6 +464,14 @@ class Reduction:
         contributions = frozenset(self.plan.participants[place].peer for place in owing)
         return Waiting(contributions=contributions, finals=frozenset(late))
 
+    def lacking(self, peer: PeerId) -> tuple[set[int], set[int]]:
+        """The chunks of which `peer`'s contribution lacks here, and those of which a final does that it is to send."""
+        with self._lock:
+            place = self._places.get(peer)
+            contributions = {chunk for chunk, inbox in self._inboxes.items() if place in inbox.owing}
+            finals = {chunk for chunk in self._finals_wanted if self.form.source(chunk) == peer}
+        return contributions, finals
+
     @property
     def final_chunks(self) -> int:
         """How many chunks are final here, of `plan.chunks`."""
@@ -479,19 +489,6 @@ class Reduction:
         """Post nothing and take nothing any more; idempotent. What `result` can give, it gives still."""
         with self._lock:
             self._closed = True
+            self._kept.finals = self._finals
             self._inboxes.clear()
             self._finals_wanted.clear()
-
-
-def _place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -> int:
-    """This node's place in the plan, after checking that the contribution is the one that the plan names."""
-    place = plan.number(me)
-    if place is None:
-        raise LocalError("a reduction at a node that takes no part in it")
-    participant = plan.participants[place]
-    if participant.weight > 0:
-        if contribution is None or contribution.root != participant.root:
-            raise LocalError("the plan counts on another contribution than this node's")
-        if contribution.grid != Grid.of(plan) or contribution.codec.name != plan.codec:
-            raise LocalError("this node's contribution is on another grid, or in another codec, than the plan")
-    return place

@@ -9,6 +9,7 @@ at 3.8 GB/s in spans of 32 Ki values, 5.2 of 128 Ki, 6.1 of 256 Ki; once.)
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -36,7 +37,7 @@ class Undecodable(RemoteError):
     """Encoded bytes that no encoder writes: a wrong length, NaN, infinity, an absurd magnitude, a bad scale."""
 
 
-class SpanCodec:
+class SpanCodec(ABC):
     """A codec written as what it does to one span. Subclasses say how values lie in the bytes; no state."""
 
     name: str
@@ -75,17 +76,17 @@ class SpanCodec:
 
     # What a subclass defines. `start` is a multiple of SPAN_ALIGNMENT; there are at most SPAN_VALUES values.
 
+    @abstractmethod
     def _written_bytes(self, n: int) -> int:
         """Bytes that `n` values take before padding."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _encode(self, values: F32, start: int, out: U8, n: int, dither: ChunkDither | None) -> None:
         """`values`, which begin at value `start` of a chunk of `n`, into their places in `out`, the whole chunk."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         """The values from `start` on of the chunk `source` of `n` into `out`, which says how many."""
-        raise NotImplementedError
 
     # Lengths and padding.
 

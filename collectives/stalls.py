@@ -42,6 +42,10 @@ class StallWatch:
             while len(looks) > 1 and looks[1][0] <= now - self._stall_s:
                 looks.popleft()
 
+    def lasting(self) -> set[PeerId]:
+        """Those that have owed for the whole deadline, whatever they moved."""
+        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._stall_s}
+
     def stalled(self) -> set[PeerId]:
         """Those that have owed for the whole deadline and moved too little."""
         found = set()

@@ -16,6 +16,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -24,6 +25,7 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.collectives.grid import CHUNK_LIMIT_VALUES, Grid
+from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Count, Hash, Message, Term, domain_hash
 from shoal.protocol.wire import HASH_BYTES, canonical
@@ -82,7 +84,7 @@ class CertifiedState:
         return self.anchor.size
 
 
-class StateHeader(Message, frozen=True, kw_only=True):
+class StateHeader(Message, frozen=True, kw_only=True, dict=True):
     """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order."""
 
     term: Term
@@ -104,7 +106,7 @@ class StateHeader(Message, frozen=True, kw_only=True):
         """The grid of both vectors."""
         return Grid(self.numel, self.chunk_values)
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """What members vote on; the preimage is at the top of this module."""
         term = [self.term.rebases, self.term.rollbacks]
@@ -160,40 +162,78 @@ class StateAssembly:
     """A state growing out of verified chunks, from any number of donors and threads.
 
     `header` must have the `digest` that a certificate names, else RemoteError: nothing about a state is believed,
-    and no memory taken, on a donor's word alone.
+    and no memory taken, on a donor's word alone. vectors: where the memory comes from.
     """
 
-    def __init__(self, header: StateHeader, *, digest: bytes) -> None:
+    def __init__(self, header: StateHeader, *, digest: bytes, vectors: VectorPool | None = None) -> None:
         if header.digest != digest:
             raise RemoteError("a state header that is not the certified one")
         self.header = header
-        self._vectors = {kind: np.empty(header.numel, np.float32) for kind in StateKind}
-        self._missing = {(kind, chunk) for kind in StateKind for chunk in range(header.grid.chunks)}
+        self.digest = digest
+        self._grid = header.grid
+        take = (vectors or VectorPool(0)).take
+        self._vectors = {kind: take(header.numel) for kind in StateKind}
         self._lock = threading.Lock()
+        # Guarded by the lock. Who has verified a chunk takes it off `_missing`; once it is copied it is in `_here`.
+        self._missing = {(kind, chunk) for kind in StateKind for chunk in range(self._grid.chunks)}
+        self._here: set[tuple[StateKind, int]] = set()
 
     def accept(self, kind: StateKind, chunk: int, data: bytes | bytearray | memoryview) -> bool:
         """Write a chunk if its bytes are the certified ones; False if it was there already.
 
+        The bytes are checked before any of them is written, and a chunk is written once.
         Raises RemoteError otherwise, with nothing written.
         """
-        if not 0 <= chunk < self.header.grid.chunks:
-            raise RemoteError(f"chunk {chunk} of a state of {self.header.grid.chunks} chunks")
+        if not 0 <= chunk < self._grid.chunks:
+            raise RemoteError(f"chunk {chunk} of a state of {self._grid.chunks} chunks")
+        size = 4 * self._grid.length(chunk)
+        if len(data) != size:
+            raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {size}")
         if chunk_hash(data) != self.header.chunk_hash(kind, chunk):
             raise RemoteError(f"chunk {chunk} of the {kind} is not the certified one")
-        start, stop = self.header.grid.span(chunk)
-        if len(data) != 4 * (stop - start):
-            raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {4 * (stop - start)}")
+        return self._write(kind, chunk, np.frombuffer(data, np.float32))
+
+    def _write(self, kind: StateKind, chunk: int, values: F32) -> bool:
         with self._lock:
             if (kind, chunk) not in self._missing:
                 return False
-            self._vectors[kind][start:stop] = np.frombuffer(data, np.float32)
             self._missing.remove((kind, chunk))
-            return True
+        self._vectors[kind][slice(*self._grid.span(chunk))] = values
+        with self._lock:
+            self._here.add((kind, chunk))
+        return True
+
+    def copy_from(self, state: CertifiedState, header: StateHeader) -> int:
+        """Take over the chunks that a state has alike, by its `header`, computed here. Returns how many.
+
+        Nothing of a state on another grid.
+        """
+        if header.grid != self._grid:
+            return 0
+        copied = 0
+        for kind, chunk in self.missing():
+            if header.chunk_hash(kind, chunk) == self.header.chunk_hash(kind, chunk):
+                vector = state.anchor if kind is StateKind.ANCHOR else state.momentum
+                copied += self._write(kind, chunk, vector[slice(*self._grid.span(chunk))])
+        return copied
+
+    def chunk(self, kind: StateKind, chunk: int) -> memoryview | None:
+        """The bytes of a chunk that is here, a read-only view; None while it is missing."""
+        with self._lock:
+            if (kind, chunk) not in self._here:
+                return None
+        start, stop = self._grid.span(chunk)
+        return self._vectors[kind][start:stop].data.cast("B").toreadonly()
 
     def missing(self) -> list[tuple[StateKind, int]]:
         """What has yet to come, anchor first, in order."""
         with self._lock:
-            return sorted(self._missing)
+            return [
+                (kind, chunk)
+                for kind in StateKind
+                for chunk in range(self._grid.chunks)
+                if (kind, chunk) not in self._here
+            ]
 
     def finish(self) -> CertifiedState:
         """The complete state; the assembly's memory becomes the state's. Raises LocalError while chunks are missing."""

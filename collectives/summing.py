@@ -48,7 +48,7 @@ def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:
     for start in range(0, out.size, SPAN_VALUES):
         stop = min(start + SPAN_VALUES, out.size)
         total = out[start:stop]
-        total.fill(0)
+        total_before: F32 | np.float32 = np.float32(0)
         for term in terms:
             try:
                 values = how.decode_span(term.encoded, out.size, start, stop, scratch)
@@ -56,9 +56,12 @@ def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:
                 return term.place
             if term.weight != 1:
                 values = np.multiply(values, np.float32(term.weight), out=scratch[: stop - start])
-            np.add(total, values, out=total)
+            np.add(total_before, values, out=total)
+            total_before = total
         if terms:
             np.divide(total, divisor, out=total)
+        else:
+            total.fill(0)
     return None
 
 

@@ -7,7 +7,9 @@ still.
 Called in the lanes' threads.
 
 A lane can fail while the peer at its end lives: payloads are remembered (by reference) as long as their reduction goes
-on, and those who may have missed some are *owed* all of theirs again. A receiver drops what it has already.
+on, and those who may have missed some are *owed* theirs again. Over the next lane the two tell each other what they
+lack (a LACKING frame: a bit per chunk for the contribution, then a bit per chunk for the final), and send that; who is
+told nothing in time sends everything. A receiver drops what it has already.
 
 Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
 frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
@@ -31,13 +33,16 @@ from shoal.swarm.chunks import Post
 from shoal.swarm.frame import SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
 PLAN_WAIT_S = 15.0
-KINDS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})
+PAYLOADS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})
+KINDS = PAYLOADS | {FrameKind.LACKING}
 
 PASS_ON = MEMBER_LIMIT
 """In the flags of a frame to a relay, beside the place it is for."""
 PASSED_ON = 2 * MEMBER_LIMIT
 """In the flags of a frame from a relay, beside the place it is from."""
 PAST_LIMIT = 64
+ANSWER = 1
+"""In the flags of a LACKING frame: the receiver need not tell in its turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,7 @@ class PlanTraffic:
         self._sent: dict[PeerId, list[_Sent]] = {}
         self._refused: dict[PeerId, list[_Sent]] = {}
         self._failed: set[PeerId] = set()
+        self._resent: dict[PeerId, set[tuple[FrameKind, int]]] = {}
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
@@ -110,7 +116,7 @@ class PlanTraffic:
             self._reduction.close()
             self._past.append(self._scope)
         self._reduction, self._scope, self._routes = None, b"", Routes()
-        self._sent, self._refused, self._failed = {}, {}, set()
+        self._sent, self._refused, self._failed, self._resent = {}, {}, set(), {}
 
     def _forget(self, peer: PeerId) -> None:
         self._sent.pop(peer, None)
@@ -131,7 +137,10 @@ class PlanTraffic:
     def lane_failed(self, peer: PeerId) -> None:
         """A lane to `peer` broke: what was queued on it or on its way may be lost."""
         with self._changed:
-            self._failed |= {to for to in self._sent if self._routes.via.get(to, to) == peer}
+            affected = {to for to in self._sent if self._routes.via.get(to, to) == peer}
+            self._failed |= affected
+            for to in affected:
+                self._resent.pop(to, None)
 
     def owed(self) -> frozenset[PeerId]:
         """Who may lack something that was posted."""
@@ -142,6 +151,68 @@ class PlanTraffic:
         """Who has to be reached for `peer` to be reached."""
         with self._changed:
             return self._routes.via.get(peer, peer)
+
+    def resume(self, peer: PeerId, patience_s: float) -> None:
+        """There is a lane to `peer` again: tell each other what lacks, and send that. Blocks.
+
+        Sends everything if `peer` has not told within `patience_s`, and where a relay is between the two; and what no
+        lane took, if none failed.
+        """
+        with self._changed:
+            can_tell = peer in self._failed and peer not in self._routes.via
+        if can_tell and self._tell_lacking(peer, flags=0):
+            with self._changed:
+                self._changed.wait_for(lambda: peer not in self._failed, timeout=patience_s)
+        self.post_again(peer)
+
+    def _tell_lacking(self, peer: PeerId, *, flags: int) -> bool:
+        with self._changed:
+            reduction, scope, (round_, view, attempt) = self._reduction, self._scope, self._seat
+        if reduction is None:
+            return False
+        lacking = b"".join(_bits(chunks, reduction.plan.chunks) for chunks in reduction.lacking(peer))
+        header = FrameHeader(
+            kind=FrameKind.LACKING,
+            flags=flags,
+            attempt=attempt,
+            round=round_,
+            view=view,
+            scope=scope,
+            length=len(lacking),
+        )
+        try:
+            self._post(peer, header, lacking)
+        except NetworkError:
+            return False
+        return True
+
+    def _send_lacking(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """Send what `peer` says it lacks and this node has posted to it before."""
+        with self._changed:
+            reduction = self._reduction
+            if reduction is None or header.scope != self._scope:
+                return
+            size = -(-reduction.plan.chunks // 8)
+            if len(payload) != 2 * size:
+                raise RemoteError(
+                    f"{len(payload)} bytes to say what lacks of {reduction.plan.chunks} chunks", peer=peer
+                )
+            lacking = {FrameKind.CONTRIBUTION: bytes(payload[:size]), FrameKind.FINAL: bytes(payload[size:])}
+            resent = self._resent.setdefault(peer, set())
+            again = [
+                sent
+                for sent in self._sent.get(peer, ())
+                if lacking[sent.kind][sent.chunk // 8] >> sent.chunk % 8 & 1 and (sent.kind, sent.chunk) not in resent
+            ]
+            resent |= {(sent.kind, sent.chunk) for sent in again}
+            self._refused.pop(peer, None)
+            self._failed.discard(peer)
+            self._changed.notify_all()
+            scope = self._scope
+        if not header.flags & ANSWER:
+            self._tell_lacking(peer, flags=ANSWER)
+        for sent in again:
+            self._send(peer, sent, scope)
 
     def post_again(self, peer: PeerId) -> None:
         """Send what no lane took, or everything if a lane failed under it."""
@@ -196,6 +267,9 @@ class PlanTraffic:
         """A frame is authentic and in its region. Raises RemoteError."""
         reduction, routes = self._reduction_of(header)
         if reduction is None:
+            return
+        if header.kind is FrameKind.LACKING:
+            self._send_lacking(peer, header, payload)
             return
         if header.flags & PASS_ON:
             self._pass_on(routes, peer, header, payload)
@@ -271,3 +345,8 @@ class Routes:
         if (header.view, header.attempt) < self._seat:
             return None
         raise RemoteError("a relayed frame that the plan does not provide for", peer=peer)
+
+
+def _bits(chunks: set[int], count: int) -> bytes:
+    """A bit for each of `count` chunks, least significant first, as in the bitmaps of contributors."""
+    return sum(1 << chunk for chunk in chunks).to_bytes(-(-count // 8), "little")

@@ -15,6 +15,9 @@ import numpy as np
 
 from shoal.collectives.codecs import F32
 
+PAGE_BYTES = 4096
+"""Or more: pages are touched one by one."""
+
 
 class VectorPool:
     """Gives out vectors; keeps the memory of at most `spare_limit` that are gone. Safe in any number of threads."""
@@ -33,6 +36,13 @@ class VectorPool:
         vector = np.frombuffer(memory, np.float32)
         weakref.finalize(vector, self._spare.append, memory).atexit = False
         return vector
+
+    def prepare(self, numel: int) -> None:
+        """Have memory for as many vectors as are kept, with pages of its own, which `take` is spared to wait for."""
+        while len(self._spare) < (self._spare.maxlen or 0):
+            memory = np.empty(4 * numel, np.uint8)
+            memory[::PAGE_BYTES] = 0
+            self._spare.append(memory.data)
 
     def _spare_of(self, size: int) -> memoryview | None:
         """Spare memory of that many bytes; what is of another size is let go."""

@@ -18,7 +18,8 @@ from shoal.swarm.moved import Moved
 
 STALL_S = 2.0
 STALL_LIMIT_S = 16.0
-"""The stall deadline: doubled with every attempt, so that those behind one narrow link are not evicted in turn."""
+"""The stall deadline: doubled with every plan that a round has come to, whichever lead made it and for whatever reason,
+so that those behind one narrow link are not evicted in turn."""
 LATE_S = 1.0
 """Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
 RATE_LEAST_S = 0.5
@@ -38,19 +39,29 @@ class Counters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late."""
+    """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late.
+
+    This node itself is among the late while contributions that it waits for take long and do come, and for another
+    stall deadline, in which its finals get under way.
+    """
 
     peers: frozenset[PeerId]
     late: frozenset[PeerId]
 
 
 class Pace:
-    """The pace of one revision of a reduction, from `now` on. `me` takes part in it."""
+    """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
-    def __init__(self, reduction: Reduction, counters: Counters, me: PeerId, now: float) -> None:
+    earlier: how many plans of the same round this node has followed before.
+    """
+
+    def __init__(self, reduction: Reduction, counters: Counters, me: PeerId, now: float, *, earlier: int = 0) -> None:
         plan = reduction.plan
-        stall_s = min(doubled(STALL_S, plan.attempt), STALL_LIMIT_S)
+        stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
         incoming, outgoing = _planned(plan, me)
+        self._me = me
+        self._stall_s = stall_s
+        self._waited_at = float("-inf")
         self._reduction = reduction
         self._counters = counters
         self._peers = [peer for peer in plan.remaining() if peer != me]
@@ -74,7 +85,12 @@ class Pace:
         self._download.look(now, self._totals()[0], busy=bool(waiting.contributions or waiting.finals))
         self._upload.look(now, self._totals()[1], busy=bool(queued))
         direct = self._receiving.stalled() | self._sending.stalled()
-        return Stall(frozenset(direct), frozenset(self._late.stalled() - direct))
+        late = self._late.stalled() - direct
+        if self._receiving.lasting() - direct:
+            self._waited_at = now
+        if now - self._waited_at < self._stall_s:
+            late.add(self._me)
+        return Stall(frozenset(direct), frozenset(late))
 
     def rates(self) -> tuple[int, int]:
         """Bytes/s up and down, while there was something to move; 0 where there was not enough to tell."""

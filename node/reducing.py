@@ -9,10 +9,12 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import trio
 
+from shoal.collectives.arrivals import Kept
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.payloads import PayloadPool
@@ -32,13 +34,29 @@ LANE_DEADLINE_S = 5.0
 LANE_HEAD_START_S = 0.5
 LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5
+TELL_S = 1.0
+"""How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
+DETOUR_S = 10.0
+DETOUR_LIMIT_S = 640.0
+"""How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
 SPARE_BYTES = 128 << 20
 """Memory of payloads kept from one reduction to the next."""
 JOB_LIMIT = 256
+LINEAGE_LIMIT = 64
+"""Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
 
 Done = Callable[[Finals, float], None]
 NOBODY = Stall(frozenset(), frozenset())
+
+
+@dataclass(slots=True)
+class _Detour:
+    """A peer that plans had reached through another: until when it is left at that, and for how long the next time."""
+
+    until: float
+    pause_s: float
+
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +83,14 @@ class ReduceDesk:
         self._fetching: set[bytes] = set()
         self._mending: set[PeerId] = set()
         self.unreachable: set[PeerId] = set()
-        """Peers to whom no lane could be had the last time it was tried."""
+        """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
+        self._plans_followed = 0
+        """Of this round."""
+        self._kept: dict[bytes, Kept] = {}
+        self._closed_to: dict[bytes, frozenset[PeerId]] = {}
+        """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
+        self._relayed: frozenset[PeerId] = frozenset()
+        self._detours: dict[PeerId, _Detour] = {}
         self.rates = (0, 0)
         """Bytes/s up and down that the last reductions measured; 0 is unknown."""
 
@@ -74,8 +99,8 @@ class ReduceDesk:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_after)
-                async for job in self._job_queue:
-                    nursery.start_soon(job)
+                while True:
+                    nursery.start_soon(await self._job_queue.receive())  # in no variable: it holds its reduction
         finally:
             self._reduction = None
             self._traffic.close()
@@ -89,7 +114,7 @@ class ReduceDesk:
                 logger.warning("chunk %d: %s left out: %s", progress.chunk, exclusion.peer, exclusion.reason)
             self._holds.at_in_thread(plan.round, "reduce", progress.final / progress.total)
             if progress.final == progress.total:
-                token.run_sync_soon(self._finished, reduction)
+                token.run_sync_soon(self._finished, plan.lineage)  # a cycle with it would keep its memory
 
         place = plan.number(self._identity.peer_id)
         counted = place is not None and plan.participants[place].weight > 0
@@ -100,8 +125,14 @@ class ReduceDesk:
             post=partial(self._traffic.post, plan.lineage[:SCOPE_BYTES]),
             on_progress=on_progress,
             memory=self._memory,
+            kept=self._kept.setdefault(plan.lineage, Kept()),
         )
-        self._traffic.begin(reduction, Routes(plan, self._identity.peer_id))
+        reduction.close_off(self._closed_to.get(plan.lineage, ()))
+        routes = Routes(plan, self._identity.peer_id)
+        self._traffic.begin(reduction, routes)
+        self._relayed = frozenset(routes.via)
+        for peer in self._relayed:
+            self._jobs.send_nowait(partial(self._try_again, peer))
         self._reduction = reduction
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -111,6 +142,8 @@ class ReduceDesk:
         """Take nothing more from these, close their lanes, and tell which finals of that reduction are here."""
         for peer in evicted:
             self._lanes.drop(peer)
+        if lineage in self._closed_to or len(self._closed_to) < LINEAGE_LIMIT:
+            self._closed_to[lineage] = self._closed_to.get(lineage, frozenset()) | evicted
         if self._reduction is None or self._reduction.lineage != lineage:
             return ()
         return await trio.to_thread.run_sync(self._reduction.close_off, evicted)
@@ -122,7 +155,11 @@ class ReduceDesk:
             self.start(plan, contribution)
             return
         reduction.follow(plan)  # before frames of this revision are let in
-        self._traffic.revise(plan, Routes(plan, self._identity.peer_id))
+        routes = Routes(plan, self._identity.peer_id)
+        self._traffic.revise(plan, routes)
+        for peer in routes.via.keys() - self._relayed:
+            self._give_up_on(peer)
+        self._relayed = frozenset(routes.via)
         self._keep_rates()
         self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
@@ -137,10 +174,14 @@ class ReduceDesk:
         """A new round: whatever was being fetched for the old one is of no interest."""
         self.stop()
         self._fetching.clear()
+        self._kept.clear()
+        self._closed_to.clear()
+        self._plans_followed = 0
 
-    def _finished(self, reduction: Reduction) -> None:
+    def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""
-        if self._reduction is reduction:
+        reduction = self._reduction
+        if reduction is not None and reduction.lineage == lineage:
             self._keep_rates()
             self._jobs.send_nowait(partial(self._conclude, reduction, time.monotonic() - self._started))
 
@@ -159,13 +200,34 @@ class ReduceDesk:
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.start)
 
+    # -- peers that are reached through another --------------------------------------------------------------
+
+    def _give_up_on(self, peer: PeerId) -> None:
+        """Nothing moves over what lanes there are to `peer`: the next plans are to know it from the start."""
+        self._lanes.drop(peer)
+        self.unreachable.add(peer)
+        self._put_off(peer)
+
+    def _put_off(self, peer: PeerId) -> None:
+        now, last = time.monotonic(), self._detours.get(peer)
+        recent = last is not None and now - last.until < DETOUR_LIMIT_S
+        pause_s = last.pause_s if last is not None and recent else DETOUR_S
+        self._detours[peer] = _Detour(now + pause_s, min(2 * pause_s, DETOUR_LIMIT_S))
+
+    async def _try_again(self, peer: PeerId) -> None:
+        """Dial a peer that is reached through another, if it is time: the two may have come within reach."""
+        detour = self._detours.get(peer)
+        if detour is None or time.monotonic() >= detour.until:
+            self._put_off(peer)  # not two at once, and longer the next time
+            await self.ensure_lane(peer)
+
     async def _run_repair(self, reduction: Reduction, plan: Plan, held: Mapping[PeerId, Held]) -> None:
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.repair, plan, held)
             self._begin_pace(reduction)
 
     async def _look_after(self) -> None:
-        """See who stalls; send everything again to those whose lane failed under it, over a new one."""
+        """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
             await trio.sleep(LOOK_PERIOD_S)
             if self._pace is not None:
@@ -179,7 +241,7 @@ class ReduceDesk:
         try:
             while self._reduction is reduction:
                 if await self.ensure_lane(self._traffic.next_hop(peer)):
-                    await trio.to_thread.run_sync(self._traffic.post_again, peer)
+                    await trio.to_thread.run_sync(self._traffic.resume, peer, TELL_S)
                     return
                 await trio.sleep(MEND_RETRY_S)
         finally:
@@ -198,7 +260,8 @@ class ReduceDesk:
 
     def _begin_pace(self, reduction: Reduction) -> None:
         if self._reduction is reduction:
-            self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic())
+            earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
+            self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic(), earlier=earlier)
             self._stall = self._told = NOBODY
 
     def _keep_rates(self) -> None:
@@ -209,8 +272,10 @@ class ReduceDesk:
     def stalled(self) -> Stall | None:
         """Who stalls, if that changed, or has lasted for another STALL_S since it was told."""
         reduction, now = self._reduction, time.monotonic()
-        if reduction is None or reduction.final_chunks == reduction.plan.chunks:
+        if reduction is None:
             return None
+        if reduction.final_chunks == reduction.plan.chunks:
+            self._stall = NOBODY
         if self._stall == self._told and (now - self._told_at < STALL_S or not (self._told.peers or self._told.late)):
             return None
         self._told, self._told_at = self._stall, now

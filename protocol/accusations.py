@@ -1,8 +1,9 @@
 """What participants say against each other while they reduce, and what the lead may believe of it.
 
 A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
-owner's final is late, but the owner may itself be waiting for somebody. So an owner that accuses somebody directly is
-not blamed for its late finals, and direct accusations are settled before any others.
+owner's final is late, but the owner may itself be waiting for somebody. So direct accusations are settled before any
+others; and an owner that waits for contributions which do come, only slowly, says so by naming itself among the late,
+before the others lose patience, and is not blamed. That holds until the reduction as a whole is overdue.
 
 Where more than two live, a lone accuser is not believed: the fault may lie between the two. Such a pair is given
 another path first, through a third. But an accuser does not stand alone if this node's own failure detector, which has
@@ -53,7 +54,9 @@ class Accusations:
         direct = {p for p in living if enough(p, sum(p in m.peers for a, m in said.items() if a != p))}
         if direct or any(m.peers for m in said.values()):
             return direct
-        return {p for p in living if enough(p, sum(p in m.late for a, m in said.items() if a != p))}
+        excused = _waiting(said) - frozenset(suspected)
+        late = {p for p in living if enough(p, sum(p in m.late for a, m in said.items() if a != p))}
+        return late - excused
 
     def anyones(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
         """Those whom any other living participant accuses directly; of late finals, if there is nobody else."""
@@ -69,17 +72,22 @@ class Accusations:
         said = self._heard(plan, alive)
         if len([peer for peer in plan.remaining() if peer in alive]) < 3 or self.believed(plan, alive):
             return set()
-        direct = any(m.peers for m in said.values())
+        direct, waiting = any(m.peers for m in said.values()), _waiting(said)
         return {
             (min(accuser, peer), max(accuser, peer))
             for accuser, m in said.items()
-            for peer in (m.peers if direct else m.late)
+            for peer in (m.peers if direct else frozenset(m.late) - waiting)
             if peer in alive and peer != accuser and peer in plan.remaining()
         }
 
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
         remaining = plan.remaining()
         return {a: m for a, m in self._said.get(plan.hash, {}).items() if a in alive and a in remaining}
+
+
+def _waiting(said: Mapping[PeerId, Stalled]) -> frozenset[PeerId]:
+    """Those whose finals are late because they wait for contributions that do come."""
+    return frozenset(peer for peer, message in said.items() if peer in message.late)
 
 
 class Detours:

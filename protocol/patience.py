@@ -22,6 +22,11 @@ def doubled(seconds: float, times: int) -> float:
     return seconds * float(2 ** min(times, DOUBLINGS_LIMIT))
 
 
+def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:
+    """How long the reduction of a plan may take altogether: doubles with every attempt, so it ends in the end."""
+    return doubled(settings.reduce_deadline_s, plan.attempt)
+
+
 class Patience:
     """The stage that a round is in for one member, since when, and for how long that may be."""
 
@@ -44,10 +49,6 @@ class Patience:
         """Nothing could be expected until now."""
         self.since = now
 
-    def reduce_deadline_s(self, plan: Plan) -> float:
-        """The lead's own: doubles with every attempt, so that a slow reduction gets its time in the end."""
-        return doubled(self._settings.reduce_deadline_s, plan.attempt)
-
     def over(self, now: float) -> bool:
         """Whether the lead had its time."""
         limit_s = self._limit_s()
@@ -62,4 +63,4 @@ class Patience:
             return PROPOSE_PATIENCE_S
         if self._stage == VOTE or self._plan is None:
             return VOTE_PATIENCE_S
-        return self.reduce_deadline_s(self._plan) + PLAN_PATIENCE_S
+        return reduce_deadline_s(self._settings, self._plan) + PLAN_PATIENCE_S

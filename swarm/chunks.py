@@ -1,18 +1,24 @@
 """Fetching chunks over lanes: a REQUEST frame names one chunk, the answer is its bytes in STATE frames, or REFUSED.
 
 A chunk is named by what it belongs to (`space`, and 8 bytes of the state's digest or the plan's hash) and its number.
-The fetcher keeps a window of requests open with one donor, and hands every complete chunk to `accept`, which alone
-knows whether the bytes are right. Nothing is believed here: a donor can waste the time of one fetch, no more.
+A fetch asks any number of donors for any chunks. Which, whom and how many at once is for who drives it to decide
+(`shoal.node.transfer`). Every complete chunk is handed to `accept`, in the thread of the lane that brought its last
+frame: it alone knows whether the bytes are right. A lane that verifies does not receive meanwhile, so a donor can be no
+faster than its bytes are checked, and donors on several lanes are checked side by side.
+
+Nothing is believed here. A donor can waste the time of its own chunks, no more. The bytes of a chunk lie in a buffer of
+their own until they are accepted: a frame that comes late, twice or forged can never reach what was verified.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import trio
 
@@ -20,9 +26,12 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
-WINDOW_CHUNKS = 16
-FETCH_STALL_S = 5.0
-"""A fetch in which not a byte arrives for this long is given up."""
+FETCH_LIMIT = 16
+"""Fetches under way at once."""
+REQUEST_LIMIT = 4096
+"""Chunks that all fetches together may have asked for and not received."""
+SPARE_BUFFERS = 16
+"""Buffers of finished chunks that a fetch keeps for the next ones."""
 
 KINDS = frozenset({FrameKind.REQUEST, FrameKind.STATE, FrameKind.REFUSED})
 
@@ -62,39 +71,72 @@ class Post(Protocol):
 
 
 Lookup = Callable[[ChunkRef], memoryview | None]
-Accept = Callable[[ChunkRef, memoryview], None]
+Accept = Callable[[PeerId, ChunkRef, memoryview], None]
+"""Takes a complete chunk, in a lane's thread; raises RemoteError if the bytes are wrong. They last for the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    """A chunk is here, and was accepted."""
+
+    peer: PeerId
+    ref: ChunkRef
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    """A chunk will not come from this peer, or came wrong: `error` is a RemoteError then, or what `accept` raised."""
+
+    peer: PeerId
+    ref: ChunkRef
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBroke:
+    """What was asked of this peer may never come."""
+
+    peer: PeerId
+
+
+FetchEvent = ChunkArrived | ChunkFailed | LaneBroke
 
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
     """A chunk on its way: which frames' places were given out, by offset, and how many bytes are not authentic yet.
 
-    Each place is given out once. Else a second lane could write where the first has delivered, after the check.
+    Each place is given out once. Else a second lane could write where the first has delivered, during the check.
+    `data` is taken when the first frame comes.
     """
 
-    data: bytearray
+    fetch: ChunkFetch
+    size: int
     missing: int
+    data: bytearray | None = None
     given_out: set[int] = field(default_factory=set)
 
     def place(self, header: FrameHeader) -> memoryview | None:
         """Where the bytes of a frame go; the lanes may bring a chunk's frames in any order."""
-        length = min(FRAME_LIMIT_BYTES, len(self.data) - header.offset)
-        is_expected = header.total == len(self.data) and header.offset % FRAME_LIMIT_BYTES == 0
+        length = min(FRAME_LIMIT_BYTES, self.size - header.offset)
+        is_expected = header.total == self.size and header.offset % FRAME_LIMIT_BYTES == 0
         if not is_expected or header.length != length or header.offset in self.given_out:
             return None
+        if self.data is None:
+            self.data = self.fetch.buffer(self.size)
         self.given_out.add(header.offset)
         return memoryview(self.data)[header.offset : header.offset + length]
 
 
 class ChunkExchange:
-    """Both sides of chunk fetching. `region` and `received` are called in the lanes' threads."""
+    """Both sides of chunk fetching. `region`, `received` and `lane_closed` are called in the lanes' threads."""
 
     def __init__(self, *, post: Post, lookup: Lookup) -> None:
         self._post = post
         self._lookup = lookup
         self._lock = threading.Lock()
         self._incoming: dict[tuple[PeerId, ChunkRef], _Incoming] = {}
-        self._fetches: dict[PeerId, _Fetch] = {}
+        self._fetches: list[ChunkFetch] = []
 
     # -- called by the lanes ---------------------------------------------------------------------------------
 
@@ -114,23 +156,26 @@ class ChunkExchange:
             return
         with self._lock:
             incoming = self._incoming.get((peer, ref))
-            fetch = self._fetches.get(peer)
-            if incoming is None or fetch is None:
+            if incoming is None:
                 return
-            fetch.has_moved = True
+            incoming.fetch.count(peer, header.length)
             if header.kind is FrameKind.STATE:
                 incoming.missing -= header.length
                 if incoming.missing:
                     return
             del self._incoming[peer, ref]
-        fetch.deliver(ref, incoming.data if header.kind is FrameKind.STATE else None)
+        if header.kind is FrameKind.STATE:
+            assert incoming.data is not None
+            incoming.fetch.complete(peer, ref, incoming.data)
+        else:
+            incoming.fetch.tell(ChunkFailed(peer, ref, NetworkError("does not hold it (any more)")))
 
     def lane_closed(self, peer: PeerId) -> None:
-        """All fetches from this peer fail now rather than at their deadline."""
+        """Who fetches from this peer learns it now rather than at a deadline."""
         with self._lock:
-            fetch = self._fetches.get(peer)
-        if fetch is not None:
-            fetch.deliver(None, None)
+            fetches = {incoming.fetch for (source, _), incoming in self._incoming.items() if source == peer}
+        for fetch in fetches:
+            fetch.tell(LaneBroke(peer))
 
     def _serve(self, peer: PeerId, ref: ChunkRef) -> None:
         data = self._lookup(ref)
@@ -144,71 +189,136 @@ class ChunkExchange:
 
     # -- called by who wants chunks --------------------------------------------------------------------------
 
-    async def fetch(self, peer: PeerId, wanted: Sequence[tuple[ChunkRef, int]], accept: Accept) -> None:
-        """Fetch chunks of the given sizes (bytes) from one peer, passing each to `accept` in a worker thread.
-
-        Raises NetworkError when the peer stalls, refuses a chunk or loses its lanes, and whatever `accept` raises.
-        Chunks accepted until then are kept by whoever accepted them.
-
-        Cancellation: bytes that still arrive are dropped.
-        """
+    def fetch(self, accept: Accept) -> ChunkFetch:
+        """Begin a fetch, to be used as a context manager in a trio task. Raises NetworkError if there are too many."""
         with self._lock:
-            if peer in self._fetches:
-                raise NetworkError(f"already fetching from {peer}")
-            fetch = self._fetches[peer] = _Fetch(len(wanted))
-        todo = list(reversed(wanted))
-        open_requests = 0
-        try:
-            while todo or open_requests:
-                while todo and open_requests < WINDOW_CHUNKS:
-                    self._ask(peer, *todo.pop())
-                    open_requests += 1
-                ref, data = await fetch.next(peer)
-                open_requests -= 1
-                await trio.to_thread.run_sync(accept, ref, memoryview(data))
-        finally:
-            with self._lock:
-                del self._fetches[peer]
-                self._incoming = {key: value for key, value in self._incoming.items() if key[0] != peer}
+            if len(self._fetches) >= FETCH_LIMIT:
+                raise NetworkError(f"{FETCH_LIMIT} fetches are under way already")
+            fetch = ChunkFetch(self, accept)
+            self._fetches.append(fetch)
+        return fetch
 
-    def _ask(self, peer: PeerId, ref: ChunkRef, size: int) -> None:
+    def ask(self, fetch: ChunkFetch, peer: PeerId, ref: ChunkRef, size: int) -> None:
+        """`ChunkFetch.ask`."""
         assert len(ref.scope) == SCOPE_BYTES
+        key = (peer, ref)
         with self._lock:
-            self._incoming[peer, ref] = _Incoming(bytearray(size), missing=size)
+            if key in self._incoming:
+                raise NetworkError(f"chunk {ref.chunk} is being fetched from {peer} already")
+            if len(self._incoming) >= REQUEST_LIMIT:
+                raise NetworkError(f"{REQUEST_LIMIT} chunks are asked for already")
+            self._incoming[key] = _Incoming(fetch, size, missing=size)
         header = FrameHeader(kind=FrameKind.REQUEST, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
-        self._post(peer, header, b"")
-
-
-class _Fetch:
-    """Carries finished chunks from the lanes' threads to the fetching task."""
-
-    def __init__(self, count: int) -> None:
-        self.has_moved = False  # whether bytes came in the present wait
-        self._token = trio.lowlevel.current_trio_token()
-        self._send, self._receive = trio.open_memory_channel[tuple[ChunkRef | None, bytearray | None]](count + 2)
-
-    def deliver(self, ref: ChunkRef | None, data: bytearray | None) -> None:
-        """Called in a lane's thread. No data means that the chunk will not come."""
         try:
-            self._token.run_sync_soon(self._put, ref, data)
+            self._post(peer, header, b"")
+        except NetworkError:
+            with self._lock:
+                self._incoming.pop(key, None)
+            raise
+
+    def forget(self, fetch: ChunkFetch, peer: PeerId | None = None, ref: ChunkRef | None = None) -> None:
+        """Take no more of what `fetch` asked for: of that peer only, or that chunk only, where named."""
+        with self._lock:
+            for key in [
+                key
+                for key, incoming in self._incoming.items()
+                if incoming.fetch is fetch and peer in (None, key[0]) and ref in (None, key[1])
+            ]:
+                del self._incoming[key]
+
+    def end(self, fetch: ChunkFetch) -> None:
+        """`ChunkFetch` is over."""
+        self.forget(fetch)
+        with self._lock:
+            self._fetches.remove(fetch)
+
+
+class ChunkFetch:
+    """One task's requests to several donors. A context manager: after it, bytes that still arrive are dropped."""
+
+    def __init__(self, exchange: ChunkExchange, accept: Accept) -> None:
+        self._exchange = exchange
+        self._accept = accept
+        self._token = trio.lowlevel.current_trio_token()
+        self._send, self._receive = trio.open_memory_channel[FetchEvent | None](2 * REQUEST_LIMIT)
+        self._spare: list[bytearray] = []  # guarded by the interpreter: append and pop are atomic
+        self._bytes: dict[PeerId, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange.end(self)
+
+    def ask(self, peer: PeerId, ref: ChunkRef, size: int) -> None:
+        """Ask `peer` for a chunk of `size` bytes. Raises NetworkError if it has no lane, or was asked for it already.
+
+        One `ChunkArrived` or `ChunkFailed` follows, or a `LaneBroke`, or nothing at all.
+        """
+        self._exchange.ask(self, peer, ref, size)
+
+    def forget(self, peer: PeerId, ref: ChunkRef | None = None) -> None:
+        """Take this chunk, or any, no more from `peer`. An event that is on its way still comes."""
+        self._exchange.forget(self, peer, ref)
+
+    def moved_bytes(self, peer: PeerId) -> int:
+        """How much of what was asked of `peer` has come, in bytes, whatever became of it."""
+        return self._bytes.get(peer, 0)
+
+    async def next(self) -> FetchEvent | None:
+        """The next event, or None after a `wake`. Cancellation: none is lost."""
+        return await self._receive.receive()
+
+    def next_nowait(self) -> FetchEvent | None:
+        """The next event if one is here; else, or after a `wake`, None."""
+        try:
+            return self._receive.receive_nowait()
+        except trio.WouldBlock:
+            return None
+
+    def wake(self) -> None:
+        """Have `next` return. For trio's thread."""
+        self._put(None)
+
+    # Called in lanes' threads
+
+    def buffer(self, size: int) -> bytearray:
+        """Room for a chunk."""
+        while self._spare:
+            try:
+                data = self._spare.pop()
+            except IndexError:
+                break
+            if len(data) == size:
+                return data
+        return bytearray(size)
+
+    def count(self, peer: PeerId, size: int) -> None:
+        """Bytes came. Called under the exchange's lock."""
+        self._bytes[peer] = self._bytes.get(peer, 0) + size
+
+    def complete(self, peer: PeerId, ref: ChunkRef, data: bytearray) -> None:
+        """All frames of a chunk are here, so nobody writes into `data` any more: have it checked."""
+        try:
+            self._accept(peer, ref, memoryview(data))
+        except Exception as error:  # whose fault it is, the fetching task decides
+            self.tell(ChunkFailed(peer, ref, error.with_traceback(None)))  # a traceback would keep the buffer
+            return
+        if len(self._spare) < SPARE_BUFFERS:
+            self._spare.append(data)
+        self.tell(ChunkArrived(peer, ref))
+
+    def tell(self, event: FetchEvent) -> None:
+        """Carry an event to the fetching task."""
+        try:
+            self._token.run_sync_soon(self._put, event)
         except trio.RunFinishedError:
             return
 
-    def _put(self, ref: ChunkRef | None, data: bytearray | None) -> None:
+    def _put(self, event: FetchEvent | None) -> None:
         try:
-            self._send.send_nowait((ref, data))
+            self._send.send_nowait(event)
         except trio.WouldBlock:
-            logger.debug("more chunks than were asked for")
-
-    async def next(self, peer: PeerId) -> tuple[ChunkRef, bytearray]:
-        while True:
-            self.has_moved = False
-            with trio.move_on_after(FETCH_STALL_S):
-                ref, data = await self._receive.receive()
-                if ref is None:
-                    raise NetworkError(f"the lane to {peer} broke")
-                if data is None:
-                    raise NetworkError(f"{peer} does not hold chunk {ref.chunk} ({ref.space.name.lower()})")
-                return ref, data
-            if not self.has_moved:
-                raise NetworkError(f"{peer} sent nothing for {FETCH_STALL_S:g} s")
+            logger.debug("more events than chunks were asked for")

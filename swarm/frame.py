@@ -42,7 +42,7 @@ class FrameKind(IntEnum):
     HELLO = 0  # the first frame of either side: proves the keys, never seen again
     CONTRIBUTION = 1  # part of a node's encoded contribution, to the chunk's owner
     FINAL = 2  # part of a reduced chunk, from its owner
-    STATEMENT = 3  # the owner's signed word on a chunk
+    LACKING = 3  # after a lane failed: what of the other's payloads is not there
     STATE = 4  # part of a chunk of certified state
     REQUEST = 5  # asks for bytes
     REFUSED = 6  # the answer to a request that will not be served

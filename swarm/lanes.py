@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from shoal.swarm.lane_connect import connect
 from shoal.swarm.lane_count import LaneCount
 from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.lane_listener import LaneListener, addresses_of, check_advertised
-from shoal.swarm.lane_queue import FrameQueue
+from shoal.swarm.lane_pairs import Pair, PairTable
 from shoal.swarm.moved import Moved
 from shoal.swarm.seal import (
     ADDRESS_LIMIT,
@@ -79,18 +79,6 @@ class LaneRates:
     received_bytes_per_s: float | None
 
 
-@dataclass(slots=True, eq=False)
-class _Pair:
-    """What outlives the lanes to one peer. `queue.changed` guards the count. Times are monotonic."""
-
-    queue: FrameQueue
-    count: LaneCount
-    next_look: float = 0.0
-    next_widening: float = 0.0
-    payload_sent: int = 0  # by lanes that ended
-    moved: Moved = field(default_factory=Moved)  # over lanes that ended
-
-
 class LanePool:
     """The lanes of the node `me`.
 
@@ -124,14 +112,13 @@ class LanePool:
         self._trio: trio.lowlevel.TrioToken | None = None  # once running
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._summoned: set[PeerId] = set()
-        self._asked_for: dict[PeerId, int] = {}  # lanes that the peer's last offer wanted
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
         # Guards all below: lanes end in their own threads. Taken before no other lock.
         self._lock = threading.Lock()
         self._lanes: dict[PeerId, list[Lane]] = {}
-        self._pairs: dict[PeerId, _Pair] = {}
+        self._pairs = PairTable(self._new_pair)
         self._past_bytes = (0, 0)  # sent, received by lanes that ended
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -177,7 +164,7 @@ class LanePool:
         if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         answer = self._listener.accept(peer, asked, self.addresses)
-        self._asked_for[peer] = asked.lanes
+        self._pair(peer).asked_for = asked.lanes
         return encode_handshake(answer)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
@@ -218,7 +205,7 @@ class LanePool:
         for lane in self._lanes_of(peer):
             lane.abort("dropped here")
         self._listener.forget(peer)
-        self._asked_for.pop(peer, None)
+        self._pair(peer).asked_for = 1
 
     def connected(self) -> frozenset[PeerId]:
         """The peers that frames can be posted to."""
@@ -240,14 +227,14 @@ class LanePool:
             return 0 if pair is None else pair.queue.queued_bytes
 
     def sent_bytes(self, peer: PeerId) -> int:
-        """Bytes of payload given to the kernel for `peer`, over all lanes there ever were. From any thread."""
+        """Bytes of payload given to the kernel for `peer`, over all remembered lanes. From any thread."""
         with self._lock:
             pair = self._pairs.get(peer)
             past = 0 if pair is None else pair.payload_sent
             return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
 
     def moved(self, peer: PeerId) -> Moved:
-        """What has moved between this node and `peer`, over all lanes there ever were. From any thread."""
+        """What has moved between this node and `peer`, over all remembered lanes. From any thread."""
         with self._lock:
             pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
             past = Moved() if pair is None else pair.moved
@@ -293,22 +280,22 @@ class LanePool:
             ended=self._forget,
         )
         with self._lock:
+            self._pairs.hold(keys.peer, pair)
             self._lanes.setdefault(keys.peer, []).append(lane)
         lane.start()
         self._adopted.set()
         self._adopted = trio.Event()
         self._settle(keys.peer)
 
-    def _pair(self, peer: PeerId) -> _Pair:
+    def _pair(self, peer: PeerId) -> Pair:
         with self._lock:
-            pair = self._pairs.get(peer)
-            if pair is None:
-                limits = self._limits
-                pair = self._pairs[peer] = _Pair(
-                    queue=limits.queue(observe=partial(self._look, peer)),
-                    count=LaneCount(least=limits.lanes_per_peer, limit=limits.lanes_per_peer_limit),
-                )
-            return pair
+            return self._pairs.of(peer)
+
+    def _new_pair(self, peer: PeerId) -> Pair:
+        return Pair(
+            queue=self._limits.queue(observe=partial(self._look, peer)),
+            count=LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit),
+        )
 
     def _forget(self, lane: Lane) -> None:
         """Called in a lane's thread when it ended."""
@@ -318,6 +305,7 @@ class LanePool:
             lanes.remove(lane)
             if not lanes:
                 del self._lanes[lane.peer]
+                self._pairs.release(lane.peer)
             sent, received = self._past_bytes
             self._past_bytes = (sent + lane.bytes_sent, received + lane.bytes_received)
             pair.moved += moved
@@ -329,7 +317,7 @@ class LanePool:
             return
         usable = self._usable(peer)
         usable.sort(key=lambda lane: (lane.worn, not lane.dialled))  # stable: older lanes first
-        for lane in usable[max(self._wanted(peer), self._asked_for.get(peer, 1)) :]:
+        for lane in usable[max(self._wanted(peer), self._pair(peer).asked_for) :]:
             self._retire(lane)
 
     def _retire(self, lane: Lane) -> None:
@@ -419,7 +407,7 @@ class LanePool:
             await self._adopted.wait()
 
     def _obey_summons(self, peer: PeerId, lanes: int) -> None:
-        self._asked_for[peer] = lanes
+        self._pair(peer).asked_for = lanes
         if peer in self._summoned or self._satisfied(peer, lanes):
             return
         try:
@@ -469,7 +457,7 @@ class LanePool:
             with suppress(trio.WouldBlock):
                 self._jobs.send_nowait(partial(self._widen, peer, pair))
 
-    async def _widen(self, peer: PeerId, pair: _Pair) -> None:
+    async def _widen(self, peer: PeerId, pair: Pair) -> None:
         """Dial the lanes that are wanted and not there."""
         try:
             with trio.fail_after(WIDEN_DEADLINE_S):

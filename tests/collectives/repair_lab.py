@@ -234,6 +234,12 @@ class Swarm:
             view += 1
         return view
 
+    def next_view(self, view: int, *, knows: Plan) -> int:
+        """The same; its lead knows no newer plan than this one."""
+        view = self.living_view(view)
+        self.node_of(lead(START, view)).plan = knows
+        return view
+
     def adopt(self, node: Node, plan: Plan, helds: Mapping[PeerId, Held] | None = None) -> None:
         """`node` goes on by `plan`, unless it has a newer one."""
         if (plan.view, plan.attempt) > node.seat:
@@ -315,6 +321,14 @@ def running(weights: tuple[int, ...]) -> Swarm:
     swarm = swarm_of(weights)
     swarm.start()
     return swarm
+
+
+def running_without(weights: tuple[int, ...], n: int) -> tuple[Swarm, Plan, set[int]]:
+    """A swarm in which all has arrived but what node `n` posted, which is dead; the plan, and the chunks it owned."""
+    swarm = running(weights)
+    swarm.deliver(only=lambda parcel: parcel.sender != peer(n))
+    swarm.kill(n, loss=1.0)
+    return swarm, swarm.plan, chunks_of(swarm.plan, n)
 
 
 def chunks_of(plan: Plan, place: int) -> set[int]:

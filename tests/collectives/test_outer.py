@@ -150,7 +150,9 @@ def test_advance_is_the_plain_step_and_its_hashes(
 
 def test_advance_by_finals_that_do_not_follow_is_our_bug() -> None:
     other_grid = msgspec.structs.replace(plan_of(), chunk_values=4_999)
-    for plan in (plan_of(round_=2), msgspec.structs.replace(plan_of(), term=Term(0, 1)), other_grid):
+    later_term = msgspec.structs.replace(plan_of(), term=Term(0, 1))
+    NextState(start(), OuterSettings(), GRID, VectorPool(0)).follow(later_term)  # after a rollback to that state
+    for plan in (plan_of(round_=2), msgspec.structs.replace(plan_of(round_=2), term=Term(0, 1)), other_grid):
         after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
         with pytest.raises(LocalError, match="do not follow"):
             after.complete(Finals(plan=plan, chunks=finals_of(plan_of()).chunks))

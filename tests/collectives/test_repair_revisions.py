@@ -7,13 +7,12 @@ import threading
 import msgspec
 import pytest
 
-from shoal.protocol.certificate import lead
 from shoal.protocol.errors import LocalError
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import reroute_plan
 from shoal.swarm.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, deliver, peer
-from tests.collectives.repair_lab import START, chunks_of, running, sums, swarm_of, to_place
+from tests.collectives.repair_lab import chunks_of, running, running_without, sums, swarm_of, to_place
 
 # --- more losses, and leads that do not know of each other ---
 
@@ -51,18 +50,13 @@ def test_copy_that_arrived_outlives_its_source() -> None:
 
 
 def test_owner_that_gets_a_chunk_back_posts_the_same_bytes() -> None:
-    swarm = running((1, 2, 3, 4))
-    first = swarm.plan
-    swarm.deliver(only=lambda p: p.sender != peer(3))
-    swarm.kill(3, loss=1.0)
-    lost = chunks_of(first, 3)
+    swarm, first, lost = running_without((1, 2, 3, 4), 3)
     swarm.repair(deal=to_place(0))
     swarm.deliver(only=lambda p: p.to == peer(0))
     assert {chunk for chunk, _, _ in swarm.nodes[0].identity.stated} == lost | chunks_of(first, 0)
     # The next lead knows the first plan alone, and nobody tells it of these finals.
     helds = {who: msgspec.structs.replace(held, chunks=()) for who, held in swarm.ask().items()}
-    view = swarm.living_view(swarm.plan.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    view = swarm.next_view(swarm.plan.view + 1, knows=first)
     between = swarm.revise(helds, (peer(3),), view=view, deal=to_place(1))
     for node in swarm.nodes[:2]:  # the third does not hear of it
         swarm.adopt(node, between)
@@ -77,21 +71,15 @@ def test_owner_that_gets_a_chunk_back_posts_the_same_bytes() -> None:
 
 
 def test_contribution_that_its_receiver_dropped_under_another_revision_is_sent_again() -> None:
-    swarm = running((1, 2, 3, 4))
-    first = swarm.plan
-    swarm.deliver(only=lambda p: p.sender != peer(3))
-    swarm.kill(3, loss=1.0)
-    lost = chunks_of(first, 3)
+    swarm, first, lost = running_without((1, 2, 3, 4), 3)
     one = swarm.revise(swarm.ask(), (peer(3),), view=swarm.living_view(0), deal=to_place(0))
     swarm.adopt(swarm.nodes[2], one)  # and node 2 sends to node 0, which does not hear of this plan
-    helds, view = swarm.ask(), swarm.living_view(one.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    helds, view = swarm.ask(), swarm.next_view(one.view + 1, knows=first)
     two = swarm.revise(helds, (peer(3),), view=view, deal=to_place(1))
     swarm.adopt(swarm.nodes[0], two)
     swarm.deliver()  # in vain: node 0 does not own these
     swarm.kill(1, loss=1.0)
-    view = swarm.living_view(view + 1)
-    swarm.node_of(lead(START, view)).plan = two
+    view = swarm.next_view(view + 1, knows=two)
     three = swarm.revise(swarm.ask(), (peer(1), peer(3)), view=view, deal=to_place(0))
     assert chunks_of(three, 0) >= lost
     for node in swarm.survivors():
@@ -101,23 +89,17 @@ def test_contribution_that_its_receiver_dropped_under_another_revision_is_sent_a
 
 
 def test_final_that_its_receiver_dropped_under_another_revision_is_sent_again() -> None:
-    swarm = running((1, 2, 3, 4))
-    first = swarm.plan
-    swarm.deliver(only=lambda p: p.sender != peer(3))
-    swarm.kill(3, loss=1.0)
-    lost = chunks_of(first, 3)
+    swarm, first, lost = running_without((1, 2, 3, 4), 3)
     one = swarm.repair(deal=to_place(0))
     swarm.deliver(only=lambda p: p.to == peer(0))
     assert swarm.nodes[0].reduction.final_chunks == 10
-    view = swarm.living_view(one.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    view = swarm.next_view(one.view + 1, knows=first)
     two = swarm.revise({}, (peer(3),), view=view, deal=to_place(1))
     swarm.adopt(swarm.nodes[2], two)
     swarm.deliver(only=lambda p: p.to == peer(2))  # in vain: it looks to node 1 for these
     assert swarm.nodes[2].reduction.waiting_for().finals == {peer(1)}
     swarm.kill(1, loss=1.0)
-    view = swarm.living_view(view + 1)
-    swarm.node_of(lead(START, view)).plan = one
+    view = swarm.next_view(view + 1, knows=one)
     helds = swarm.ask()
     three = swarm.revise(helds, (peer(1), peer(3)), view=view)
     assert chunks_of(three, 0) >= lost
@@ -171,8 +153,7 @@ def test_signer_that_lost_its_memory_takes_its_own_final_back_and_does_not_sum_a
     swarm.deliver()
     # Node 1 lost everything, and the next lead knows the first plan alone.
     helds = {who: held for who, held in swarm.ask().items() if who != peer(1)}
-    view = swarm.living_view(swarm.plan.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    view = swarm.next_view(swarm.plan.view + 1, knows=first)
     plan = swarm.revise(helds, (peer(3),), view=view)
     assert {chunk for results in plan.standing for chunk in results.by_chunk()} == lost
     assert chunks_of(plan, 1) >= lost
@@ -275,8 +256,7 @@ def test_owner_that_lost_its_chunk_while_summing_it_keeps_the_sum_to_itself() ->
     lane = threading.Thread(target=deliver, args=({node.peer: node.reduction}, given[1]))
     lane.start()
     assert summing.wait(WAIT_S)
-    view = swarm.living_view(mine.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    view = swarm.next_view(mine.view + 1, knows=first)
     theirs = swarm.revise(helds, (peer(3),), view=view, deal=to_place(1))
     swarm.posted.clear()
     swarm.adopt(node, theirs)
@@ -298,8 +278,7 @@ def test_owner_that_lost_its_chunk_while_posting_it_does_not_hold_it_final() -> 
     swarm.kill(3, loss=1.0)
     lost = chunks_of(first, 3)
     mine = swarm.repair(deal=to_place(0))
-    view = swarm.living_view(mine.view + 1)
-    swarm.node_of(lead(START, view)).plan = first
+    view = swarm.next_view(mine.view + 1, knows=first)
     theirs = swarm.revise({}, (peer(3),), view=view, deal=to_place(1))
     swarm.on_post = lambda parcel: node.reduction.follow(theirs) if parcel.chunk in lost else None
     swarm.deliver(only=lambda p: p.to == node.peer)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from shoal.collectives import traffic as traffic_module
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal, owner_by_chunk
-from shoal.collectives.traffic import KINDS
+from shoal.collectives.traffic import PAYLOADS
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
@@ -20,6 +23,7 @@ from shoal.swarm.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, Frame
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (
     WAIT_S,
+    Net,
     Node,
     assert_exact,
     begin_all,
@@ -28,6 +32,8 @@ from tests.collectives.traffic_lab import (
     net_of,
     plan_of,
 )
+
+LONG = Grid(30_000, 2048)
 
 # -- frames out ----------------------------------------------------------------------------------------------
 
@@ -79,7 +85,7 @@ def test_reductions_over_traffic_are_exact(count: int) -> None:
     plan = plan_of(given)
     begin_all(net, plan, given)
     assert_exact(net, plan, given)
-    assert {header.kind for _, _, header, _ in net.frames} == KINDS
+    assert {header.kind for _, _, header, _ in net.frames} == PAYLOADS
 
 
 def test_contribution_that_comes_before_its_plan_waits_for_it() -> None:
@@ -123,7 +129,7 @@ def test_frames_of_older_plans_are_dropped_at_once(monkeypatch: pytest.MonkeyPat
     net.begin(node, plan_of(given, round=5, view=3, attempt=2), given[0])
     for seat in ((4, 9, 9), (5, 2, 9), (5, 3, 1)):
         plan = plan_of(given, round=seat[0], view=seat[1], attempt=seat[2])
-        for kind in KINDS:
+        for kind in PAYLOADS:
             assert_dropped_at_once(node, other.peer, header_of(plan, kind, 0))
 
 
@@ -234,7 +240,7 @@ def test_frames_of_a_past_lineage_are_dropped_at_once_even_of_a_newer_seat(monke
     net.begin(node, plan_of(given, view=2), given[0])
     straggler = msgspec.structs.replace(without(first, 2), view=3)  # a replaced lead still revises its plan
     assert straggler.lineage == first.hash
-    for kind in KINDS:
+    for kind in PAYLOADS:
         assert_dropped_at_once(node, other.peer, header_of(straggler, kind, 0))
 
 
@@ -311,6 +317,85 @@ def test_what_a_failed_lane_lost_is_sent_again_and_counts_once() -> None:
             node.traffic.post_again(other)
         assert node.traffic.owed() == frozenset()
     assert_exact(net, plan, given)
+
+
+def resume_all(net: Net, pairs: Sequence[tuple[int, int]], patience_s: float = WAIT_S) -> None:
+    """Each first of a pair has noticed that a lane to the second failed, and has a new one."""
+    for one, other in pairs:
+        net.nodes[one].traffic.lane_failed(net.nodes[other].peer)
+    threads = [
+        threading.Thread(target=net.nodes[one].traffic.resume, args=(net.nodes[other].peer, patience_s))
+        for one, other in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+        assert not thread.is_alive()
+
+
+def lost_on_the_way(net: Net, plan: Plan, given: list[EncodedContribution]) -> list[tuple[FrameKind, int]]:
+    """What the first of three sent to the second in vain: its contributions, and the last final that it owns."""
+    sender, receiver = net.nodes[0].peer, net.nodes[1].peer
+    lost: list[tuple[FrameKind, int]] = []
+    mine = [chunk for chunk, owner in enumerate(owner_by_chunk(plan)) if owner == 0]
+    original = net.deliver
+
+    def deliver(source: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
+        wanted = header.kind is FrameKind.CONTRIBUTION or header.chunk == mine[-1]
+        if (source, to) == (sender, receiver) and header.kind in PAYLOADS and wanted and not net.mended:
+            lost.append((header.kind, header.chunk))
+        else:
+            original(source, to, header, payload)
+
+    net.deliver = deliver  # type: ignore[method-assign]
+    begin_all(net, plan, given)
+    net.join()
+    assert {kind for kind, _ in lost} == PAYLOADS
+    net.mended = True
+    net.frames.clear()
+    return lost
+
+
+@pytest.mark.parametrize("noticed", [[(0, 1), (1, 0)], [(0, 1)], [(1, 0)]], ids=["both", "sender", "receiver"])
+def test_over_a_new_lane_only_what_lacks_is_sent_again(noticed: list[tuple[int, int]]) -> None:
+    net, given = net_of(3), [contribution(n, LONG) for n in range(3)]
+    plan = plan_of(given)
+    lost = lost_on_the_way(net, plan, given)
+    resume_all(net, noticed)
+    assert_exact(net, plan, given)
+    sender, receiver = net.nodes[0].peer, net.nodes[1].peer
+    again = [(header.kind, header.chunk) for source, to, header, _ in net.frames if (source, to) == (sender, receiver)]
+    again = [sent for sent in again if sent[0] in PAYLOADS]
+    assert sorted(again) == sorted(lost)
+    back = [header for source, to, header, _ in net.frames if (source, to) == (receiver, sender)]
+    made = {chunk for kind, chunk in lost if kind is FrameKind.CONTRIBUTION}
+    assert {h.chunk for h in back if h.kind in PAYLOADS} <= made, "of those chunks the finals come only now"
+    assert net.nodes[0].traffic.owed() == net.nodes[1].traffic.owed() == frozenset()
+
+
+def test_who_does_not_tell_what_lacks_is_sent_everything() -> None:
+    net, given = net_of(3), [contribution(n, LONG) for n in range(3)]
+    plan = plan_of(given)
+    lost = lost_on_the_way(net, plan, given)
+    net.lose = lambda header: header.kind is FrameKind.LACKING
+    resume_all(net, [(0, 1)], patience_s=0.01)
+    assert_exact(net, plan, given)
+    sender, receiver = net.nodes[0].peer, net.nodes[1].peer
+    again = {(header.kind, header.chunk) for source, to, header, _ in net.frames if (source, to) == (sender, receiver)}
+    assert again > set(lost)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 1000])
+def test_lacking_of_another_number_of_chunks_is_the_senders_fault(size: int) -> None:
+    net, given = net_of(2), [contribution(0), contribution(1)]
+    plan = plan_of(given)
+    net.begin(net.nodes[0], plan, given[0])
+    header = replace(header_of(plan, FrameKind.LACKING, 0), length=size, total=0)
+    with pytest.raises(RemoteError, match="what lacks"):
+        net.nodes[0].traffic.received(net.nodes[1].peer, header, memoryview(bytes(size)))
+    other = replace(header, scope=bytes(SCOPE_BYTES), round=0)
+    net.nodes[0].traffic.received(net.nodes[1].peer, other, memoryview(bytes(size)))  # of the past: dropped
 
 
 def test_failed_lane_to_who_was_sent_nothing_owes_nothing() -> None:

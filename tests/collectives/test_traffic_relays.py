@@ -9,7 +9,7 @@ import pytest
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.grid import Grid
-from shoal.collectives.traffic import KINDS, PASS_ON, PASSED_ON
+from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
@@ -74,7 +74,7 @@ def test_contributions_and_finals_of_a_pair_go_through_its_relay() -> None:
         (peer(2), peer(0), PASSED_ON | 1),
     }
     for flags in (PASS_ON | 1, PASSED_ON | 0, PASS_ON | 0, PASSED_ON | 1):
-        assert {header.kind for _, _, header, _ in net.frames if header.flags == flags} == KINDS
+        assert {header.kind for _, _, header, _ in net.frames if header.flags == flags} == PAYLOADS
     assert [node.traffic.owed() for node in net.nodes] == [frozenset()] * 4
 
 
@@ -135,7 +135,7 @@ def test_relayed_frame_that_the_plan_does_not_provide_for_is_the_senders_fault(
     net, given, plan = four(Relay(0, 1, 2))
     net.begin(net.nodes[at], plan, given[at])
     traffic = net.nodes[at].traffic
-    for kind in KINDS:
+    for kind in PAYLOADS:
         header = replace(header_of(plan, kind, at), flags=flags)
         with pytest.raises(RemoteError, match="does not provide") as caught:
             traffic.region(peer(sender), header)

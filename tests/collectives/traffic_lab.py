@@ -21,7 +21,7 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Relay, Term
-from shoal.swarm.frame import SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.frame import BULK_KINDS, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import identity, peer
 
 GRID = Grid(10_000, 4096)
@@ -82,6 +82,7 @@ class Net:
     alter: Callable[[FrameHeader, bytes], bytes] = lambda header, payload: payload
     frames: list[tuple[PeerId, PeerId, FrameHeader, bytes]] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
+    mended: bool = False
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -103,6 +104,9 @@ class Net:
     def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
         (node,) = (node for node in self.nodes if node.peer == to)
         try:
+            if header.kind not in BULK_KINDS:
+                node.traffic.received(sender, header, memoryview(payload))
+                return
             region = node.traffic.region(sender, header)
             if region is not None:
                 region[:] = payload

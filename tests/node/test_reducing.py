@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,10 +25,10 @@ from shoal.node.config import Hold
 from shoal.node.events import EventLog
 from shoal.node.holds import Holds
 from shoal.node.pace import LATE_S, STALL_S, Stall
-from shoal.node.reducing import ReduceDesk
+from shoal.node.reducing import DETOUR_S, ReduceDesk
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Held, Participant, Plan, Term, Value
+from shoal.protocol.messages import NO_HASH, Held, Participant, Plan, Relay, Term, Value
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.frame import FrameHeader, FrameKind
@@ -119,7 +121,10 @@ class FakeLanes:
 
 
 class Mesh:
-    """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane."""
+    """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane.
+
+    `lose_between` is of sender and receiver.
+    """
 
     def __init__(self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None) -> None:
         self.events = EventLog(folder / "events.jsonl")
@@ -130,6 +135,7 @@ class Mesh:
         self.catchups = [FakeCatchUp() for _ in self.peers]
         self.done: list[list[tuple[Finals, float]]] = [[] for _ in self.peers]
         self.lose: Callable[[PeerId, FrameHeader], bool] = lambda sender, header: False
+        self.lose_between: Callable[[PeerId, PeerId], bool] = lambda sender, to: False
         self.unreachable: set[PeerId] = set()
         self.broken: set[tuple[PeerId, PeerId]] = set()
         self.ensured: list[tuple[PeerId, PeerId]] = []
@@ -164,7 +170,7 @@ class Mesh:
         def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
             if to in self.unreachable or (sender, to) in self.broken:
                 raise NetworkError(f"there is no lane to {to}")
-            if not self.lose(sender, header):
+            if not self.lose(sender, header) and not self.lose_between(sender, to):
                 threading.Thread(target=self.deliver, args=(sender, to, header, bytes(payload)), daemon=True).start()
 
         return post
@@ -172,6 +178,9 @@ class Mesh:
     def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
         traffic, lanes = self.traffics[self.peers.index(to)], self.lanes[self.peers.index(to)]
         lanes.received[sender] = lanes.received.get(sender, 0) + len(payload)
+        if header.kind is FrameKind.LACKING:
+            traffic.received(sender, header, memoryview(payload))
+            return
         region = traffic.region(sender, header)
         if region is not None:
             region[:] = payload
@@ -223,6 +232,28 @@ def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
             assert [desk.stalled() for desk in mesh.desks] == [None] * 3
 
     run(main)
+
+
+def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> None:
+    """Payloads' memory is used again by the next reduction; a cycle of references would keep it for some rounds."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: all(mesh.done))
+            reductions = [weakref.ref(desk._reduction) for desk in mesh.desks if desk._reduction is not None]
+            for desk in mesh.desks:
+                desk.stop()
+            await until(lambda: not any(ref() for ref in reductions))
+            assert len(reductions) == 3
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(main)
+    finally:
+        gc.enable()
 
 
 def test_member_without_weight_gives_nothing_and_gets_the_finals(tmp_path: Path) -> None:
@@ -385,6 +416,31 @@ def test_who_owes_only_finals_gets_longer(tmp_path: Path, clock: Clock) -> None:
     run(main)
 
 
+def test_plans_of_other_leads_double_the_stall_deadline_until_the_round_is_over(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.lose = lambda sender, header: sender == mesh.peers[2]
+        desk, mute = mesh.desks[0], {mesh.peers[2]}
+
+        async def accuses_after(plan: Plan) -> float:
+            mesh.start(plan)
+            await until(lambda: desk._reduction is not None and desk._reduction.waiting_for().contributions == mute)
+            began = clock.ahead_s
+            while not desk._stall.peers:
+                await clock.pass_time(mesh, STEP_S)
+            return clock.ahead_s - began
+
+        async with mesh.running():
+            assert await accuses_after(mesh.plan()) < STALL_S + 0.5
+            second = msgspec.structs.replace(mesh.plan(), view=1)
+            assert 2 * STALL_S - 0.5 < await accuses_after(second) < 2 * STALL_S + 0.5
+            for one in mesh.desks:
+                one.forget()
+            assert await accuses_after(msgspec.structs.replace(mesh.plan(), round=2)) < STALL_S + 0.5
+
+    run(main)
+
+
 def test_finished_reduction_accuses_nobody(tmp_path: Path, clock: Clock) -> None:
     async def main() -> None:
         mesh = Mesh(tmp_path, 2)
@@ -513,6 +569,119 @@ def test_repair_of_a_reduction_that_is_not_under_way_starts_it(tmp_path: Path) -
                 mesh.desks[n].repair(again, mesh.contributions[n], helds)
             await until(lambda: mesh.done[0] and mesh.done[1])
             assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
+
+    run(main)
+
+
+def test_reduction_that_begins_again_signs_nothing_anew(tmp_path: Path) -> None:
+    """A lead may plan anew and lose its view to one who repairs the first plan: all take that up again."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            await until(lambda: all(mesh.done))
+            before = mesh.done[0][0][0]
+            again, _ = await revised(mesh, plan, 2)
+            mesh.desks[0].start(mesh.plan(attempt=1), mesh.contributions[0])
+            mesh.lose = lambda sender, header: sender == mesh.peers[2]  # its contributions are in what was signed
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], {})
+            await until(lambda: all(len(mesh.done[n]) == 2 for n in (0, 1)))
+            mine = [c.chunk for c in before.chunks if c.owner == mesh.peers[0]]
+            for n in (0, 1):
+                after = mesh.done[n][1][0]
+                assert mine
+                assert all(bytes(after.chunks[c].payload) == bytes(before.chunks[c].payload) for c in mine)
+            mesh.desks[0].forget()
+            assert not mesh.desks[0]._kept, "the next round has other lineages"
+
+    run(main)
+
+
+def test_eviction_that_is_heard_before_its_plan_binds(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        me, _, gone = mesh.peers
+        delivered: set[FrameKind] = set()
+        deliver = mesh.deliver
+
+        def noted(sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
+            deliver(sender, to, header, payload)
+            if (sender, to) == (gone, me):
+                delivered.add(header.kind)
+
+        mesh.deliver = noted  # type: ignore[method-assign]
+        async with mesh.running():
+            plan = mesh.plan()
+            assert await mesh.desks[0].close_off(plan.lineage, frozenset({gone})) == ()
+            mesh.start(plan)
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {gone})
+            await until(lambda: FrameKind.CONTRIBUTION in delivered)
+            assert gone not in reduction.received_bytes
+
+    run(main)
+
+
+# -- peers that are reached through another ------------------------------------------------------------------
+
+
+def relayed(plan: Plan, *, attempt: int, round: int = 1) -> Plan:
+    """The plan with participants 0 and 1 reaching each other through 2."""
+    origin = plan.lineage if attempt else NO_HASH
+    return msgspec.structs.replace(plan, relays=(Relay(0, 1, 2),), attempt=attempt, origin=origin, round=round)
+
+
+def test_pair_over_whose_lane_nothing_moves_is_known_to_be_apart(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        one, other, _ = mesh.peers
+        apart = {one, other}
+        mesh.lose_between = lambda sender, to: {sender, to} == apart
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            await until(lambda: all(desk._reduction.waiting_for().contributions for desk in mesh.desks[:2]))  # type: ignore[union-attr]
+            for n, desk in enumerate(mesh.desks):
+                desk.repair(relayed(plan, attempt=1), mesh.contributions[n], {})
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
+            assert mesh.done[0][0][0].bitmaps == (b"\x07",) * 3, "all contributions are in all chunks"
+            assert [desk.unreachable for desk in mesh.desks] == [{other}, {one}, set()]
+            assert [lanes.dropped for lanes in mesh.lanes] == [[other], [one], []]
+
+    run(main)
+
+
+def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        one, other, third = mesh.peers
+        desk = mesh.desks[0]
+
+        async def dials_in(round: int) -> int:
+            """How often the desk dials the other in a round whose plan relays the two from the start."""
+            before, dialled = mesh.ensured.count((one, other)), mesh.ensured.count((one, third))
+            desk.start(relayed(mesh.plan(), attempt=0, round=round), mesh.contributions[0])
+            await until(lambda: mesh.ensured.count((one, third)) > dialled)  # which is done after the other
+            return mesh.ensured.count((one, other)) - before
+
+        async with mesh.running():
+            mesh.unreachable = {other}
+            desk._give_up_on(other)
+            assert await dials_in(2) == 0
+            clock.ahead_s += DETOUR_S
+            assert await dials_in(3) == 1
+            assert desk.unreachable == {other}, "it failed"
+            clock.ahead_s += DETOUR_S
+            assert await dials_in(4) == 0, "twice as long this time"
+            clock.ahead_s += DETOUR_S
+            mesh.unreachable = set()
+            assert await dials_in(5) == 1
+            assert desk.unreachable == set(), "the next plan may do without the relay"
 
     run(main)
 

@@ -88,6 +88,28 @@ def test_two_are_believed_or_the_only_other_one(count: int, said: Said, believed
     assert numbers(set(heard(plan, said).believed(plan, ALIVE))) == believed
 
 
+@pytest.mark.parametrize(
+    ("said", "suspected", "believed", "pairs"),
+    [
+        ({1: ((), (3,)), 2: ((), (3,))}, (), {3}, set()),
+        ({1: ((), (3,)), 2: ((), (3,)), 3: ((), (3,))}, (), set(), set()),  # 3 waits for what does come
+        ({1: ((), (3,)), 3: ((), (3,))}, (), set(), set()),  # no other path would help it
+        ({1: ((), (2, 3)), 2: ((), ()), 3: ((), (3,))}, (), set(), {pair(1, 2)}),
+        ({1: ((), (3,)), 2: ((), (3,)), 3: ((), (3,))}, (3,), {3}, set()),  # it said so, and is silent since
+        ({1: ((3,), ()), 2: ((3,), ()), 3: ((), (3,))}, (), {3}, set()),  # that it waits excuses late finals only
+    ],
+)
+def test_owner_that_waits_for_what_does_come_is_not_blamed(
+    said: Said, suspected: tuple[int, ...], believed: set[int], pairs: set[tuple[str, str]]
+) -> None:
+    plan = plan_of(4)
+    accusations = heard(plan, said)
+    assert numbers(set(accusations.believed(plan, ALIVE, {PEERS[n] for n in suspected}))) == believed
+    if not suspected:
+        assert accusations.pairs(plan, ALIVE) == pairs
+    assert PEERS[3] in accusations.anyones(plan, ALIVE), "when the reduction is overdue it has no excuse any more"
+
+
 def test_words_of_the_dead_the_evicted_and_strangers_are_not_heard() -> None:
     plan = plan_of(5, evicted=(4,))
     for silent in ({1: ((3,), ()), 4: ((3,), ())}, {1: ((3,), ()), 5: ((3,), ())}):

@@ -17,7 +17,7 @@ from shoal.swarm.seal import LaneProposal, Opener, Sealer, accept_offer
 
 NEAR, FAR = PeerId("12D3KooWnear"), PeerId("12D3KooWfar")
 WAIT_S = 10.0  # far beyond what anything here takes
-NOTE = FrameHeader(kind=FrameKind.STATEMENT, length=5, chunk=9)
+NOTE = FrameHeader(kind=FrameKind.REQUEST, length=5, chunk=9)
 
 
 @dataclass

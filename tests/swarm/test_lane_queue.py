@@ -150,7 +150,7 @@ def test_lane_lets_a_second_reduction_pass_a_long_queue() -> None:
 
 
 def test_lane_one_scope_does_not_use_up_the_room_of_another() -> None:
-    note = FrameHeader(kind=FrameKind.STATEMENT, length=5, scope=SECOND), b"hello"
+    note = FrameHeader(kind=FrameKind.REQUEST, length=5, scope=SECOND), b"hello"
     with two_lanes(LaneLimits(queue_frames=4)) as (near, _, _, far_sink):
         with near._changed:  # nothing is taken meanwhile
             for number in range(4):

@@ -9,6 +9,7 @@ import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.swarm import lane_pairs
 from shoal.swarm.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lane import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
 from shoal.swarm.lanes import LanePool
@@ -22,6 +23,7 @@ from tests.swarm.lane_net import (
     ALICE,
     BOB,
     CAROL,
+    DAVE,
     DEAD_ADDRESS,
     LOOPBACK,
     NOTE,
@@ -70,6 +72,35 @@ def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:
                 await net.sinks[ALICE].next_closed()
                 assert alice.sent_bytes(BOB) == sent  # remembered
             assert alice.sent_bytes(CAROL) == alice.queued_bytes(CAROL) == 0
+
+    run(main)
+
+
+def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_pairs, "IDLE_PAIRS_LIMIT", 2)
+
+    async def main() -> None:
+        async with open_net() as net:
+            alice = await net.add(ALICE)
+            for peer in (BOB, CAROL, DAVE):
+                await net.add(peer)
+            await alice.ensure(BOB, deadline_s=WAIT_S)
+            for peer in (CAROL, DAVE, CAROL):
+                await alice.ensure(peer, deadline_s=WAIT_S)
+                alice.post(peer, NOTE, b"hello")
+                await net.sinks[peer].next_frame()
+                await until(lambda peer=peer: alice.queued_bytes(peer) == 0)
+                alice.drop(peer)
+                await net.sinks[ALICE].next_closed()
+            assert (alice.sent_bytes(CAROL), alice.sent_bytes(DAVE)) == (10, 5)
+            for stranger in range(2):
+                with pytest.raises(KeyError):  # what this net answers for nobody
+                    await alice.ensure(PeerId(f"12D3KooWnobody{stranger}"), deadline_s=WAIT_S)
+            assert alice.sent_bytes(CAROL) == alice.sent_bytes(DAVE) == 0  # both gave way to those tried since
+            alice.post(BOB, NOTE, b"hello")  # a peer with a lane does not
+            assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
+            await until(lambda: alice.sent_bytes(BOB) == 5)
+            assert len(alice._pairs) == 3
 
     run(main)
 
