@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.logs import LogFormat, LogLevel
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
 from shoal.cli.render import ShowNow, progress_display
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestnetOptions:
+class TestnetOptions(ReportOptions):
     """What the user asked `shoal testnet` for; None leaves it to the scenario."""
 
     __test__ = False  # for pytest, which takes the name for its own
@@ -37,12 +35,7 @@ class TestnetOptions:
     ] = None
     strategy: Annotated[str | None, option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
     codec: Annotated[str | None, option("--codec", help="fp32, bf16, int8 or int4. [demo: int8]")] = None
-    out: Annotated[
-        Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
-    ] = None
-    as_json: AsJson = False
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
+    out: RunFolder = None
 
 
 def testnet(options: TestnetOptions) -> None:
@@ -60,7 +53,7 @@ def testnet(options: TestnetOptions) -> None:
     from shoal.cli.testnet_report import summary
     from shoal.testnet.report import ok, to_json
 
-    out = options.out or Path("runs") / time.strftime("testnet-%Y%m%d-%H%M%S")
+    out = run_folder(options.out, "testnet")
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
         report = run_to_end(scenario, out, show_now)
     if options.as_json:

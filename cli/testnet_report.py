@@ -9,7 +9,7 @@ from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, number, quantity
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
 from shoal.testnet.report import FaultReport, Report, ok
-from shoal.testnet.scenario import Fault
+from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5
 
@@ -52,8 +52,10 @@ def round_line(event: RoundDone, rounds: int) -> str:
 
 
 def fault_line(fault: Fault | FaultReport) -> str:
-    """`kill node 2 in round 3, reduce`."""
-    return f"{fault.kind} node {fault.node} in round {fault.round}" + (f", {fault.phase}" if fault.phase else "")
+    """`kill node 2 in round 3, reduce`, or `partition 0 1 | 2 3 in round 2`."""
+    struck = "" if fault.node is None else " node"
+    struck += f" {whom(fault.node, fault.groups)}".rstrip()
+    return f"{fault.kind}{struck} in round {fault.round}" + (f", {fault.phase}" if fault.phase else "")
 
 
 def summary(report: Report, out: Path) -> list[str]:

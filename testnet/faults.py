@@ -6,17 +6,22 @@ hold and stands still at that very point until the fault is done.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import trio
 
 from shoal.node.config import Hold
+from shoal.node.store import disk_errors
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.journal import Entry, Holding, Journal, RoundStarted
+from shoal.testnet.namespaces import Network, pairs_between
 from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Fault, Scenario
 
@@ -38,6 +43,7 @@ class Field(Protocol):
 
     scenario: Scenario
     journal: Journal
+    network: Network | None
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none (yet)."""
@@ -59,7 +65,8 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
 async def carry_out(record: FaultRecord, swarm: Field, announce: Callable[[FaultRecord], None]) -> None:
     """Wait for the fault's moment, do it, and let go whoever held for it.
 
-    A fault that cannot be done (its node is not running, or refuses) is recorded, not raised.
+    A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links
+    for a time is undone at its end, while nobody holds any more.
     Cancellation leaves the record as far as it came.
     """
     fault, held = record.fault, swarm.scenario.held_node(record.fault)
@@ -72,6 +79,12 @@ async def carry_out(record: FaultRecord, swarm: Field, announce: Callable[[Fault
         record.error = str(error)
     if held is not None:
         await _release(held, swarm, record)
+    if fault.kind in _UNDOING and fault.duration_s is not None and record.error is None:
+        await trio.sleep(fault.duration_s)
+        try:
+            await _UNDOING[fault.kind](fault, swarm)
+        except NetworkError as error:
+            record.error = str(error)
     record.done = True
     swarm.journal.poke()
 
@@ -153,6 +166,77 @@ async def _restart(fault: Fault, swarm: Field) -> None:
     await swarm.join(fault.target)
 
 
+# -- links ---------------------------------------------------------------------------------------------------
+
+
+def _network_of(swarm: Field) -> Network:
+    if swarm.network is None:
+        raise NetworkError("the nodes do not run in network namespaces")
+    return swarm.network
+
+
+async def _partition(fault: Fault, swarm: Field) -> None:
+    pairs = pairs_between(fault.groups)
+    await trio.to_thread.run_sync(_network_of(swarm).block, pairs, fault.traffic)
+
+
+async def _join_up(fault: Fault, swarm: Field) -> None:
+    pairs = pairs_between(fault.groups)
+    await trio.to_thread.run_sync(_network_of(swarm).unblock, pairs, fault.traffic)
+
+
+async def _heal(fault: Fault, swarm: Field) -> None:
+    await trio.to_thread.run_sync(_network_of(swarm).restore)
+
+
+async def _slow(fault: Fault, swarm: Field) -> None:
+    assert fault.rate_mbit is not None
+    await trio.to_thread.run_sync(_network_of(swarm).narrow, fault.target, fault.rate_mbit)
+
+
+async def _speed_up(fault: Fault, swarm: Field) -> None:
+    await trio.to_thread.run_sync(_network_of(swarm).widen, fault.target)
+
+
+async def _cut(fault: Fault, swarm: Field) -> None:
+    """In a namespace the kernel destroys the sockets; on loopback the node drops its lanes."""
+    if swarm.network is not None:
+        if not await trio.to_thread.run_sync(swarm.network.reset_lanes, fault.target):
+            raise NetworkError(f"node {fault.target} has no lanes to cut")
+        return
+    others = (swarm.node(index) for index in range(swarm.scenario.nodes) if index != fault.target)
+    await swarm.node(fault.target).ask("cut", *(other.peer_id for other in others))
+
+
+# -- disks ---------------------------------------------------------------------------------------------------
+
+
+async def _corrupt(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    draw = random.Random(f"{swarm.scenario.seed} {fault.round} {fault.target}")
+    with disk_errors(node.folder):
+        flipped = await trio.to_thread.run_sync(flip_bits, node.folder, draw)
+    if not flipped:
+        raise NetworkError(f"node {fault.target} has no state on its disk yet")
+
+
+def flip_bits(folder: Path, draw: random.Random) -> list[Path]:
+    """Flip a bit in the second half of every state and all finals in a node's folder; returns the files. Blocks.
+
+    The second half of these files holds values, of which one bit more or less is a value all the same.
+    """
+    flipped = []
+    for path in sorted([*folder.glob("state/*.safetensors"), *folder.glob("finals/*-*")]):
+        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # a running node removes old ones
+            at = draw.randrange(path.stat().st_size // 2, path.stat().st_size)
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+            flipped.append(path)
+    return flipped
+
+
 _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "kill": _kill,
     "stop": _stop,
@@ -160,4 +244,11 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "leave": _leave,
     "join": _join,
     "restart": _restart,
+    "partition": _partition,
+    "heal": _heal,
+    "slow": _slow,
+    "corrupt": _corrupt,
+    "cut": _cut,
 }
+
+_UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {"partition": _join_up, "slow": _speed_up}

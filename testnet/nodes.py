@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -25,6 +25,7 @@ from shoal.node.control_client import ControlRefused, request
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Certified, Journal, Listening, LogTail
+from shoal.testnet.namespaces import LOOPBACK, Place
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
@@ -33,20 +34,26 @@ CONTROL_DEADLINE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How one start of a node differs from another. rounds: after how many it stops by itself, None for never."""
+    """How one start of a node differs from another.
+
+    rounds: after how many it stops by itself, None for never. place: where it runs.
+    """
 
     manifest: Path
     data_dir: Path
     join: tuple[str, ...] = ()
     rounds: int | None = None
     holds: tuple[Hold, ...] = ()
+    place: Place = LOOPBACK
 
 
 def node_command(launch: Launch) -> list[str]:
     """The command line of a real node."""
-    command = [sys.executable, "-m", "shoal.cli.main", "run", str(launch.manifest)]
-    command += ["--data-dir", str(launch.data_dir), "--listen", "/ip4/127.0.0.1/tcp/0"]
-    command += ["--lane-listen", "127.0.0.1:0", "--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
+    place = launch.place
+    command = [*place.enter, sys.executable, "-m", "shoal.cli.main", "run", str(launch.manifest)]
+    command += ["--data-dir", str(launch.data_dir), "--listen", f"/ip4/{place.host}/tcp/{place.control_port}"]
+    command += ["--lane-listen", f"{place.host}:{place.lane_port}"]
+    command += ["--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
     for address in launch.join:
         command += ["--join", address]
     for hold in launch.holds:
@@ -56,9 +63,15 @@ def node_command(launch: Launch) -> list[str]:
     return command
 
 
-def ask_node(data_dir: Path, op: str, deadline_s: float) -> None:
-    """Ask a running node for one thing; blocks. Raises as `shoal.node.control_client.request` does."""
-    request(data_dir, op, deadline_s=deadline_s)
+class Ask(Protocol):
+    """Asks a running node for one thing; blocks. Raises as `shoal.node.control_client.request` does."""
+
+    def __call__(self, data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None: ...
+
+
+def ask_node(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None:
+    """Ask a real node, over its control socket."""
+    request(data_dir, op, *arguments, deadline_s=deadline_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +79,7 @@ class Runtime:
     """What a testnet's nodes are: real ones, or stand-ins in tests of the testnet itself."""
 
     command: Callable[[Launch], list[str]] = node_command
-    ask: Callable[[Path, str, float], None] = ask_node
+    ask: Ask = ask_node
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -161,13 +174,13 @@ class NodeProcess:
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self.stopped = number == signal.SIGSTOP
 
-    async def ask(self, op: str) -> None:
+    async def ask(self, op: str, *arguments: str) -> None:
         """Ask the node for one thing through its control socket.
 
         Raises NetworkError if it is not running, does not answer in time, or refuses.
         Cancellation abandons the request.
         """
-        ask = partial(self._runtime.ask, self.folder, op, CONTROL_DEADLINE_S)
+        ask = partial(self._runtime.ask, self.folder, op, *arguments, deadline_s=CONTROL_DEADLINE_S)
         try:
             await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
         except (ConfigError, ControlRefused) as error:

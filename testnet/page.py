@@ -7,9 +7,11 @@ curve, and a timeline with a row per node, a bar per process, a tile per round a
 from __future__ import annotations
 
 from html import escape
+from itertools import chain
 
 from shoal.testnet.plot import loss_points
 from shoal.testnet.report import FaultReport, NodeReport, Report, ok
+from shoal.testnet.scenario import whom
 
 WIDTH = 860
 LOSS_HEIGHT = 240
@@ -112,9 +114,10 @@ def _loss_curve(report: Report) -> str:
 
 def _loss_fault(fault: FaultReport, x: float) -> str:
     bottom = LOSS_HEIGHT - BOTTOM
+    label = f"{fault.kind} {whom(fault.node, fault.groups)}".rstrip()
     return (
         f'<line class="fault" stroke-dasharray="2 4" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
-        f'<text class="mark" x="{x - 4:.1f}" y="{TOP + 10}" text-anchor="end">{fault.kind} {fault.node}</text>'
+        f'<text class="mark" x="{x - 4:.1f}" y="{TOP + 10}" text-anchor="end">{label}</text>'
     )
 
 
@@ -127,7 +130,7 @@ def _timeline(report: Report) -> str:
         parts += [
             _timeline_fault(fault, TOP + ROW_HEIGHT * row, scale)
             for fault in report.faults
-            if fault.node == node.index and fault.at_s is not None
+            if node.index in (fault.node, *chain(*fault.groups)) and fault.at_s is not None
         ]
     for tick in range(6):
         second = report.wall_s * tick / 5
@@ -208,7 +211,7 @@ def _faults_table(report: Report) -> str:
     rows = [
         [
             fault.kind,
-            str(fault.node),
+            whom(fault.node, fault.groups),
             str(fault.round),
             fault.phase or "start",
             "–" if fault.at_s is None else f"{fault.at_s:.2f}",

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from shoal.testnet.report import LossReport, Report
+from shoal.testnet.scenario import whom
 
 
 def loss_points(loss: LossReport) -> list[tuple[int, float]]:
@@ -26,7 +27,7 @@ def draw_loss(report: Report, path: Path) -> None:
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, color="#1f6f8b")
     for fault in report.faults:
         axes.axvline(fault.round, color="#c8553d", linewidth=1, linestyle=":")
-        label = f"{fault.kind} {fault.node}"
+        label = f"{fault.kind} {whom(fault.node, fault.groups)}".rstrip()
         axes.annotate(
             label, (fault.round, 1), xycoords=("data", "axes fraction"), fontsize=8, ha="right", va="top", rotation=90
         )

@@ -16,7 +16,7 @@ from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import CaughtUp, Certified, Evaluated, RoundStarted
+from shoal.testnet.journal import CaughtUp, Certified, Evaluated, RolledBack, RoundStarted
 from shoal.testnet.scenario import Scenario
 
 
@@ -50,15 +50,19 @@ class LossReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. at_s: None if its moment never came. delay_s: against the median undisturbed round."""
+    """One fault. at_s: None if its moment never came. delay_s: against the median undisturbed round.
+
+    node: None for what strikes links between several, of which `groups` names those of a partition.
+    """
 
     kind: str
-    node: int
+    node: int | None
     round: int
     phase: str | None
     at_s: float | None
     delay_s: float | None
     error: str | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +127,7 @@ def make_report(course: Course, check: Check) -> Report:
         scenario=course.scenario,
         wall_s=round(course.ended_at - course.began_at, 3),
         rounds_certified=len({event.round for _, event in certified}),
-        forks=count_forks(certified),
+        forks=count_forks(course.decided()),
         wrong_values=check.wrong_values,
         digests_equal=_digests_equal(certified),
         nodes=tuple(_node_report(node, course) for node in course.nodes),
@@ -136,15 +140,16 @@ def make_report(course: Course, check: Check) -> Report:
     )
 
 
-def count_forks(certified: Sequence[tuple[int, Certified]]) -> int:
-    """(term, round) pairs with two different certified digests."""
-    return sum(len(digests) > 1 for digests in _by_round(certified, "digest").values())
+def count_forks(decided: Sequence[tuple[int, Certified | RolledBack]]) -> int:
+    """(term, round) pairs with two different certified digests, or with one and a rollback."""
+    return sum(len(digests) > 1 for digests in _by_round(decided, "digest").values())
 
 
-def _by_round(certified: Sequence[tuple[int, Certified]], field: str) -> dict[tuple[str, int], set[str]]:
+def _by_round(decided: Sequence[tuple[int, Certified | RolledBack]], field: str) -> dict[tuple[str, int], set[str]]:
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for _, event in certified:
-        found[event.term, event.round].add(getattr(event, field))
+    for _, event in decided:
+        kind = "back " if isinstance(event, RolledBack) else ""
+        found[event.term, event.round].add(kind + getattr(event, field))
     return found
 
 
@@ -276,7 +281,8 @@ def _fault_reports(course: Course) -> tuple[FaultReport, ...]:
         reports.append(
             FaultReport(
                 kind=fault.kind,
-                node=fault.target,
+                node=fault.node,
+                groups=fault.groups,
                 round=fault.round,
                 phase=fault.phase,
                 at_s=None if record.at is None else _since(course, record.at),

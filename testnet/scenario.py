@@ -1,7 +1,7 @@
 """What a testnet does: how many nodes train for how many rounds, and what is done to them meanwhile.
 
 A scenario is a small TOML file, read strictly: an unknown key is an error that names the nearest known one, and what
-this version cannot carry out is refused before anything starts, never skipped.
+cannot be carried out is refused before anything starts, never skipped.
 
     nodes = 4
     rounds = 8
@@ -11,6 +11,8 @@ this version cannot carry out is refused before anything starts, never skipped.
     round = 3
     phase = "reduce"
     progress = 0.4
+
+What is done to links (`partition`, `slow`, an `[[uplink]]` that nodes share) needs network namespaces.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest import Option
+from shoal.testnet.namespaces import RateMbit, Uplink, What
 
 SCENARIO_LIMIT_BYTES = 65_536
 NODE_LIMIT = 64
@@ -33,18 +36,26 @@ ROUND_LIMIT = 10_000
 FAULT_LIMIT = 256
 DURATION_LIMIT_S = 600.0
 
-Kind = Literal["kill", "stop", "continue", "leave", "join", "restart"]
+Kind = Literal["kill", "stop", "continue", "leave", "join", "restart", "partition", "heal", "slow", "corrupt", "cut"]
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
-NOT_BUILT_KINDS: Final = ("partition", "heal", "slow", "corrupt")
-_LASTING: Final = ("stop", "restart")
+_LASTING: Final = ("stop", "restart", "partition", "slow")
+_ENDING: Final = ("kill", "stop", "continue", "leave", "restart")
+_NODELESS: Final = ("join", "partition", "heal")
+_LINKS: Final = ("partition", "heal", "slow")
+_HELD_ELSEWHERE: Final = ("join", "continue", "partition", "heal", "corrupt")
+"""Kinds for which another node than the one struck holds: that one may not run, or there is none."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
 
-    node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop lasts (left out:
-    until a `continue`, or the end), or how long a restart waits between the kill and the start.
+    node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a partition or a
+    slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before the start.
+
+    partition: nodes of different `groups` do not reach each other (who is in none reaches all); `traffic` says what
+    does not pass. heal: ends every partition and slow. slow: the node's link carries `rate_mbit`. corrupt: a bit in
+    every state and every final on its disk is flipped. cut: all its lanes break, and nobody dies of it.
     """
 
     kind: Kind
@@ -53,21 +64,44 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     phase: Phase | None = None
     progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     duration_s: Annotated[float, Meta(gt=0, le=DURATION_LIMIT_S)] | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    traffic: What = "all"
+    rate_mbit: RateMbit | None = None
 
     def __post_init__(self) -> None:
         if self.progress is not None and self.phase is None:
             raise ValueError("progress needs a phase that it is the progress of")
         if self.duration_s is not None and self.kind not in _LASTING:
             raise ValueError(f"a {self.kind} has no duration_s; {' and '.join(_LASTING)} have")
-        if self.node is None and self.kind != "join":
+        if self.node is None and self.kind not in _NODELESS:
             raise ValueError(f"a {self.kind} needs the node it strikes")
+        if self.kind == "partition":
+            everyone = [index for group in self.groups for index in group]
+            if len(self.groups) < 2 or not all(self.groups) or len(set(everyone)) != len(everyone):
+                raise ValueError("a partition needs groups such as [[0, 1], [2, 3]], and no node in two of them")
+        elif self.groups or self.traffic != "all":
+            raise ValueError(f"a {self.kind} has no groups and no traffic; a partition has")
+        if self.kind in ("partition", "heal") and self.node is not None:
+            raise ValueError(f"a {self.kind} has no node; a partition has groups, and a heal is of everything")
+        if (self.kind == "slow") != (self.rate_mbit is not None):
+            raise ValueError("a slow needs the rate_mbit that the node's link is to carry, and nothing else has one")
 
     @property
     def target(self) -> int:
-        """The node struck; a validated scenario has one for every fault."""
+        """The node struck; a validated scenario has one for every fault but a partition and a heal."""
         if self.node is None:
-            raise LocalError("a fault that was never numbered")
+            raise LocalError("a fault that strikes no single node, or was never numbered")
         return self.node
+
+    @property
+    def struck(self) -> tuple[int, ...]:
+        """The nodes that have to be there for it."""
+        return tuple(i for group in self.groups for i in group) if self.node is None else (self.node,)
+
+
+def whom(node: int | None, groups: tuple[tuple[int, ...], ...]) -> str:
+    """Whom a fault strikes, in few letters: `2`, `0 1 | 2 3`, or nothing if it is of everything."""
+    return " | ".join(" ".join(map(str, group)) for group in groups) if node is None else str(node)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     options: dict[str, Option] = msgspec.field(default_factory=dict)
     inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
+    uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
@@ -91,16 +126,36 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"fault {number} is in round {fault.round} of {self.rounds}")
             if fault.kind == "join":
                 continue
-            if fault.target >= self.nodes and joined.get(fault.target, ROUND_LIMIT + 1) > fault.round:
-                raise ValueError(f"fault {number}: there is no node {fault.target} in round {fault.round}")
+            for index in fault.struck:
+                if index >= self.nodes and joined.get(index, ROUND_LIMIT + 1) > fault.round:
+                    raise ValueError(f"fault {number}: there is no node {index} in round {fault.round}")
+            if fault.kind == "heal" and not any(self._leaves_to_heal(other, fault) for other in self.faults):
+                raise ValueError(f"fault {number}: there is no partition and no slow to heal before it")
+        behind = [index for uplink in self.uplinks for index in uplink.nodes]
+        if len(set(behind)) != len(behind) or not set(behind) <= set(range(self.places)):
+            raise ValueError("uplinks are of nodes that there are, and each of its own")
+
+    @staticmethod
+    def _leaves_to_heal(fault: Fault, heal: Fault) -> bool:
+        return fault.kind in ("partition", "slow") and fault.round <= heal.round
+
+    @property
+    def places(self) -> int:
+        """How many nodes there are in the end, those that join among them."""
+        return 1 + max((f.target for f in self.faults if f.kind == "join"), default=self.nodes - 1)
+
+    @property
+    def needs_namespaces(self) -> bool:
+        """Whether something is done to links that loopback cannot do."""
+        return bool(self.uplinks) or any(fault.kind in _LINKS for fault in self.faults)
 
     def held_node(self, fault: Fault) -> int | None:
         """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended."""
         if fault.phase is None:
             return None
-        if fault.kind not in ("join", "continue"):
+        if fault.kind not in _HELD_ELSEWHERE:
             return fault.target
-        gone = {f.target for f in self.faults if f.kind != "join" and f.round <= fault.round}
+        gone = {f.node for f in self.faults if f.kind in _ENDING and f.round <= fault.round}
         return min((i for i in range(self.nodes) if i not in gone), default=0)
 
 
@@ -187,18 +242,15 @@ def _validated(tables: dict[str, Any], source: str) -> Scenario:
     faults = tables.get("fault", [])
     for number, fault in enumerate(faults if isinstance(faults, list | tuple) else (), 1):
         if isinstance(fault, dict):
-            _refuse_not_built(fault, f"{source}: fault {number}")
             _refuse_unknown(fault, _keys(Fault), f"{source}: fault {number}")
+    uplinks = tables.get("uplink", [])
+    for number, uplink in enumerate(uplinks if isinstance(uplinks, list | tuple) else (), 1):
+        if isinstance(uplink, dict):
+            _refuse_unknown(uplink, _keys(Uplink), f"{source}: uplink {number}")
     try:
         return msgspec.convert(tables, Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {error}") from None
-
-
-def _refuse_not_built(fault: dict[str, Any], where: str) -> None:
-    if fault.get("kind") in NOT_BUILT_KINDS:
-        built = ", ".join(get_args(Kind))
-        raise ConfigError(f"{where}: kind {fault['kind']!r} is not built in this version; use one of {built}")
 
 
 def _refuse_unknown(table: dict[str, Any], known: Iterable[str], where: str) -> None:

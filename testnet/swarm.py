@@ -1,4 +1,6 @@
-"""A testnet: a swarm of real node processes on loopback, run through a scenario, checked and reported.
+"""A testnet: a swarm of real node processes, run through a scenario, checked and reported.
+
+They run on loopback, or in network namespaces if the scenario does something to links.
 
     run_testnet ── nursery ─┬─ NodeProcess.run     one per process, tails its event log into the journal
                             ├─ carry_out           one per fault, waits in the journal for its moment
@@ -17,6 +19,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +42,7 @@ from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.journal import CaughtUp, Failed, Journal
+from shoal.testnet.namespaces import LOOPBACK, Network, network, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.page import render_page
 from shoal.testnet.plot import draw_loss
@@ -70,9 +74,10 @@ async def run_testnet(
     signal ended the run. Cancellation: all processes are ended and reaped; no report.
     """
     testnet_manifest(scenario, [Identity.generate().peer_id])  # an earlier run is not lost to a wrong setting
-    out = await trio.to_thread.run_sync(_prepare_folder, out)
-    testnet = Testnet(scenario, out, on_progress, runtime or Runtime())
-    interrupted = await testnet.run()
+    with _network_for(scenario) as links:
+        out = await trio.to_thread.run_sync(_prepare_folder, out)
+        testnet = Testnet(scenario, out, on_progress, runtime or Runtime(), links)
+        interrupted = await testnet.run()
     report = await trio.to_thread.run_sync(testnet.write_report)
     if interrupted:
         raise KeyboardInterrupt
@@ -93,6 +98,19 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
         "round": RoundSection(chunk_values=CHUNK_VALUES, grace_s=GRACE_S, reduce_deadline_s=REDUCE_DEADLINE_S),
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
+
+
+@contextlib.contextmanager
+def _network_for(scenario: Scenario) -> Iterator[Network | None]:
+    """Where the nodes run: in namespaces if the scenario needs them, else on loopback. Raises ConfigError."""
+    if not scenario.needs_namespaces:
+        yield None
+        return
+    reason = why_not()
+    if reason is not None:
+        raise ConfigError(f"the scenario does something to links, and {reason}")
+    with network(scenario.places, scenario.uplinks) as links:
+        yield links
 
 
 def deadline_s(scenario: Scenario) -> float:
@@ -129,9 +147,12 @@ class Testnet:
 
     __test__ = False  # for pytest, which takes the name for its own
 
-    def __init__(self, scenario: Scenario, out: Path, on_progress: OnProgress, runtime: Runtime) -> None:
+    def __init__(
+        self, scenario: Scenario, out: Path, on_progress: OnProgress, runtime: Runtime, links: Network | None = None
+    ) -> None:
         self.scenario = scenario
         self.journal = Journal()
+        self.network = links
         self._out = out
         self._on_progress = on_progress
         self._runtime = runtime
@@ -214,14 +235,17 @@ class Testnet:
     async def _start_founders(self) -> bool:
         """Node 0 first, then the others, which join it; False if it does not come up."""
         first = self._nodes[0]
-        await self._launch(first, join=(), rounds=self.scenario.rounds)
+        # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
+        divided = any(fault.kind == "partition" for fault in self.scenario.faults)
+        rounds = None if divided else self.scenario.rounds
+        await self._launch(first, join=(), rounds=rounds)
         with trio.move_on_after(START_DEADLINE_S):
             await self.journal.until(lambda: bool(first.addresses) or not first.alive)
         if not first.addresses:
             self._trouble = f"node 0 did not come up; see {first.folder / 'log.txt'}"
             return False
         for index in range(1, self.scenario.nodes):
-            await self._launch(self._nodes[index], join=first.addresses, rounds=self.scenario.rounds)
+            await self._launch(self._nodes[index], join=first.addresses, rounds=rounds)
         return True
 
     async def join(self, index: int) -> None:
@@ -241,7 +265,10 @@ class Testnet:
 
     async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None) -> None:
         holds = holds_for(self.scenario, node.index, self._records)
-        launch = Launch(manifest=self._manifest, data_dir=node.folder, join=join, rounds=rounds, holds=holds)
+        place = LOOPBACK if self.network is None else self.network.place(node.index)
+        launch = Launch(
+            manifest=self._manifest, data_dir=node.folder, join=join, rounds=rounds, holds=holds, place=place
+        )
         lives = len(node.lives)
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)

@@ -10,9 +10,11 @@ import pytest
 
 from shoal.node.config import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
+from shoal.testnet.namespaces import Uplink
 from shoal.testnet.scenario import DEMO, Fault, Phase, Scenario, choose_scenario, load_scenario, parse_scenario
 
 KILL = '[[fault]]\nkind = "kill"\nnode = 2\nround = 3\nphase = "reduce"\nprogress = 0.4\n'
+PARTITION = '[[fault]]\nkind = "partition"\ngroups = [[0, 1], [2, 3]]\nround = 2\n'
 
 
 def test_parse_scenario_reads_the_documented_file() -> None:
@@ -48,8 +50,21 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         ("node = 4\n", "unknown key 'node'; did you mean 'nodes'?"),
         ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows codec, fault, "),
         (KILL + "durations = 3\n", "fault 1: unknown key 'durations'; did you mean 'duration_s'?"),
-        ('[[fault]]\nkind = "partition"\nround = 1\ngroups = [[0], [1]]\n', "'partition' is not built in this version"),
-        ('[[fault]]\nkind = "corrupt"\nnode = 1\nround = 1\n', "'corrupt' is not built in this version"),
+        (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1]]"), "a partition needs groups such as [[0, 1], [2, 3]]"),
+        (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1], [1, 3]]"), "and no node in two of them"),
+        (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1], []]"), "a partition needs groups"),
+        (PARTITION.replace("[2, 3]", "[2, 4]"), "there is no node 4 in round 2"),
+        (PARTITION + "node = 1\n", "a partition has no node"),
+        (PARTITION + 'traffic = "tensors"\n', "Invalid enum value 'tensors'"),
+        (PARTITION + "rate_mbit = 3\n", "nothing else has one"),
+        (KILL + "groups = [[0], [1]]\n", "a kill has no groups and no traffic"),
+        ('[[fault]]\nkind = "slow"\nnode = 1\nround = 1\n', "a slow needs the rate_mbit"),
+        ('[[fault]]\nkind = "slow"\nnode = 1\nround = 1\nrate_mbit = 0\n', "`float` > 0"),
+        ('[[fault]]\nkind = "heal"\nround = 1\n' + PARTITION, "no partition and no slow to heal before it"),
+        ('[[fault]]\nkind = "corrupt"\nround = 1\n', "a corrupt needs the node it strikes"),
+        ("[[uplink]]\nnodes = [0]\nrate = 3\n", "uplink 1: unknown key 'rate'; did you mean 'rate_mbit'?"),
+        ("[[uplink]]\nnodes = [0, 4]\nrate_mbit = 3\n", "uplinks are of nodes that there are"),
+        ("[[uplink]]\nnodes = [0, 0]\nrate_mbit = 3\n", "and each of its own"),
         (KILL.replace("kill", "murder"), "Invalid enum value 'murder'"),
         (KILL.replace("0.4", "1.5"), "`float` <= 1"),
         (KILL.replace("round = 3", "round = 9"), "fault 1 is in round 9 of 8"),
@@ -76,6 +91,31 @@ def test_a_joined_node_can_be_struck_once_it_is_there() -> None:
     assert parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 4\n').faults[1].target == 4
     with pytest.raises(ConfigError, match="there is no node 4 in round 2"):
         parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 2\n')
+
+
+def test_scenario_that_does_something_to_links_needs_namespaces() -> None:
+    text = (
+        PARTITION + "duration_s = 10\n[[fault]]\nkind = 'slow'\nnode = 1\nround = 3\nrate_mbit = 2.5\nduration_s = 4\n"
+    )
+    text += "[[fault]]\nkind = 'heal'\nround = 4\n[[fault]]\nkind = 'join'\nround = 5\n"
+    scenario = parse_scenario(text)
+    partition, slow, heal, join = scenario.faults
+    assert (partition.groups, partition.traffic, partition.duration_s) == (((0, 1), (2, 3)), "all", 10)
+    assert (slow.rate_mbit, heal.struck, join.target) == (2.5, (), 4)
+    assert (scenario.needs_namespaces, scenario.places) == (True, 5)
+    uplink = parse_scenario("[[uplink]]\nnodes = [0, 2]\nrate_mbit = 20\ndelay_s = 0.04\nloss = 0.001\n")
+    assert uplink.uplinks == (Uplink(nodes=(0, 2), rate_mbit=20, delay_s=0.04, loss=0.001),)
+    assert uplink.needs_namespaces
+    assert not DEMO.needs_namespaces
+    assert not parse_scenario('[[fault]]\nkind = "cut"\nnode = 1\nround = 1\n').needs_namespaces
+
+
+def test_nobody_who_is_struck_holds_for_what_strikes_no_running_node() -> None:
+    kill, corrupt = Fault(kind="kill", node=0, round=1), Fault(kind="corrupt", node=0, round=2, phase="train")
+    partition = Fault(kind="partition", groups=((0,), (1,)), round=2, phase="train")
+    slow = Fault(kind="slow", node=3, round=2, phase="reduce", rate_mbit=1)
+    scenario = Scenario(faults=(kill, corrupt, partition, slow))
+    assert [scenario.held_node(fault) for fault in scenario.faults] == [None, 1, 1, 3]
 
 
 def test_load_scenario_says_what_is_missing(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import trio
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
 from shoal.testnet import swarm
+from shoal.testnet.namespaces import LOOPBACK, Place, Uplink
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
 from shoal.testnet.report import Report, ok
@@ -56,8 +58,8 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
         script = [sys.executable, "-S", "-E", str(FAKE_NODE)]
         return [*script, str(launch.data_dir), str(scenario.nodes), rounds, holds, gate, mode]
 
-    def ask(data_dir: Path, op: str, deadline_s: float) -> None:
-        (data_dir / f"op-{op}").touch()
+    def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None:
+        (data_dir / f"op-{op}").write_text(" ".join(arguments))
 
     return Runtime(command=command, ask=ask)
 
@@ -158,6 +160,78 @@ async def test_a_fault_that_cannot_be_done_is_reported(tmp_path: Path) -> None:
     assert [fault.error for fault in report.faults] == [None, "node 1 is not running", "its moment never came"]
     assert report.faults[2].at_s is None
     assert not ok(report)
+
+
+@in_trio
+async def test_lanes_are_cut_and_files_damaged_where_they_are(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="cut", node=1, round=2, phase="reduce", progress=0.5),
+        Fault(kind="corrupt", node=2, round=3),
+    )
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=faults), tmp_path)
+    assert [fault.error for fault in report.faults] == [None, "node 2 has no state on its disk yet"]
+    cut = (tmp_path / "nodes" / "1" / "op-cut").read_text().split()
+    assert cut == [report.nodes[0].peer_id, report.nodes[2].peer_id]
+
+
+@in_trio
+async def test_what_needs_namespaces_is_refused_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "why_not", lambda: "network namespaces need nft: install nftables")
+    partition = Fault(kind="partition", groups=((0,), (1,)), round=1)
+    with pytest.raises(ConfigError, match="the scenario does something to links, and network namespaces need nft"):
+        await run(Scenario(nodes=2, rounds=1, faults=(partition,)), tmp_path / "out")
+    assert not (tmp_path / "out").exists(), "nothing has been started"
+
+
+class NotedLinks:
+    """Namespaces that are not made: what would be done to them is noted."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[object, ...]] = []
+
+    def place(self, index: int) -> Place:
+        return LOOPBACK
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: self.done.append((name, *arguments))
+
+
+@in_trio
+async def test_links_are_blocked_and_narrowed_for_as_long_as_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links, made = NotedLinks(), []
+
+    @contextmanager
+    def network(nodes: int, uplinks: tuple[Uplink, ...]) -> Iterator[NotedLinks]:
+        made.append((nodes, uplinks))
+        yield links
+
+    monkeypatch.setattr(swarm, "why_not", lambda: None)
+    monkeypatch.setattr(swarm, "network", network)
+    faults = (
+        Fault(kind="partition", groups=((0, 1), (2,)), traffic="lanes", round=2, phase="train", duration_s=0.1),
+        Fault(kind="slow", node=1, round=3, phase="train", rate_mbit=2.5, duration_s=0.1),
+        Fault(kind="partition", groups=((0,), (2,)), round=4, phase="train"),
+        Fault(kind="heal", round=5, phase="train"),
+    )
+    uplink = Uplink(nodes=(0,), rate_mbit=5)
+    report, _ = await run(Scenario(nodes=3, rounds=6, faults=faults, uplinks=(uplink,)), tmp_path)
+    assert [fault.error for fault in report.faults] == [None] * 4
+    assert [(fault.node, fault.groups) for fault in report.faults[:2]] == [(None, ((0, 1), (2,))), (1, ())]
+    assert made == [(3, (uplink,))]
+    first, second = frozenset({(0, 2), (1, 2)}), frozenset({(0, 2)})
+    orders = [
+        [("block", first, "lanes"), ("unblock", first, "lanes")],
+        [("narrow", 1, 2.5), ("widen", 1)],
+        [("block", second, "all"), ("restore",)],
+    ]
+    for order in orders:  # rounds of stand-ins take less than a tenth of a second
+        assert [done for done in links.done if done in order] == order
+    assert len(links.done) == 6
+    assert "partition 0 1 | 2" in (tmp_path / "report.html").read_text()
 
 
 @in_trio

@@ -1,0 +1,101 @@
+"""Real nodes of which some cannot reach each other: relays through a third, partitions, connections that are cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.testnet.namespaces import Uplink
+from shoal.testnet.scenario import Fault
+from shoal.testnet.swarm import REDUCE_DEADLINE_S
+from tests.testnet.links_lab import (
+    PAYLOAD_BYTES,
+    assert_everyone_is_in_every_chunk,
+    events,
+    lanes_sent,
+    needs_namespaces,
+    plan,
+    relays,
+    run,
+    scenario,
+)
+
+pytestmark = needs_namespaces
+
+STALLED_S = 4.0
+"""More than a round without a stall takes, less than one in which a pair is found to be apart."""
+
+
+def test_pair_without_lanes_is_relayed_through_a_third(tmp_path: Path) -> None:
+    apart = Fault(kind="partition", groups=((0,), (1,)), traffic="lanes", round=1, phase="train")
+    report = run(scenario(4, apart), tmp_path)
+    assert_everyone_is_in_every_chunk(report)
+    for round in range(1, 5):
+        [(one, other, via)] = relays(report, tmp_path, round)
+        assert (one, other) == (0, 1)
+        assert via in (2, 3)
+    # What the two have to say to each other goes through that third, so it sends more than the other one.
+    [(_, _, via)] = relays(report, tmp_path, 4)
+    beside = 5 - via
+    assert lanes_sent(tmp_path, via, 4) > lanes_sent(tmp_path, beside, 4) + PAYLOAD_BYTES / 4
+    # It takes a stall to find out; from then on it is known before a round is planned.
+    first, *later = report.rounds
+    assert first.reduce_s > STALLED_S
+    assert max(r.reduce_s for r in later) < STALLED_S
+
+
+def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_path: Path) -> None:
+    apart = Fault(kind="partition", groups=((2,), (3,)), traffic="lanes", round=2, phase="reduce", progress=0.3)
+    narrow = Uplink(nodes=(2,), rate_mbit=6)  # so that something is still under way between the two
+    report = run(scenario(3, apart, uplinks=(narrow,)), tmp_path)
+    assert_everyone_is_in_every_chunk(report)
+    assert relays(report, tmp_path, 1) == []
+    [(one, other, via)] = relays(report, tmp_path, 2)
+    assert (one, other) == (2, 3)
+    assert via in (0, 1)
+    assert report.rounds[1].reduce_s < REDUCE_DEADLINE_S
+    # Their connections still stand, only nothing comes over them: that is not found out twice.
+    assert relays(report, tmp_path, 3) != []
+    assert plan(report, tmp_path, 3).attempt == 0
+
+
+def test_pair_without_any_connection_costs_at_most_one_contribution(tmp_path: Path) -> None:
+    """Round messages are not relayed: a lead that does not hear of the other's contribution plans without it."""
+    report = run(scenario(4, Fault(kind="partition", groups=((0,), (1,)), round=2, phase="train")), tmp_path)
+    assert report.rounds[0].contributors == 4
+    assert min(r.contributors for r in report.rounds) >= 3
+    assert max(r.total_s for r in report.rounds) < REDUCE_DEADLINE_S
+    assert all(plan(report, tmp_path, round).evicted == () for round in range(1, 5))
+    outsiders = [node.rounds for node in report.nodes if node.index in (2, 3)]
+    assert outsiders == [4, 4], "who reaches everyone is in every round"
+    for index in (0, 1):
+        seen = [e["round"] for kind in ("certified", "caught_up") for e in events(tmp_path, index, kind)]
+        assert max(seen) >= 4, "the two follow, by themselves or through the others"
+
+
+def test_halves_do_not_both_go_on_and_come_together_again(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="partition", groups=((0, 1), (2, 3)), round=2, phase="train"),
+        Fault(kind="heal", round=3),
+    )
+    report = run(scenario(5, *faults), tmp_path)
+    planner = next(n.index for n in report.nodes if n.peer_id == plan(report, tmp_path, 1).planner)
+    going_on = {0, 1} if planner in (0, 1) else {2, 3}
+    certified = {n.index for n in report.nodes if "2" in n.digests}
+    assert certified == going_on, "only the half with the last planner certifies"
+    assert [r.contributors for r in report.rounds[:2]] == [4, 2]
+    for index in {0, 1, 2, 3} - going_on:
+        caught_up = [e["round"] for e in events(tmp_path, index, "caught_up")]
+        assert caught_up, "the other half takes over what was decided without it"
+        assert min(caught_up) >= 2
+
+
+def test_cut_lanes_are_made_anew_and_nobody_is_evicted(tmp_path: Path) -> None:
+    cut = Fault(kind="cut", node=2, round=2, phase="reduce", progress=0.3)
+    narrow = Uplink(nodes=(2,), rate_mbit=6)
+    report = run(scenario(3, cut, nodes=3, uplinks=(narrow,)), tmp_path)
+    assert_everyone_is_in_every_chunk(report)
+    assert [(plan(report, tmp_path, round).attempt, relays(report, tmp_path, round)) for round in (1, 2, 3)] == [
+        (0, [])
+    ] * 3
+    log = (tmp_path / "nodes" / "2" / "log.txt").read_text()
+    assert "a lane broke" in log.partition("round 2 certified")[0]
