@@ -1,4 +1,4 @@
-"""`shoal explore agreement`: walks every schedule of a small agreement, and shows the one that breaks it, if any."""
+"""`shoal explore agreement|repair`: walks every schedule of a small round, and shows the one that breaks it, if any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.testnet.explore import Exploration
+    from shoal.testnet.explore import Exploration, Finding
+    from shoal.testnet.explore_repair import RepairExploration
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -25,14 +26,21 @@ PROGRESS_PERIOD_S = 1.0
 class ExploreOptions:
     """What the user asked `shoal explore` for."""
 
-    what: Annotated[str, typer.Argument(metavar="agreement", help="What to explore.")] = "agreement"
+    what: Annotated[str, typer.Argument(metavar="agreement|repair", help="What to explore.")] = "agreement"
     members: Annotated[int, option("--members", help="Members of the electorate; member v leads view v.")] = 3
     views: Annotated[int, option("--views", help="How many views there may be, from view 0 on.")] = 3
     crashes: Annotated[int, option("--crashes", help="How often a member may be killed and return.")] = 1
     leaves: Annotated[int, option("--leaves", help="How many members may leave.")] = 0
     plans: Annotated[int, option("--plans", help="How many values a free lead may choose from.")] = 2
     planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
+    rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
     unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
+    attempts: Annotated[int, option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
+    shift: Annotated[int, option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
+    late: Annotated[int | None, option("--late", help="Of a repair: the member that is late.", metavar="MEMBER")] = None
+    codec: Annotated[str, option("--codec", help="Of a repair: how contributions are encoded.")] = "int8"
+    stale: Annotated[bool, option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
+    amnesia: Annotated[bool, option("--amnesia", help="Of a repair: who was killed may sign a chunk again.")] = False
     limit: Annotated[int | None, option("--limit", help="Stop after so many states.", metavar="STATES")] = None
     walk: Annotated[
         int | None, option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
@@ -42,16 +50,24 @@ class ExploreOptions:
 
 
 def explore(options: ExploreOptions) -> None:
-    """Search the schedules of a small agreement, over the machines that nodes run, for one that breaks it."""
+    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it."""
+    if options.what not in ("agreement", "repair"):
+        raise ConfigError(f"there is no {options.what!r} to explore; write `shoal explore agreement` or `… repair`")
+    for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
+        if bound is not None and bound < 1:
+            raise ConfigError(f"{name} {bound}: must be 1 or more")
+    if options.walk is not None and options.what == "repair":
+        raise ConfigError("--walk: only an agreement is walked at random; bound a repair by --limit")
+    exploration = _explored_repair(options) if options.what == "repair" else _explored_agreement(options)
+    typer.echo(to_json(exploration) if options.as_json else "\n".join(lines_of(exploration)))
+    raise typer.Exit(1 if exploration.violations else 0)
+
+
+def _explored_agreement(options: ExploreOptions) -> Exploration:
     from shoal.testnet.explore import Explorer
     from shoal.testnet.explore_scope import Scope
     from shoal.testnet.explore_walk import walk
 
-    if options.what != "agreement":
-        raise ConfigError(f"there is no {options.what!r} to explore; write `shoal explore agreement`")
-    for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
-        if bound is not None and bound < 1:
-            raise ConfigError(f"{name} {bound}: must be 1 or more")
     scope = Scope(
         members=options.members,
         views=options.views,
@@ -59,15 +75,31 @@ def explore(options: ExploreOptions) -> None:
         leaves=options.leaves,
         plans=options.plans,
         planner=options.planner,
+        rollbacks=options.rollbacks,
         reduced=not options.unreduced,
     )
-    progress = ProgressLines()
     if options.walk is None:
-        exploration = Explorer(scope).run(limit=options.limit, on_progress=progress)
-    else:
-        exploration = walk(scope, options.walk, options.seed, on_progress=progress)
-    typer.echo(to_json(exploration) if options.as_json else "\n".join(lines_of(exploration)))
-    raise typer.Exit(1 if exploration.violations else 0)
+        return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _explored_repair(options: ExploreOptions) -> RepairExploration:
+    from shoal.testnet.explore_repair import RepairExplorer
+    from shoal.testnet.explore_repair_scope import RepairScope
+
+    scope = RepairScope(
+        members=options.members,
+        views=options.views,
+        attempts=options.attempts,
+        crashes=options.crashes,
+        shift=options.shift,
+        late=options.late,
+        codec=options.codec,
+        stale=options.stale,
+        amnesia=options.amnesia,
+        reduced=not options.unreduced,
+    )
+    return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
 
 
 class ProgressLines:
@@ -84,7 +116,7 @@ class ProgressLines:
             typer.echo(f"{states:,} states, {transitions:,} transitions", err=True)
 
 
-def to_json(exploration: Exploration) -> str:
+def to_json(exploration: Exploration | RepairExploration) -> str:
     """The scope, the figures and the findings as one object."""
     document = asdict(exploration.scope) | {
         "states": exploration.states,
@@ -93,29 +125,56 @@ def to_json(exploration: Exploration) -> str:
         "seconds": round(exploration.seconds, 3),
         "states_per_s": round(exploration.states / exploration.seconds),
         "complete": exploration.complete,
-        "certified": sorted({name for names in exploration.certified for name in names}),
+        **_found(exploration),
         "violations": [asdict(finding) for finding in exploration.violations],
     }
     return msgspec.json.format(msgspec.json.encode(document)).decode()
 
 
-def lines_of(exploration: Exploration) -> Iterator[str]:
+def _found(exploration: Exploration | RepairExploration) -> dict[str, object]:
+    """What some schedule led to, and so was exercised."""
+    certified = exploration.certified
+    if isinstance(certified, int):
+        names = ("plans", "revisions", "repaired", "certified")
+        return {name: getattr(exploration, name) for name in names}
+    return {"certified": sorted({name for names in certified for name in names})}
+
+
+def lines_of(exploration: Exploration | RepairExploration) -> Iterator[str]:
     """The same for people."""
-    scope, seconds = exploration.scope, exploration.seconds
-    yield (
-        f"scope      {count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most "
-        f"{count(scope.crashes, 'restart')} and {count(scope.leaves, 'promise')} to leave, "
-        f"{count(scope.plans, 'plan')} to choose from"
-    )
+    seconds, found = exploration.seconds, _found(exploration)
+    yield f"scope      {_told_scope(exploration)}"
     yield (
         f"visited    {exploration.states:,} states, {exploration.transitions:,} transitions, "
         f"{exploration.member_states:,} states of single members"
     )
     yield f"time       {seconds:.1f} s, {exploration.states / seconds:,.0f} states/s"
-    names = sorted({name for names in exploration.certified for name in names})
-    yield f"certified  {', '.join(names) or 'nothing'}: each in some schedule"
-    for finding in exploration.violations:
+    if "plans" in found:
+        yield (
+            f"exercised  {found['plans']} plans, {found['revisions']} of them revisions, {found['repaired']} of these "
+            f"reduced to the end; {found['certified']} values certified: each in some schedule"
+        )
+    else:
+        names = found["certified"]
+        assert isinstance(names, list)
+        yield f"certified  {', '.join(names) or 'nothing'}: each in some schedule"
+    yield from _told_findings(exploration.violations, complete=exploration.complete)
+
+
+def _told_scope(exploration: Exploration | RepairExploration) -> str:
+    from shoal.testnet.explore_repair_scope import RepairScope
+
+    scope = exploration.scope
+    told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"
+    if isinstance(scope, RepairScope):
+        return f"{told}, {count(scope.attempts, 'plan')} in a view, {scope.codec}"
+    back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
+    return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
+
+
+def _told_findings(violations: tuple[Finding, ...], *, complete: bool) -> Iterator[str]:
+    for finding in violations:
         yield f"VIOLATION  {finding.kind}, by these steps:"
         yield from (f"{number:>9}  {step}" for number, step in enumerate(finding.schedule, 1))
-    if not exploration.violations:
-        yield f"violations none in {'any schedule' if exploration.complete else 'what was visited, which is not all'}"
+    if not violations:
+        yield f"violations none in {'any schedule' if complete else 'what was visited, which is not all'}"

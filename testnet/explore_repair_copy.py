@@ -1,0 +1,193 @@
+"""Copies and keys of a round machine and of a reduction, so that a step can be taken from one state many times.
+
+Two machines of one member whose keys are equal behave alike from here on. What a machine heard and did not act on is
+left out of it after every step (`unhear`): it may be heard again at any time.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import is_dataclass, replace
+from functools import cache
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
+
+import msgspec
+
+from shoal.collectives.arrivals import Arrivals, Kept
+from shoal.collectives.finals import FinalChunk
+from shoal.collectives.reduce import Reduction
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Plan, Ready, Value
+from shoal.protocol.round import RoundMachine
+
+NOW, DUE = 0.0, 1e9
+"""Every clock begins at `NOW`; at `DUE` every deadline has passed."""
+MOMENT_S = 1.0
+"""Longer than a lead waits before it looks again, shorter than anyone waits for a lead."""
+
+# Who a machine is, what never changes, and clocks, which all stand at `NOW` between two steps.
+_FIXED = {"me", "_me", "_identity", "identity", "previous", "round", "member", "_order", "settings", "_settings"}
+_FIXED |= {"_deal", "_resend_at", "since", "planned_at", "_values", "_votes", "_squares"}
+# Tables by view. The rows below the machine's own view are never read again.
+_BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched", "_changes"}
+
+_ATOMS: tuple[type, ...] = (bytes, str, int, float, type(None), frozenset, tuple, enum.Enum, msgspec.Struct, Identity)
+_ATOMS += (FunctionType, MethodType, BuiltinMethodType, type)
+
+
+@cache
+def _is_atomic(kind: Hashable) -> bool:
+    assert isinstance(kind, type)
+    frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen or issubclass(kind, _ATOMS)
+
+
+def _kind(held: object) -> Any:
+    return type(held)
+
+
+@cache
+def _slots(kind: Any) -> tuple[str, ...]:
+    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
+
+
+def _parts(held: Any) -> dict[str, Any]:
+    """The attributes of an object, wherever it keeps them."""
+    slots = _slots(_kind(held))
+    return {name: getattr(held, name) for name in slots} if slots else vars(held)
+
+
+def copy_of(held: Any, known: dict[int, Any] | None = None) -> Any:
+    """An independent copy of a machine: objects and tables are copied, what is immutable is shared."""
+    known = {} if known is None else known
+    kind: Any = type(held)
+    if _is_atomic(kind):
+        return held
+    if id(held) in known:
+        return known[id(held)]
+    if kind is dict:
+        return {key: value if _is_atomic(_kind(value)) else copy_of(value, known) for key, value in held.items()}
+    if kind is set:
+        return set(held)
+    if kind is list:
+        return [copy_of(value, known) for value in held]
+    copy = known[id(held)] = object.__new__(kind)
+    for name, value in _parts(held).items():
+        object.__setattr__(copy, name, value if _is_atomic(_kind(value)) else copy_of(value, known))
+    return copy
+
+
+def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[PeerId, Ready]) -> None:
+    """Forget what others said and nothing came of; believe everyone alive; set every clock to `NOW`.
+
+    `readies` are put back for those that were believed dead for a moment.
+    """
+    me, facts, agreement = machine.me, machine._facts, machine.agreement
+    facts.alive, facts.suspected = everyone, frozenset()
+    facts.dead_since.clear()
+    facts.planned_at = machine._patience.since = NOW
+    facts.held = {peer: held for peer, held in facts.held.items() if peer == me}
+    facts.reports = {plan: {me: row[me]} for plan, row in facts.reports.items() if me in row}
+    agreement._changes = {view: {me: row[me]} for view, row in agreement._changes.items() if me in row}
+    gathering = machine._gathering
+    gathering._readies = readies | gathering._readies
+    if gathering.half_ready_at is not None:
+        gathering.half_ready_at = NOW
+    lead = machine._lead
+    lead._quorum_reported.at = lead._separated.at = None
+    if lead.eviction is not None:
+        lead.eviction = replace(lead.eviction, since=NOW)
+    machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
+    machine._resend_at = DUE * DUE  # what was said stays said
+
+
+def machine_key(machine: RoundMachine) -> Hashable:
+    """Equal for machines of one member that behave alike."""
+    return _key(machine, machine.agreement.view, set())
+
+
+def _key(held: Any, view: int, met: set[int]) -> Hashable:
+    kind: Any = type(held)
+    if kind is Plan or kind is Value:
+        return held.hash  # type: ignore[no-any-return]
+    if _is_atomic(kind):
+        return held  # type: ignore[no-any-return]
+    if kind is dict:
+        return frozenset((name, _key(value, view, met)) for name, value in held.items())
+    if kind is set:
+        return frozenset(held)
+    if kind is list:
+        return tuple(_key(value, view, met) for value in held)
+    if id(held) in met:
+        return None
+    met.add(id(held))
+    rows = []
+    for name, value in _parts(held).items():
+        if name in _BY_VIEW:
+            seen = (
+                {v: value[v] for v in value if v >= view}
+                if isinstance(value, dict)
+                else {v for v in value if v >= view}
+            )
+            rows.append((name, _key(seen, view, met)))
+        elif name not in _FIXED:
+            rows.append((name, _key(value, view, met)))
+    return tuple(rows)
+
+
+def reduction_copy(of: Reduction) -> Reduction:
+    """An independent copy between two deliveries: no payload is half received."""
+    copy = object.__new__(type(of))
+    for name, held in vars(of).items():
+        if isinstance(held, dict | set):
+            held = held.copy()
+        setattr(copy, name, held)
+    copy._kept = kept_copy(of._kept)
+    copy._signed = copy._kept.signed  # one table, as in the original
+    copy._lock, copy._gate = threading.Lock(), threading.Lock()
+    copy._inboxes = {chunk: _arrivals_copy(inbox) for chunk, inbox in of._inboxes.items()}
+    copy._finals_wanted = {chunk: copy._final_pieces(copy.form, chunk) for chunk in of._finals_wanted}
+    return copy
+
+
+def kept_copy(of: Kept) -> Kept:
+    """An independent copy of what a reduction leaves."""
+    return Kept(signed=dict(of.signed), finals=dict(of.finals))
+
+
+def _arrivals_copy(of: Arrivals) -> Arrivals:
+    copy = Arrivals(of.owing)
+    copy.arrived, copy.excluded = dict(of.arrived), list(of.excluded)
+    return copy
+
+
+def reduction_key(reduction: Reduction | None) -> Hashable:
+    """Equal for reductions of one member that behave alike."""
+    if reduction is None:
+        return None
+    inboxes = frozenset(
+        (c, frozenset(inbox.owing), frozenset(inbox.arrived), frozenset(inbox.excluded))
+        for c, inbox in reduction._inboxes.items()
+    )
+    return (
+        (reduction.plan.hash, reduction.lineage, reduction._completed, reduction._closed, reduction._first_owners),
+        (reduction._closed_to, frozenset(reduction._sent), frozenset(reduction._finals_wanted)),
+        (_finals_key(reduction._finals), _finals_key(reduction._signed), inboxes),
+    )
+
+
+def kept_key(kept: Mapping[bytes, Kept], reduction: Reduction | None) -> Hashable:
+    """Equal where reductions that are begun again find the same. Of the one under way, its own key says it all."""
+    under_way = None if reduction is None else reduction.lineage
+    return frozenset(
+        (lineage, _finals_key(left.signed), _finals_key(left.finals))
+        for lineage, left in kept.items()
+        if lineage != under_way
+    )
+
+
+def _finals_key(finals: Mapping[int, FinalChunk]) -> Hashable:
+    return frozenset((c, f.owner, f.result, f.bitmap) for c, f in finals.items())
