@@ -106,7 +106,16 @@ def status_lines(status: Status) -> list[str]:
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts]
-    return lines + missing_lines(status)
+    return lines + rollback_lines(status) + missing_lines(status)
+
+
+def rollback_lines(status: Status) -> list[str]:
+    """Who would go back, to which round and why."""
+    reasons = {True: "its user's order", False: "its policy"}
+    return [
+        f"rollback   {in_one_line(wish.peer_id)} would go back to round {wish.round}, {reasons[wish.asked]}"
+        for wish in status.rollbacks
+    ]
 
 
 def missing_lines(status: Status) -> list[str]:
@@ -122,7 +131,10 @@ def missing_lines(status: Status) -> list[str]:
         effect = f"rounds {wait} for a majority, {here} of {all_members} here; this node trains on alone meanwhile"
     who = "this node" if len(status.missing) == 1 else "these nodes"
     lines = [f"missing    {in_one_line(peer)}" for peer in status.missing]
-    return [*lines, f"help       {effect}; start {who} again, `shoal run` with the same --data-dir"]
+    remedy = f"start {who} again, `shoal run` with the same --data-dir"
+    if 2 * here <= len(electorate):
+        remedy += "; gone for good: `shoal rebase --forget` where the authority's key is"
+    return [*lines, f"help       {effect}; {remedy}"]
 
 
 def member_rows(status: Status) -> list[tuple[str, str, str]]:

@@ -28,6 +28,7 @@ from shoal.node.control_client import (
     JsonValue,
     MemberStatus,
     NodeNotRunning,
+    RollbackStatus,
     Status,
     request,
     socket_path,
@@ -44,6 +45,7 @@ __all__ = [
     "MemberStatus",
     "NodeNotRunning",
     "Order",
+    "RollbackStatus",
     "Status",
     "request",
 ]

@@ -57,6 +57,14 @@ class BytesStatus(msgspec.Struct, frozen=True, kw_only=True):
     received: int
 
 
+class RollbackStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that would go back to `round`; `asked`: by its user's order, not by its policy."""
+
+    peer_id: str
+    round: int
+    asked: bool
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of."""
 
@@ -69,6 +77,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     members: list[MemberStatus]
     missing: list[str]
+    rollbacks: list[RollbackStatus] = []
     loss: float | None
     tokens_per_s: float | None
     bytes: BytesStatus

@@ -7,6 +7,9 @@ a quorum moved to v, and then the value of the highest vote among them, unchange
 member (certificate.is_quorum), so a value that may have been decided in a lower view is found and carried forward:
 no two values of a round are ever both certified. Leaves shrink both kinds of quorum alike, and a leaver signs neither.
 
+A rollback is a value like any other (terms.py says what it means). What a member computes itself for another value, it
+holds for this one: the state that the swarm would go back to. And it wants to see that a quorum consented.
+
 What a member may do in its state, for view v of an incoming message and p = the view it promised:
 
     state      Propose(v ≥ p)       move to v > p        leave           certificate
@@ -38,12 +41,14 @@ from shoal.protocol.messages import (
     Message,
     Propose,
     Report,
+    Target,
     Term,
     Value,
     ViewChange,
     Vote,
     vote_preimage,
 )
+from shoal.protocol.terms import is_consented
 
 VIEWS_AHEAD_LIMIT = 256
 """Views further ahead than this are ignored: a bound on the tables, not on liveness (time-outs double)."""
@@ -85,11 +90,21 @@ class NeedFinals:
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The lead proposed another digest than this node computed from the same plan: no vote; one of them must heal."""
+class NeedState:
+    """A rollback was proposed to a state that this node has not shown to hold: get it, then call `holds`."""
 
     value: Value
-    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The lead proposed another digest than this node computed from the same plan: no vote; one of them must heal.
+
+    `report` is None for a rollback to a state that has another digest here.
+    """
+
+    value: Value
+    report: Report | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class Decided:
     certificate: Certificate
 
 
-AgreementEffect = Persist | Broadcast | NeedFinals | Mismatch | FreeToPlan | Decided
+AgreementEffect = Persist | Broadcast | NeedFinals | NeedState | Mismatch | FreeToPlan | Decided
 
 
 class Standing(enum.Enum):
@@ -119,13 +134,13 @@ class Standing(enum.Enum):
 
 
 class Agreement:
-    """One member's part in deciding round `previous.round + 1`. A non-member only listens for the certificate."""
+    """One member's part in deciding the round after `previous`. A non-member only listens for the certificate."""
 
     def __init__(self, *, identity: Identity, previous: Value) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
-        self.round = previous.round + 1
+        self.round = previous.next_round
         self.member = self._me in previous.members
         self._order = lead_order(previous)
         self.standing = Standing.OPEN
@@ -137,6 +152,7 @@ class Agreement:
         self._proposed: dict[int, Value] = {}
         self._proposals: dict[int, Value] = {}
         self._computed: dict[bytes, Report] = {}
+        self._states: dict[bytes, bytes] = {}
         self._values: dict[bytes, Value] = {}
         self._votes: dict[tuple[int, bytes], dict[PeerId, bytes]] = {}
         self._my_votes: dict[int, Vote] = {}
@@ -149,7 +165,7 @@ class Agreement:
     def restore(self, records: Iterable[DurableRecord]) -> None:
         """Take up what this member bound itself to before a restart; records of other rounds are passed over."""
         for record in records:
-            if record.round != self.round or record.term != self.previous.term:
+            if record.round != self.round or record.term != self.previous.next_term:
                 continue
             self.view = max(self.view, record.view)
             if record.kind == "leave":
@@ -230,11 +246,20 @@ class Agreement:
         self._computed[report.plan] = report
         return self._try_vote()
 
+    def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
+        """This node has the state of `target` on disk, with this digest; it may now vote for going back to it."""
+        self._states[target.certificate] = digest
+        return self._try_vote()
+
+    def digest_of(self, target: Target) -> bytes | None:
+        """The digest of the state of `target`, if this node said that it holds it."""
+        return self._states.get(target.certificate)
+
     def propose(self, value: Value) -> list[AgreementEffect]:
         """Propose a value of this node's own. Raises LocalError where it may not."""
         if not self.free_to_plan:
             raise LocalError(f"view {self.view} of round {self.round} is not this node's to fill")
-        if not follows(value, self.previous):
+        if not follows(value, self.previous) or not is_consented(value, self.previous):
             raise LocalError(f"the value does not follow round {self.previous.round}")
         return self._propose(value)
 
@@ -307,6 +332,8 @@ class Agreement:
             raise RemoteError(f"proposed in view {message.view}, which another leads", peer=sender)
         if not follows(message.value, self.previous):
             raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
+        if not is_consented(message.value, self.previous):
+            raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
         if message.view < self.view or message.view > self.view + VIEWS_AHEAD_LIMIT:
             return []
         known = self._proposals.setdefault(message.view, message.value)
@@ -333,14 +360,16 @@ class Agreement:
         if sender in self._changes.get(message.view, {}):
             return [*self._try_follow(), *self._try_lead()]
         if message.highest is not None:
-            if message.highest.view >= message.view or not follows(message.highest.value, self.previous):
+            value = message.highest.value
+            holds = follows(value, self.previous) and is_consented(value, self.previous)
+            if message.highest.view >= message.view or not holds:
                 raise RemoteError("a view change with an impossible vote", peer=sender)
-            self._values[message.highest.value.hash] = message.highest.value
+            self._values[value.hash] = value
         self._changes.setdefault(message.view, {}).setdefault(sender, message)
         return [*self._try_follow(), *self._try_lead()]
 
     def _receive_certificate(self, certificate: Certificate) -> list[AgreementEffect]:
-        if certificate.value.round != self.round:
+        if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
         check_certificate(certificate, self.previous)
         return self._decide(certificate)
@@ -356,14 +385,9 @@ class Agreement:
             return []
         view = max(open_views)
         value = self._proposals[view]
-        report = self._computed.get(value.plan)
-        if report is None:
-            return [NeedFinals(value)]
-        if (report.digest, report.bitmaps) != (value.digest, value.bitmaps):
-            # Not an exception: one would take along the promise or proposal that led here, unwritten.
-            told = view in self._mismatched
-            self._mismatched.add(view)
-            return [] if told else [Mismatch(value, report)]
+        lacking = self._lacking(view, value)
+        if lacking is not None:
+            return lacking
         self.view = max(self.view, view)
         vote = self._take_vote(view, value)
         return [
@@ -371,6 +395,26 @@ class Agreement:
             Broadcast(vote),
             *self._tally(view, value.hash),
         ]
+
+    def _lacking(self, view: int, value: Value) -> list[AgreementEffect] | None:
+        """What is to be done before this member can vote for `value`; None if it can."""
+        report = None
+        if value.rollback:
+            digest = self._states.get(value.rollback.target.certificate)
+            if digest is None:
+                return [NeedState(value)]
+            same = digest == value.digest
+        else:
+            report = self._computed.get(value.plan)
+            if report is None:
+                return [NeedFinals(value)]
+            same = (report.digest, report.bitmaps) == (value.digest, value.bitmaps)
+        if same:
+            return None
+        # Not an exception: one would take along the promise or proposal that led here, unwritten.
+        told = view in self._mismatched
+        self._mismatched.add(view)
+        return [] if told else [Mismatch(value, report)]
 
     def _try_follow(self) -> list[AgreementEffect]:
         """Move to the highest view for which those at or above it would, with this node, make a quorum."""
@@ -414,7 +458,7 @@ class Agreement:
     # -- messages and records of this node -------------------------------------------------------------------
 
     def _record(self, kind: str, view: int, value: Value | None = None) -> DurableRecord:
-        return DurableRecord(kind=kind, term=self.previous.term, round=self.round, view=view, value=value)
+        return DurableRecord(kind=kind, term=self.previous.next_term, round=self.round, view=view, value=value)
 
     def _propose_message(self, view: int) -> Propose:
         value = self._proposed[view]
@@ -423,7 +467,7 @@ class Agreement:
     def _view_change(self) -> ViewChange:
         report = self._latest_report()
         return ViewChange(
-            term=self.previous.term,
+            term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
             view=self.view,
@@ -435,4 +479,4 @@ class Agreement:
         return next(reversed(self._computed.values()), None)
 
     def _leave_message(self) -> Leave:
-        return Leave(term=self.previous.term, round=self.round, base=self.previous.hash)
+        return Leave(term=self.previous.next_term, round=self.round, base=self.previous.hash)

@@ -1,4 +1,4 @@
-"""Certificates: who leads, what a quorum is, and how a chain of decided values is checked from the founders on.
+"""Certificates: who leads, what a quorum is, and what makes a decided value hold after the one before it.
 
 The hash of a certificate is the hash of its value alone, so certificates of one value that differ in view or
 signers are the same certificate. C(e-1) fixes everything about round e that must not move: its electorate, the
@@ -83,15 +83,27 @@ def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], 
 
 
 def follows(value: Value, previous: Value) -> bool:
-    """Whether `value` may come right after `previous` in a chain."""
+    """Whether `value` may come right after `previous` in a chain, as far as these two tell."""
     return (
         value.swarm == previous.swarm
-        and value.term == previous.term
-        and value.round == previous.round + 1
+        and value.term == previous.next_term
+        and value.round == previous.next_round
         and value.base == previous.hash
         and set(value.leaves) <= set(previous.members)
         and list(value.leaves) == sorted(set(value.leaves))
         and list(value.members) == sorted(set(value.members))
+        and (not value.rollback or _goes_back(value, previous))
+    )
+
+
+def _goes_back(value: Value, previous: Value) -> bool:
+    """Whether a rollback has no result of its own, goes back to a round before it, and keeps the electorate B(e)."""
+    assert value.rollback
+    return (
+        (value.plan, value.bitmaps, value.tokens) == (NO_HASH, NO_HASH, 0)
+        and 0 < value.rollback.target.round <= previous.state_round
+        and value.planner in previous.members
+        and set(value.members) == set(previous.members) - set(value.leaves)
     )
 
 
@@ -113,42 +125,6 @@ def check_certificate(certificate: Certificate, previous: Value) -> None:
             raise RemoteError(f"the certificate of round {value.round} has a forged signature", peer=signer)
     if not is_quorum(previous, certificate.signers, value.leaves):
         raise RemoteError(f"the certificate of round {value.round} has no quorum")
-
-
-class Chain:
-    """The certificates from genesis to the newest, each checked against the one before it."""
-
-    def __init__(self, genesis_value: Value) -> None:
-        self._genesis = genesis_value
-        self._certificates: list[Certificate] = []
-
-    @property
-    def head(self) -> Value:
-        """The newest decided value."""
-        return self._certificates[-1].value if self._certificates else self._genesis
-
-    def extend(self, certificate: Certificate) -> None:
-        """Append a certificate. Raises RemoteError if it does not follow or does not hold."""
-        check_certificate(certificate, self.head)
-        self._certificates.append(certificate)
-
-    def value(self, round: int) -> Value:
-        """The value decided in `round` (0 is genesis). Raises IndexError past the head."""
-        return self._genesis if round == 0 else self._certificates[round - 1].value
-
-    def certificate(self, round: int) -> Certificate | None:
-        """The certificate of `round`, or None if it is not in this chain."""
-        return self._certificates[round - 1] if 0 < round <= len(self._certificates) else None
-
-    def after(self, round: int, limit: int) -> tuple[Certificate, ...]:
-        """At most `limit` certificates of the rounds after `round`."""
-        return tuple(self._certificates[round : round + limit])
-
-    def recent_members(self, rounds: int) -> frozenset[PeerId]:
-        """Everyone who was a member after one of the last `rounds` rounds, the head's members included."""
-        newest = self.head.round
-        values = (self.value(r) for r in range(max(0, newest - rounds), newest + 1))
-        return frozenset(peer for value in values for peer in value.members)
 
 
 def verify_vote(peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from shoal.protocol.accusations import Accusations, room_for
 from shoal.protocol.agreement import Agreement
 from shoal.protocol.certificate import is_quorum
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Held, Plan, Report, Value
+from shoal.protocol.messages import Consent, Held, Plan, Report, Target, Value
 from shoal.protocol.planning import RoundSettings
+from shoal.protocol.terms import verify_consent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class RoundFacts:
     planned_at: float = 0.0
     reports: dict[bytes, dict[PeerId, Report]] = field(default_factory=dict)
     held: dict[PeerId, Held] = field(default_factory=dict)
+    consents: dict[PeerId, Consent] = field(default_factory=dict)
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -66,7 +69,7 @@ class RoundFacts:
 
     def take_report(self, sender: PeerId, report: Report) -> None:
         """`sender` holds the finals of a plan."""
-        ours = (report.round, report.base) == (self.previous.round + 1, self.previous.hash)
+        ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
         if ours and room_for(self.reports, sender):
             self.reports.setdefault(report.plan, {})[sender] = report
 
@@ -82,3 +85,18 @@ class RoundFacts:
             return set()
         same = {p for p, r in reports.items() if (r.digest, r.bitmaps) == (mine.digest, mine.bitmaps)}
         return same.intersection(plan.remaining()) - frozenset(self.leaves)
+
+    def take_consent(self, sender: PeerId, consent: Consent) -> None:
+        """A member would go back. Raises RemoteError if it did not sign that."""
+        if sender not in self.previous.members or self.consents.get(sender) == consent:
+            return
+        if not verify_consent(sender, consent.base, consent.target, consent.signature):
+            raise RemoteError("a consent whose signature does not hold", peer=sender)
+        self.consents[sender] = consent
+
+    def agreed_target(self) -> Target | None:
+        """Where a quorum would go back to, if there is such a round."""
+        for target in {consent.target for consent in self.consents.values()}:
+            if self.is_quorum([peer for peer, consent in self.consents.items() if consent.target == target]):
+                return target
+        return None

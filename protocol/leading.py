@@ -1,5 +1,6 @@
 """The lead's part in a round: close the set, plan, repair the reduction when somebody is lost, propose.
 
+    a quorum would go back, and the state is here                     ─► Value (a rollback)
     no plan yet        everyone ready, or half and the grace is over  ─► Plan
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        a pair that cannot reach each other            ─► the Plan with a relay
@@ -19,9 +20,10 @@ from shoal.protocol.accusations import Detours, Pair
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
-from shoal.protocol.patience import doubled
+from shoal.protocol.patience import reduce_deadline_s
 from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanSeat, make_plan, separated
 from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
+from shoal.protocol.terms import make_rollback
 
 REPLAN_SETTLE_S = 0.2
 """How long after a death the lead waits for what was already on its way: reports, other deaths."""
@@ -76,7 +78,9 @@ class Lead:
         if not facts.agreement.free_to_plan or not facts.has_quorum():
             self.eviction = None
             return None
-        plan = facts.plan
+        plan, rollback = facts.plan, self._rollback()
+        if rollback is not None:
+            return rollback
         if plan is None:
             return self._close_set(now)
         reported, lost = facts.reported(plan), facts.lost(plan)
@@ -134,9 +138,8 @@ class Lead:
     # -- repairing --------------------------------------------------------------------------------------------
 
     def _overdue(self, plan: Plan, now: float) -> bool:
-        """Whether the reduction took too long altogether; doubles with every attempt, so it ends in the end."""
-        limit_s = doubled(self._facts.settings.reduce_deadline_s, plan.attempt)
-        return now - self._facts.planned_at >= limit_s
+        """Whether the reduction took too long altogether."""
+        return now - self._facts.planned_at >= reduce_deadline_s(self._facts.settings, plan)
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """Whether somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
@@ -197,8 +200,8 @@ class Lead:
         report, previous = facts.reports[plan.hash][facts.me], facts.previous
         return Value(
             swarm=previous.swarm,
-            term=previous.term,
-            round=previous.round + 1,
+            term=previous.next_term,
+            round=previous.next_round,
             base=previous.hash,
             plan=plan.hash,
             planner=facts.me,
@@ -208,3 +211,12 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
         )
+
+    def _rollback(self) -> Value | None:
+        facts = self._facts
+        target = facts.agreed_target()
+        digest = None if target is None else facts.agreement.digest_of(target)
+        if target is None or digest is None:
+            return None
+        consents = {peer: consent for peer, consent in facts.consents.items() if consent.target == target}
+        return make_rollback(facts.previous, facts.me, target, consents, digest=digest, leaves=facts.leaves)

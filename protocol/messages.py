@@ -40,6 +40,8 @@ Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 VOTE_DOMAIN = b"shoal/vote"
 STATEMENT_DOMAIN = b"shoal/chunk-statement"
+CONSENT_DOMAIN = b"shoal/rollback-consent"
+REBASE_DOMAIN = b"shoal/rebase"
 
 
 def domain_hash(domain: str, *parts: bytes) -> bytes:
@@ -60,6 +62,9 @@ class Term(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, 
 
     rebases: Count = 0
     rollbacks: Count = 0
+
+    def __str__(self) -> str:
+        return f"{self.rebases}.{self.rollbacks}"
 
 
 class RoundMessage(Message, frozen=True, kw_only=True):
@@ -275,11 +280,29 @@ class Held(RoundMessage, frozen=True, kw_only=True):
     chunks: Annotated[tuple[ChunkResults, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where a rollback goes back to: `round` k of the chain and the hash of C(k)."""
+
+    round: Count
+    certificate: Hash
+
+
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """That a round decided to go back; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+
+    target: Target
+    consenting: Peers
+    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """What a round decides. The view is not in it: one value certified in two views is one certificate.
 
     `members` are the electorate of the next round, sorted; `leaves` the leaves counted in its quorum, sorted.
     `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
+
+    With a `rollback` the round has no result: plan and bitmaps are NO_HASH, tokens 0, and `digest` is that of S(k),
+    on which the next term stands. Without one the field is left out of the encoding.
     """
 
     swarm: Hash
@@ -293,11 +316,27 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     bitmaps: Hash
     tokens: Count
     digest: Hash
+    rollback: Rollback | msgspec.UnsetType = msgspec.UNSET
 
     @cached_property
     def hash(self) -> bytes:
         """H(C(e)): the hash of the value only."""
         return domain_hash("value", canonical(self))
+
+    @property
+    def state_round(self) -> int:
+        """The round whose state stands after this value: its own, or the one that it goes back to."""
+        return self.rollback.target.round if self.rollback else self.round
+
+    @property
+    def next_round(self) -> int:
+        """The round that comes after this value in the chain."""
+        return self.state_round + 1
+
+    @property
+    def next_term(self) -> Term:
+        """The term of the round that comes after."""
+        return Term(self.term.rebases, self.term.rollbacks + 1) if self.rollback else self.term
 
 
 class Propose(RoundMessage, frozen=True, kw_only=True):
@@ -337,6 +376,17 @@ class Leave(RoundMessage, frozen=True, kw_only=True):
     """
 
 
+class Consent(RoundMessage, frozen=True, kw_only=True):
+    """The sender wants round `round` to decide on going back to `target`; binds it to nothing.
+
+    `asked`: its own user ordered it; otherwise it agrees with others, by its user's policy.
+    """
+
+    target: Target
+    asked: bool
+    signature: Signature
+
+
 class Certificate(Message, frozen=True, kw_only=True):
     """A decided value with a quorum of signatures, all from one view; `signers` and `signatures` correspond."""
 
@@ -346,6 +396,26 @@ class Certificate(Message, frozen=True, kw_only=True):
     signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 
+class Rebase(Message, frozen=True, kw_only=True):
+    """The authority's word: the chain goes on from C(k) in another term, with another electorate.
+
+    `value` stands for C(k) in that term: its round and digest are those of the state after C(k), its base is H(C(k)),
+    its members are the electorate of the round that follows.
+    """
+
+    value: Value
+    signature: Signature
+
+
+Entry = Certificate | Rebase
+"""What a chain consists of."""
+
+
 def vote_preimage(view: int, value_hash: bytes) -> bytes:
     """What a vote signs."""
     return canonical([view, value_hash])
+
+
+def consent_preimage(base: bytes, target: Target) -> bytes:
+    """What a consent signs; `base`, the hash of C(e-1), names term and round."""
+    return canonical([base, target.round, target.certificate])

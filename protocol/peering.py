@@ -8,7 +8,9 @@ import msgspec
 
 from shoal.protocol.messages import (
     Certificate,
+    Consent,
     Count,
+    Entry,
     Evict,
     Hash,
     Held,
@@ -18,6 +20,7 @@ from shoal.protocol.messages import (
     Plan,
     Propose,
     Ready,
+    Rebase,
     Report,
     Stalled,
     ViewChange,
@@ -27,6 +30,7 @@ from shoal.protocol.messages import (
 RECORDS_IN_WELCOME_LIMIT = 64
 RECORD_LIMIT_BYTES = 16 * 1024
 CERTIFICATES_IN_ANSWER_LIMIT = 64
+"""Entries of the chain in one answer."""
 REASON_LIMIT_CHARS = 300
 
 Nonce = Count
@@ -108,7 +112,9 @@ LinkMessage = (
     | Vote
     | ViewChange
     | Leave
+    | Consent
     | Certificate
+    | Rebase
     | Ping
     | Ack
     | PingRequest
@@ -119,15 +125,17 @@ LinkMessage = (
 
 
 class GetChain(Message, frozen=True, kw_only=True):
-    """Asks for certificates of the rounds after `after`."""
+    """Asks for the entries of the chain after the first `after`, or after those that a rebase left standing of which
+    the asker, who knows of `rebases`, has not heard."""
 
     after: Count
+    rebases: Count = 0
 
 
 class ChainPart(Message, frozen=True, kw_only=True):
-    """Certificates in order; empty when there are none newer. `head` is the answerer's newest round."""
+    """Entries in order; empty when there are none newer. `head` is how many the answerer has in all."""
 
-    certificates: Annotated[tuple[Certificate, ...], msgspec.Meta(max_length=CERTIFICATES_IN_ANSWER_LIMIT)]
+    certificates: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=CERTIFICATES_IN_ANSWER_LIMIT)]
     head: Count
 
 

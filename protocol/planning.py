@@ -89,8 +89,8 @@ def make_plan(
     )
     chunks = -(-settings.numel // settings.chunk_values)
     return Plan(
-        term=previous.term,
-        round=previous.round + 1,
+        term=previous.next_term,
+        round=previous.next_round,
         base=previous.hash,
         view=seat.view,
         attempt=seat.attempt,
@@ -164,8 +164,8 @@ def absent_ready(role: str, previous: Value, state: bytes) -> Ready:
     if role not in (TRAINING, OBSERVER, JOINER):
         raise LocalError(f"role {role!r} needs a contribution")
     return Ready(
-        term=previous.term,
-        round=previous.round + 1,
+        term=previous.next_term,
+        round=previous.next_round,
         base=previous.hash,
         role=role,
         state=state,

@@ -37,6 +37,7 @@ from shoal.protocol.agreement import (
     FreeToPlan,
     Mismatch,
     NeedFinals,
+    NeedState,
     Persist,
 )
 from shoal.protocol.certificate import lead, leave_needs_promise
@@ -49,6 +50,7 @@ from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
     ChunkResults,
+    Consent,
     Evict,
     Held,
     Leave,
@@ -59,6 +61,7 @@ from shoal.protocol.messages import (
     Report,
     RoundMessage,
     Stalled,
+    Target,
     Value,
     ViewChange,
     Vote,
@@ -66,6 +69,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.patience import Patience
 from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_plan
 from shoal.protocol.repair import Eviction
+from shoal.protocol.terms import make_consent
 
 RESEND_S = 3.0
 """Own standing messages are sent again this often until the round is decided."""
@@ -104,7 +108,7 @@ class Evicted:
     plan: Plan
 
 
-Effect = Persist | Broadcast | NeedFinals | Mismatch | Decided | StartReduce | CloseOff | Repair | Evicted
+Effect = Persist | Broadcast | NeedFinals | NeedState | Mismatch | Decided | StartReduce | CloseOff | Repair | Evicted
 
 
 class Phase(enum.Enum):
@@ -118,7 +122,7 @@ class Phase(enum.Enum):
 
 
 class RoundMachine:
-    """One node's part in round `previous.round + 1`.
+    """One node's part in the round after `previous`.
 
     `state` is the digest of S(e-1) held here; `returners` those who were members lately, whose weight counts although
     they are not in the electorate.
@@ -135,8 +139,9 @@ class RoundMachine:
         returners: Iterable[PeerId] = (),
     ) -> None:
         self.me = identity.peer_id
+        self._identity = identity
         self.previous = previous
-        self.round = previous.round + 1
+        self.round = previous.next_round
         self.agreement = Agreement(identity=identity, previous=previous)
         self._gathering = Gathering(members=previous.members, returners=returners, state=state)
         self._facts = RoundFacts(
@@ -182,7 +187,7 @@ class RoundMachine:
         if self.plan is None:
             return []
         message = Stalled(
-            term=self.previous.term,
+            term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
             plan=self.plan.hash,
@@ -195,7 +200,7 @@ class RoundMachine:
     def closed_off(self, asked: CloseOff, chunks: tuple[ChunkResults, ...], now: float) -> list[Effect]:
         """Nothing more is taken from the evicted; `chunks` are the finals held here, by signer."""
         held = Held(
-            term=self.previous.term,
+            term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
             lineage=asked.lineage,
@@ -221,6 +226,19 @@ class RoundMachine:
     def leave(self, now: float) -> list[Effect]:
         """Promise to take no further part, if that is still possible in this round."""
         return [*self._of_agreement(self.agreement.leave()), *self.tick(now)]
+
+    def holds(self, target: Target, digest: bytes, now: float) -> list[Effect]:
+        """The state of `target` is on disk here, and has this digest: this node may propose to go back, and vote so."""
+        return [*self._of_agreement(self.agreement.holds(target, digest)), *self.tick(now)]
+
+    def consent(self, target: Target, *, asked: bool, now: float) -> list[Effect]:
+        """Say that this member would go back to `target`; `asked`: its own user wants that. No effect if it said so."""
+        said = self._facts.consents.get(self.me)
+        if not self.agreement.member or (said is not None and (said.target, said.asked) == (target, asked)):
+            return []
+        consent = make_consent(self._identity, self.previous, target, asked=asked)
+        self._facts.consents[self.me] = consent
+        return [Broadcast(consent), *self.tick(now)]
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -251,6 +269,10 @@ class RoundMachine:
         """Whether no living member is making a contribution or has made one."""
         return self._gathering.nobody_trains(self._facts.alive)
 
+    def consents(self) -> dict[PeerId, Consent]:
+        """Who of the members would go back in this round, and where to."""
+        return dict(self._facts.consents)
+
     def current(self) -> list[Message]:
         """Everything a peer that just connected should hear from this node."""
         messages: list[Message] = []
@@ -258,6 +280,8 @@ class RoundMachine:
             mine = self._gathering.get(self.me)
             if mine is not None:
                 messages.append(mine)
+            if self.me in self._facts.consents:
+                messages.append(self._facts.consents[self.me])
             if self.plan is not None and self.plan.planner == self.me:
                 messages.append(self.plan)
             if self._lead.eviction is not None:
@@ -293,6 +317,8 @@ class RoundMachine:
             effects = self._receive_evict(sender, message)
         elif isinstance(message, Held):
             self._facts.held[sender] = message
+        elif isinstance(message, Consent):
+            self._facts.take_consent(sender, message)
         elif isinstance(message, Propose | Vote | ViewChange | Leave | Certificate):
             if isinstance(message, ViewChange) and message.report is not None:
                 self._facts.take_report(sender, message.report)
@@ -379,7 +405,7 @@ class RoundMachine:
 
     def _announcement(self, eviction: Eviction) -> Evict:
         return Evict(
-            term=self.previous.term,
+            term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
             view=eviction.view,

@@ -90,6 +90,7 @@ class _Signed(msgspec.Struct, frozen=True):
     event: str
     round: int
     view: int
+    term: str = "0.0"
 
 
 def examine(members: Sequence[Member], window: Window) -> Findings:
@@ -156,17 +157,18 @@ def _forks(certified: Iterator[Certified]) -> set[tuple[str, int]]:
 
 def broken_votes(member: Member, first: int, last: int) -> list[str]:
     """Where in these rounds a node went against what it had signed, over all its lives."""
-    said: set[tuple[str, int, int]] = set()
-    promised: dict[int, int] = {}
+    said: set[tuple[str, str, int, int]] = set()
+    promised: dict[tuple[str, int], int] = {}
     broken = []
     for signed in _signed(member.folder / "events.jsonl", first, last):
-        key = (signed.event, signed.round, signed.view)
+        key = (signed.event, signed.term, signed.round, signed.view)
+        decision = (signed.term, signed.round)
         if signed.event == "view_changed":
-            promised[signed.round] = max(promised.get(signed.round, 0), signed.view)
+            promised[decision] = max(promised.get(decision, 0), signed.view)
             continue
         if key in said:
             broken.append(f"round {signed.round}: node {member.index} {signed.event} twice in view {signed.view}")
-        if signed.view < promised.get(signed.round, 0):
+        if signed.view < promised.get(decision, 0):
             broken.append(f"round {signed.round}: node {member.index} {signed.event} in view {signed.view}, past it")
         said.add(key)
     return broken

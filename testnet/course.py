@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import Certified, Entry
+from shoal.testnet.journal import Certified, Entry, RolledBack
 from shoal.testnet.scenario import Scenario
 
 Outcome = Literal["running", "left", "killed", "crashed"]
@@ -41,6 +41,15 @@ class Course:
             for entry in self.entries
             if isinstance(entry.event, Certified) and 1 <= entry.event.round <= self.scenario.rounds
         ]
+
+    def decided(self) -> list[tuple[int, Certified | RolledBack]]:
+        """The same, with the rounds that decided to go back."""
+        back = [
+            (entry.node, entry.event)
+            for entry in self.entries
+            if isinstance(entry.event, RolledBack) and 1 <= entry.event.round <= self.scenario.rounds
+        ]
+        return [*self.certified(), *back]
 
     def certified_rounds(self) -> frozenset[tuple[str, int]]:
         """The (term, round)s that at least one node certified."""

@@ -21,6 +21,7 @@ from shoal.protocol.agreement import (
     Broadcast,
     Decided,
     NeedFinals,
+    NeedState,
     Persist,
     Standing,
 )
@@ -28,13 +29,13 @@ from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Certificate, Leave, Message, Propose, Value, ViewChange, Vote
-from shoal.testnet.explore_scope import Scope, Values, electorate, outweighs
+from shoal.testnet.explore_scope import Scope, Values, abandoned_log, electorate, explored_digest, outweighs
 from shoal.testnet.explore_word import Log, Said, broken_promise, last_view, stage, still_binding
 
 MakeAgreement = Callable[[Identity, Value], Agreement]
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
-_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_computed"}
+_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_computed", "_states"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched"}
 # Of use only to who forms certificates or leads; reduced schedules fill them in the step that uses them.
@@ -90,15 +91,15 @@ class Members:
     def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement, *, forks_only: bool = False) -> None:
         self.scope = scope
         self.states: list[Member] = []
-        self.identities, self.previous = electorate(scope.members, scope.planner)
+        self.identities, self.previous = electorate(scope.members, scope.planner, scope.rollbacks)
         self.peers = [identity.peer_id for identity in self.identities]
-        self.values = Values(self.previous, self.peers)
+        self.values = Values(self.previous, self.peers, self.identities)
         self._make = make
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
-        everyone = range(scope.members)
-        self.start = tuple(self._number(i, Member(self._restored(i, ())[0], (), frozenset(), 0)) for i in everyone)
+        log, everyone = abandoned_log(self.previous), range(scope.members)
+        self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
 
     # -- states ------------------------------------------------------------------------------------------------
 
@@ -151,12 +152,15 @@ class Members:
         return outcomes
 
     def proposes(self, position: int, number: int) -> list[Outcome]:
-        """As a lead that nothing binds, proposes the outcome of one of its plans."""
+        """As a lead that nothing binds, proposes the outcome of one of its plans, or to go back."""
+        before, me = self.states[number].machine, self.peers[position]
+        if not before.free_to_plan:
+            return []
         outcomes: list[Outcome] = []
-        before = self.states[number].machine
-        for plan in range(self.scope.plans if before.free_to_plan else 0):
+        values = [self.values.fresh(me, plan, before.leaves) for plan in range(self.scope.plans)]
+        values += [self.values.back(me, round, before.leaves) for round in range(1, self.scope.rollbacks + 1)]
+        for value in values:
             machine = _copy(before)
-            value = self.values.fresh(self.peers[position], plan, machine.leaves)
             text = f"proposes {self.values.name(value.hash)} in view {machine.view}"
             step = _Step(position, number, text, 3 * before.view + 1)
             outcomes += self._carried_out(step, machine, machine.propose(value))
@@ -183,11 +187,11 @@ class Members:
         ]
 
     def computes(self, position: int, number: int) -> list[Outcome]:
-        """Gets the finals of a proposal that it waits to vote on."""
+        """Gets the finals, or the state, of a proposal that it waits to vote on."""
         machine = _copy(self.states[number].machine)
         for effect in machine.resume():
-            if isinstance(effect, NeedFinals):
-                effects = machine.computed(self.values.report(effect.value))
+            if isinstance(effect, NeedFinals | NeedState):
+                effects = self._has(machine, effect)
                 text = f"computes {self.values.name(effect.value.hash)}"
                 step = _Step(position, number, text, 3 * machine.view + 2)
                 return self._carried_out(step, machine, effects)
@@ -203,9 +207,15 @@ class Members:
             return [] if self._forks_only else [self._blamed(step, error)]
         if self.scope.reduced:
             for effect in list(effects):
-                if isinstance(effect, NeedFinals):
-                    effects += machine.computed(self.values.report(effect.value))
+                if isinstance(effect, NeedFinals | NeedState):
+                    effects += self._has(machine, effect)
         return self._carried_out(step, machine, effects)
+
+    def _has(self, machine: Agreement, wanted: NeedFinals | NeedState) -> list[AgreementEffect]:
+        rollback = wanted.value.rollback
+        if rollback:
+            return machine.holds(rollback.target, explored_digest(rollback.target.round))
+        return machine.computed(self.values.report(wanted.value))
 
     def may_lead(self, member: Member) -> bool:
         """Whether what others say about views and leaves can make this member lead: it waits, or needs nobody."""
@@ -314,12 +324,21 @@ class Members:
     def _wrong_to_say(self, step: _Step, log: Log, said: Said, message: Message) -> str | None:
         if self._forks_only:
             return None
-        broken = broken_promise(log, said, message)
+        broken = broken_promise(log, said, message) or self._unrightful(message)
         # A lead's move to its own view is for itself only, so it may come as late as the lead does.
         own = isinstance(message, ViewChange) and message.view % self.scope.members == step.position
         if not broken and not own and step.rank > stage(message):
             raise LocalError(f"{step.text}: not in the order that reduced schedules rely on; explore without reducing")
         return broken
+
+    def _unrightful(self, message: Message) -> str | None:
+        """A rollback opens a term with the electorate that decided it, of that same position in the chain."""
+        if not isinstance(message, Propose) or not message.value.rollback:
+            return None
+        value, before = message.value, self.previous
+        if sorted([*value.members, *value.leaves]) != sorted(before.members):
+            return "a rollback with another electorate"
+        return None if value.base == before.hash else "a rollback of another round"
 
     def _unfounded(self, certificate: Certificate) -> str | None:
         if self._forks_only:
@@ -365,6 +384,7 @@ def _copy(machine: Agreement) -> Agreement:
     copy = object.__new__(type(machine))
     for name, held in vars(machine).items():
         if isinstance(held, dict):
-            held = {} if name == "_computed" else {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
+            fetched = name in ("_computed", "_states")
+            held = {} if fetched else {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
         setattr(copy, name, set(held) if isinstance(held, set) else held)
     return copy

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.certificate import genesis, lead_order
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
@@ -15,13 +18,15 @@ from shoal.protocol.messages import (
     Message,
     Propose,
     Report,
+    Target,
     Value,
     ViewChange,
     Vote,
     domain_hash,
 )
+from shoal.protocol.terms import make_consent, make_rollback
 
-MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT = 64, 16, 26, 16
+MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16, 26, 16, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,9 @@ class Scope:
     """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
-    member planned the round before, and so weighs more. `reduced` leaves out schedules that differ from others in
+    member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
+    back instead; the round is then the first after another rollback, and each member has on disk what it said in the
+    abandoned round of the same number. `reduced` leaves out schedules that differ from others in
     nothing that matters, `exchanged` those that differ in the names of members only; see `explore.py`.
     Raises ConfigError for what is out of range.
     """
@@ -40,6 +47,7 @@ class Scope:
     leaves: int = 0
     plans: int = 1
     planner: int = 0
+    rollbacks: int = 0
     reduced: bool = True
     exchanged: bool = True
 
@@ -51,6 +59,7 @@ class Scope:
             ("leaves", self.leaves, 0, self.members),
             ("plans", self.plans, 1, PLANS_LIMIT),
             ("planner", self.planner, 0, self.members - 1),
+            ("rollbacks", self.rollbacks, 0, ROLLBACKS_LIMIT),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
@@ -64,17 +73,52 @@ class Scope:
         return first if alike else self.members
 
 
-def electorate(members: int, planner: int) -> tuple[list[Identity], Value]:
-    """Founders in the order in which they lead round 1, and a C(0) whose planner is the one numbered `planner`."""
+def electorate(members: int, planner: int, rollbacks: int = 0) -> tuple[list[Identity], Value]:
+    """Members in the order in which they lead a round, and the value before it, whose planner is number `planner`.
+
+    That is C(0), or, so that there are `rollbacks` rounds to go back to, another rollback of the same electorate.
+    """
     identities = {i.peer_id: i for i in (Identity.from_seed(bytes([n]) * 32) for n in range(members))}
     for salt in itertools.count():
         swarm = domain_hash("explored swarm", salt.to_bytes(4, "little"))
         for first in sorted(identities):
             previous = genesis(swarm, [first, *(peer for peer in identities if peer != first)])
+            if rollbacks:
+                previous = _rolled_back(previous, list(identities.values()), rollbacks)
             order = lead_order(previous)
             if order[planner] == first:
                 return [identities[peer] for peer in order], previous
     raise AssertionError("counting does not end")
+
+
+def _rolled_back(origin: Value, identities: list[Identity], rounds: int) -> Value:
+    head = msgspec.structs.replace(origin, round=rounds + 2, base=domain_hash("explored rounds"))
+    target = explored_target(rounds)
+    consents = {one.peer_id: make_consent(one, head, target, asked=True) for one in identities}
+    return make_rollback(head, head.planner, target, consents, digest=explored_digest(rounds))
+
+
+def explored_target(round: int) -> Target:
+    """A round to go back to."""
+    return Target(round, domain_hash("explored certificate", bytes([round])))
+
+
+def explored_digest(round: int) -> bytes:
+    """Of the state of a round to go back to."""
+    return domain_hash("explored state", bytes([round]))
+
+
+def abandoned_log(previous: Value) -> tuple[DurableRecord, ...]:
+    """What a member has on disk of the round that a rollback abandoned: it binds nobody any more."""
+    if not previous.rollback:
+        return ()
+    value = msgspec.structs.replace(
+        previous, round=previous.next_round, base=domain_hash("abandoned"), rollback=msgspec.UNSET
+    )
+    return tuple(
+        DurableRecord(kind=kind, term=previous.term, round=previous.next_round, value=value)
+        for kind in ("propose", "vote")
+    )
 
 
 def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
@@ -89,21 +133,31 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
 class Values:
     """The values that are proposed after `previous`, and what they and messages are called.
 
-    `A0` is the outcome of plan A as member 0 proposes it, `A0-2` if it counts the leave of member 2.
+    `A0` is the outcome of plan A as member 0 proposes it, `A0-2` if it counts the leave of member 2; `R1/0` is a
+    rollback to round 1. identities: of all members, who consent to rollbacks; nobody proposes one without them.
     """
 
-    def __init__(self, previous: Value, peers: list[PeerId]) -> None:
+    def __init__(self, previous: Value, peers: list[PeerId], identities: Sequence[Identity] = ()) -> None:
         self.previous = previous
         self.by_hash: dict[bytes, Value] = {}
         self._peers = peers
+        self._identities = identities
+
+    def back(self, planner: PeerId, round: int, leaves: Collection[PeerId]) -> Value:
+        """What `planner` proposes in order to go back to a round."""
+        target = explored_target(round)
+        consents = {one.peer_id: make_consent(one, self.previous, target, asked=True) for one in self._identities}
+        value = make_rollback(self.previous, planner, target, consents, digest=explored_digest(round), leaves=leaves)
+        self.by_hash[value.hash] = value
+        return value
 
     def fresh(self, planner: PeerId, plan: int, leaves: Collection[PeerId]) -> Value:
         """What `planner` proposes as the outcome of plan number `plan`."""
         plan_hash = domain_hash("explored plan", bytes([plan]))
         value = Value(
             swarm=self.previous.swarm,
-            term=self.previous.term,
-            round=self.previous.round + 1,
+            term=self.previous.next_term,
+            round=self.previous.next_round,
             base=self.previous.hash,
             plan=plan_hash,
             planner=planner,
@@ -131,7 +185,8 @@ class Values:
         """What a value is called."""
         value = self.by_hash[value_hash]
         gone = [str(self._peers.index(PeerId(peer))) for peer in value.leaves]
-        return "-".join([f"{chr(ord('A') + value.tokens)}{self._peers.index(PeerId(value.planner))}", *gone])
+        what = f"R{value.rollback.target.round}/" if value.rollback else chr(ord("A") + value.tokens)
+        return "-".join([f"{what}{self._peers.index(PeerId(value.planner))}", *gone])
 
     def told(self, message: Message) -> str:
         """What a message says, for people."""

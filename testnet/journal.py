@@ -62,6 +62,16 @@ class Certified(Event, frozen=True, kw_only=True):
     control_sent: int = 0
 
 
+class RolledBack(Event, frozen=True, kw_only=True):
+    """The round decided to go back to the state of round `to`, whose digest this is."""
+
+    term: str
+    round: int
+    to: int
+    digest: str
+    value: str
+
+
 class Evaluated(Event, frozen=True, kw_only=True):
     """Held-out loss after a round; round 0 is before the first."""
 
@@ -87,6 +97,7 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "round_started": RoundStarted,
     "holding": Holding,
     "certified": Certified,
+    "rolled_back": RolledBack,
     "evaluated": Evaluated,
     "caught_up": CaughtUp,
     "failed": Failed,

@@ -20,6 +20,7 @@ import pytest
 from blake3 import blake3
 
 from shoal.protocol import certificate as certificate_module
+from shoal.protocol import terms as terms_module
 from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
@@ -77,11 +78,12 @@ def paper_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes votes verify against PaperIdentity's signatures, and remembers the hash of each value."""
     plain_hash = vars(Value)["hash"].func
     monkeypatch.setattr(Value, "hash", property(lru_cache(maxsize=1 << 14)(plain_hash)))
-    monkeypatch.setattr(
-        certificate_module,
-        "verify",
-        lambda peer, domain, message, signature: signature == paper_signature(peer, domain, message),
-    )
+    for module in (certificate_module, terms_module):
+        monkeypatch.setattr(
+            module,
+            "verify",
+            lambda peer, domain, message, signature: signature == paper_signature(peer, domain, message),
+        )
 
 
 def paper_identities(count: int) -> list[PaperIdentity]:
@@ -100,8 +102,8 @@ def plan_hash(name: str) -> bytes:
 def honest_report(previous: Value, plan: bytes) -> Report:
     """The report every member computes from the finals of `plan`."""
     return Report(
-        term=previous.term,
-        round=previous.round + 1,
+        term=previous.next_term,
+        round=previous.next_round,
         base=previous.hash,
         plan=plan,
         digest=domain_hash("lab digest", plan),
@@ -120,8 +122,8 @@ def value_of(
     report = honest_report(previous, plan)
     return Value(
         swarm=previous.swarm,
-        term=previous.term,
-        round=previous.round + 1,
+        term=previous.next_term,
+        round=previous.next_round,
         base=previous.hash,
         plan=plan,
         planner=planner,

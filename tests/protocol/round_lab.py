@@ -16,7 +16,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, NeedFinals, Persist, Standing
+from shoal.protocol.agreement import (
+    Broadcast,
+    Decided,
+    DurableRecord,
+    Mismatch,
+    NeedFinals,
+    NeedState,
+    Persist,
+    Standing,
+)
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
@@ -29,6 +38,7 @@ from shoal.protocol.messages import (
     Ready,
     Report,
     RoundMessage,
+    Target,
     Value,
     domain_hash,
 )
@@ -73,6 +83,8 @@ class Node:
     paused: bool = False
     leaving: bool = False
     wrong_state: bool = False
+    wish: Target | None = None
+    has_old_states: bool = True
     log: list[DurableRecord] = field(default_factory=list)
     certificates: dict[bytes, Certificate] = field(default_factory=dict)
     finals: dict[bytes, Report] = field(default_factory=dict)
@@ -295,6 +307,39 @@ class RoundLab:
         self._carry_out(number, node.running().leave(self.now))
         self._go_if_left(number)
 
+    def go_back(self, number: int, round: int) -> Target:
+        """The user of the node wants that, and it is said as long as a round can decide it."""
+        node = self.nodes[number]
+        value = next(value for value in reversed(node.chain) if value.round == round and not value.rollback)
+        node.wish = Target(round, value.hash)
+        return node.wish
+
+    def _wish(self, number: int, machine: RoundMachine) -> None:
+        node = self.nodes[number]
+        target, standing = node.wish, machine.previous.state_round
+        if target is None or target.round >= standing or target.certificate not in {v.hash for v in node.chain}:
+            node.wish = None
+        elif node.has_old_states and machine.agreement.member:
+            self._holds(number, machine, target)
+            if node.machine is machine:
+                self._carry_out(number, machine.consent(target, asked=True, now=self.now))
+
+    def _holds(self, number: int, machine: RoundMachine, target: Target) -> None:
+        node = self.nodes[number]
+        digest = next(value.digest for value in node.chain if value.hash == target.certificate)
+        if node.has_old_states and machine.agreement.digest_of(target) is None:
+            self._carry_out(number, machine.holds(target, digest, self.now))
+
+    def _need_state(self, number: int, target: Target, life: int) -> None:
+        node = self.nodes[number]
+        machine = node.running()
+
+        def there() -> None:
+            if node.life == life and node.machine is machine:
+                self._holds(number, machine, target)
+
+        self.after(FETCH_S, there)
+
     def _go_if_left(self, number: int) -> None:
         node = self.nodes[number]
         if node.machine is not None and node.machine.agreement.standing is Standing.LEFT:
@@ -376,7 +421,7 @@ class RoundLab:
         """Start the round after the last certificate this node knows, or fetch the state first."""
         node = self.nodes[number]
         previous, life = node.chain[-1], node.life
-        has_state = previous.round == 0 or previous.plan in node.finals
+        has_state = previous.round == 0 or bool(previous.rollback) or previous.plan in node.finals
         if not has_state and not self._fetch(number, previous.plan):
             self.after(FETCH_S, lambda: self._enter(number) if node.life == life and node.up else None)
             node.machine = None
@@ -426,7 +471,7 @@ class RoundLab:
         node = self.nodes[number]
         machine = node.running()
         ready = Ready(
-            term=machine.previous.term,
+            term=machine.previous.next_term,
             round=machine.round,
             base=machine.previous.hash,
             role=CONTRIBUTOR,
@@ -451,6 +496,8 @@ class RoundLab:
         machine = node.machine
         if machine is not None:
             self._carry_out(number, machine.tick(self.now))
+        if node.machine is not None:
+            self._wish(number, node.machine)
         if node.machine is not None:
             self._work(number, node.machine)
         self.after(TICK_S, lambda: self._tick(number, life))
@@ -488,6 +535,9 @@ class RoundLab:
                 self._broadcast(number, effect.message, only)
             elif isinstance(effect, NeedFinals):
                 self._need(number, effect.value.plan, life)
+            elif isinstance(effect, NeedState):
+                assert effect.value.rollback
+                self._need_state(number, effect.value.rollback.target, life)
             elif isinstance(effect, StartReduce | Repair):
                 node.reducing, node.reducing_since = effect.plan, self.now
                 self._reduce(number, effect)

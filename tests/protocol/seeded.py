@@ -215,3 +215,34 @@ class TardyLead(Agreement):
             self._proposals[message.view] = message.value
             return []
         return super()._receive_propose(sender, message)
+
+
+class GoesBackAnyway(ForgetfulLead):
+    """Proposes to go back although a member of its quorum voted for a result."""
+
+    def propose(self, value: Value) -> list[AgreementEffect]:
+        return super().propose(value) if value.rollback or not self.view else []
+
+
+class StaysAnyway(ForgetfulLead):
+    """Proposes a result although a member of its quorum voted to go back."""
+
+    def propose(self, value: Value) -> list[AgreementEffect]:
+        return [] if value.rollback and self.view else super().propose(value)
+
+
+class RemembersAbandoned(Agreement):
+    """Takes up what it said in a round that was abandoned, because the round has the same number."""
+
+    def restore(self, records: Iterable[DurableRecord]) -> None:
+        term = self.previous.next_term
+        super().restore(msgspec.structs.replace(record, term=term) for record in records)
+
+
+class GrowsBack(Agreement):
+    """Goes back to the electorate of the old round too."""
+
+    def _propose(self, value: Value) -> list[AgreementEffect]:
+        if value.rollback:
+            value = msgspec.structs.replace(value, members=value.members[:-1])
+        return super()._propose(value)

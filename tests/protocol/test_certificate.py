@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from shoal.protocol.certificate import (
-    Chain,
     check_certificate,
     follows,
     genesis,
@@ -19,6 +18,7 @@ from shoal.protocol.certificate import (
     leave_needs_promise,
     verify_vote,
 )
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, vote_preimage

@@ -23,6 +23,7 @@ from shoal.protocol.messages import (
     Certificate,
     ChunkResults,
     ChunkStatement,
+    Consent,
     Evict,
     Held,
     Leave,
@@ -32,9 +33,12 @@ from shoal.protocol.messages import (
     Plan,
     Propose,
     Ready,
+    Rebase,
     Relay,
     Report,
+    Rollback,
     Stalled,
+    Target,
     Term,
     Value,
     ViewChange,
@@ -68,6 +72,8 @@ VALUE = Value(
     tokens=12345,
     digest=filled(5),
 )
+TARGET = Target(3, filled(9))
+BACK = msgspec.structs.replace(VALUE, rollback=Rollback(TARGET, MEMBERS, (bytes(64), bytes(64))))
 PLAN = Plan(
     term=TERM,
     round=7,
@@ -122,6 +128,9 @@ EVERY_MESSAGE: list[Message] = [
     Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE),
     ViewChange(term=TERM, round=7, base=filled(2), view=4),
     ViewChange(term=TERM, round=7, base=filled(2), view=4, highest=CastVote(3, VALUE), report=REPORT),
+    Consent(term=TERM, round=7, base=filled(2), target=TARGET, asked=True, signature=bytes(64)),
+    Certificate(value=BACK, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
+    Rebase(value=VALUE, signature=bytes(64)),
     Leave(term=TERM, round=7, base=filled(2)),
     Certificate(value=VALUE, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
 ]
@@ -348,3 +357,18 @@ def test_vote_signature_is_no_statement_signature() -> None:
 def test_terms_compare_rebases_before_rollbacks() -> None:
     assert Term(0, 9) < Term(1, 0) < Term(1, 1) < Term(2, 0)
     assert decode(canonical(Term(3, 4)), Term) == Term(3, 4)
+
+
+# -- terms -------------------------------------------------------------------------------------------------------
+
+
+def test_value_without_a_rollback_is_encoded_without_the_field() -> None:
+    assert b"rollback" not in canonical(VALUE)
+    assert b"rollback" in canonical(BACK)
+    assert VALUE.hash != BACK.hash
+
+
+def test_what_comes_after_a_value_is_the_next_round_or_the_next_term() -> None:
+    assert (VALUE.next_term, VALUE.next_round, VALUE.state_round) == (TERM, 8, 7)
+    assert (BACK.next_term, BACK.next_round, BACK.state_round) == (Term(TERM.rebases, TERM.rollbacks + 1), 4, 3)
+    assert sorted([Term(1, 0), Term(0, 7), Term(1, 1), Term()]) == [Term(), Term(0, 7), Term(1, 0), Term(1, 1)]

@@ -1,0 +1,102 @@
+"""What the control socket can ask of a running node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from shoal.node.authority import Authority
+from shoal.node.config import Hold
+from shoal.node.control import Handler, JsonValue, Order
+from shoal.node.inbox import SetPaused
+from shoal.node.outcome import Outcome
+from shoal.node.status import status
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId, parse_peer_id
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+
+def handlers(daemon: Daemon) -> Mapping[str, Handler]:
+    """The ops without arguments."""
+
+    async def show() -> Mapping[str, JsonValue]:
+        return status(daemon)
+
+    async def leave() -> Mapping[str, JsonValue]:
+        daemon.leave_then(Outcome.LEFT)
+        return {}
+
+    async def pause() -> Mapping[str, JsonValue]:
+        daemon.engine.put(SetPaused(True))
+        return {}
+
+    async def resume() -> Mapping[str, JsonValue]:
+        daemon.engine.put(SetPaused(False))
+        return {}
+
+    async def release() -> Mapping[str, JsonValue]:
+        daemon.holds.release()
+        return {}
+
+    ops: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
+    return {**ops, "release": release} if daemon.config.test_mode else ops
+
+
+def orders(daemon: Daemon) -> Mapping[str, Order]:
+    """The ops with arguments; two are of test mode only: faults that no signal can make."""
+
+    async def rollback(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
+        """To a round, or, without one, not any more."""
+        if not arguments:
+            daemon.engine.going_back.withdraw()
+            return {}
+        round = _round(arguments[0])
+        await daemon.engine.obey(partial(daemon.engine.going_back.order, round))
+        return {"round": round}
+
+    async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Without these members."""
+        forget = {_peer(text) for text in peers}
+        await daemon.engine.obey(partial(_rebase, daemon, forget))
+        head = daemon.chain.head
+        return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
+
+    async def hold(points: Sequence[str]) -> Mapping[str, JsonValue]:
+        daemon.holds.replace(tuple(Hold.parse(point) for point in points))
+        return {}
+
+    async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Break all lanes to these peers; the links stay. Says to whom there were any."""
+        connected = daemon.lanes.connected().intersection(peers)
+        for peer in connected:
+            daemon.lanes.drop(peer)
+        return {"cut": sorted(connected)}
+
+    ops: dict[str, Order] = {"rollback": rollback, "rebase": rebase}
+    return {**ops, "hold": hold, "cut": cut} if daemon.config.test_mode else ops
+
+
+async def _rebase(daemon: Daemon, forget: set[PeerId]) -> None:
+    swarm = daemon.config.manifest.swarm
+    authority = Authority(daemon.store.folder, authority=swarm.authority, node=daemon.identity)
+    alive = daemon.members.alive()
+    signed = await trio.to_thread.run_sync(authority.rebase, daemon.chain.head, forget, alive)
+    await daemon.engine.rebase(signed)
+
+
+def _round(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ConfigError(f"--to {text!r}: a round is a whole number, as in `shoal status`")
+    return int(text)
+
+
+def _peer(text: str) -> PeerId:
+    try:
+        return parse_peer_id(text)
+    except ValueError:
+        raise ConfigError(f"--forget {text!r}: not a PeerId; `shoal status` lists the members'") from None

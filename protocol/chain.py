@@ -1,0 +1,177 @@
+"""The chain: certificates and rebases from the founders on, each checked against what it stands on.
+
+    C(1) ─ C(2) ─ C(3) ─ C(4) ─ rollback to C(2) ─ C'(3) ─ C'(4) ─ …          one list, each entry on the one before it
+           S(2) stands, then S(3), S(4), then S(2) again, S'(3), S'(4)          the branch: C(1), C(2), C'(3), C'(4)
+
+A rollback ends a term and leaves what came before it in the list: its quorum is judged by the certificate before it. A
+rebase takes the place of whatever the list has after C(k). The *branch* has, for each round, the certificate that led
+to the state on which the chain stands.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shoal.protocol.certificate import check_certificate
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Entry, Rebase, Term, Value
+from shoal.protocol.terms import check_rebase, is_signed
+
+logger = logging.getLogger(__name__)
+
+Position = tuple[Term, int]
+"""(term, round): which decision something belongs to; later ones are greater."""
+
+
+def next_position(value: Value) -> Position:
+    """Of the round that comes after `value`."""
+    return value.next_term, value.next_round
+
+
+class Chain:
+    """The entries from genesis to the newest. authority: whose word rebases; nobody's if left out."""
+
+    def __init__(self, genesis_value: Value, authority: PeerId | None = None) -> None:
+        self._genesis = genesis_value
+        self._authority = authority
+        self._begin()
+
+    def _begin(self) -> None:
+        self._entries: list[Entry] = []
+        self._branch: list[Value] = [self._genesis]
+        # How many entries there are up to a value, by its hash; up to a decision, by its position; up to a rebase.
+        self._heights: dict[bytes, int] = {self._genesis.hash: 0}
+        self._decisions: dict[Position, int] = {}
+        self._rebases: dict[int, int] = {}
+
+    @property
+    def head(self) -> Value:
+        """The newest decided value: what the round under way follows."""
+        return self._entries[-1].value if self._entries else self._genesis
+
+    @property
+    def height(self) -> int:
+        """How many entries there are; the round of the head as long as no term has ended."""
+        return len(self._entries)
+
+    @property
+    def standing(self) -> Value:
+        """The value that led to the state on which the head stands: the head itself, unless it ended a term."""
+        return self._branch[-1]
+
+    # -- growing ---------------------------------------------------------------------------------------------
+
+    def extend(self, entry: Entry) -> bool:
+        """Append an entry; a rebase first drops what it abandons. Returns False for a rebase that is known.
+
+        Raises RemoteError if it does not follow or does not hold, and then the chain is as it was.
+        """
+        if isinstance(entry, Rebase):
+            return self._rebase(entry)
+        check_certificate(entry, self.head)
+        rollback = entry.value.rollback
+        if rollback and (rollback.target.round >= len(self._branch) or not self._leads_back(entry.value)):
+            raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
+        self._append(entry)
+        return True
+
+    def _leads_back(self, value: Value) -> bool:
+        assert value.rollback
+        target = self._branch[value.rollback.target.round]
+        return (target.hash, target.digest) == (value.rollback.target.certificate, value.digest)
+
+    def _rebase(self, rebase: Rebase) -> bool:
+        known = self.rebase_of(rebase.value.term.rebases)
+        if known is not None:
+            if known.value.hash != rebase.value.hash and self._authority and is_signed(rebase, self._authority):
+                logger.error(
+                    "the authority signed two rebases to term %s, %s and %s: the first one seen here stands",
+                    rebase.value.term,
+                    known.value.hash.hex(),
+                    rebase.value.hash.hex(),
+                )
+            return False
+        height = self._heights.get(rebase.value.base)
+        if height is None:
+            raise RemoteError(f"a rebase to term {rebase.value.term} on a certificate that is not known here")
+        if self._authority is None:
+            raise RemoteError("a rebase of a swarm without an authority")
+        check_rebase(rebase, self._at(height), self._authority)
+        kept = self._entries[:height]
+        self._begin()
+        for entry in (*kept, rebase):
+            self._append(entry)
+        return True
+
+    def _append(self, entry: Entry) -> None:
+        value = entry.value
+        self._entries.append(entry)
+        self._heights[value.hash] = self.height
+        if isinstance(entry, Rebase):
+            self._rebases[value.term.rebases] = self.height
+        else:
+            self._decisions[value.term, value.round] = self.height
+            if not value.rollback:
+                self._branch.append(value)
+        del self._branch[value.next_round :]
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def _at(self, height: int) -> Value:
+        return self._entries[height - 1].value if height else self._genesis
+
+    def on_branch(self, value: Value) -> bool:
+        """Whether the state that `value` led to is one that the head's descends from."""
+        return value.round < len(self._branch) and self._branch[value.round].hash == value.hash
+
+    def value(self, round: int) -> Value:
+        """The value that led to the state of `round` (0 is genesis). Raises IndexError past the state at the head."""
+        return self._branch[round]
+
+    def certificate(self, round: int) -> Entry | None:
+        """The entry that led to the state of `round`, or None if it is not in this chain."""
+        if not 0 < round < len(self._branch):
+            return None
+        return self._entries[self._heights[self._branch[round].hash] - 1]
+
+    def back_to(self, value: Value) -> Chain:
+        """The chain as it was when `value`, which is in it, was its head."""
+        before = Chain(self._genesis, self._authority)
+        for entry in self._entries[: self._heights[value.hash]]:
+            before._append(entry)
+        return before
+
+    def after_base(self, base: bytes) -> Entry | None:
+        """The entry that stands on the value of hash `base`, None if there is none."""
+        height = self._heights.get(base, self.height)
+        return self._entries[height] if height < self.height else None
+
+    def decided(self, position: Position) -> Entry | None:
+        """What somebody who is still at `position` has to hear first: its decision, or the rebase that abandoned it."""
+        height = self._decisions.get(position)
+        return self.rebase_of(position[0].rebases + 1) if height is None else self._entries[height - 1]
+
+    def rebase_of(self, rebases: int) -> Rebase | None:
+        """The rebase that opened the terms with that many rebases."""
+        height = self._rebases.get(rebases)
+        entry = None if height is None else self._entries[height - 1]
+        return entry if isinstance(entry, Rebase) else None
+
+    def after(self, height: int, limit: int, rebases: int | None = None) -> tuple[Entry, ...]:
+        """At most `limit` entries after the first `height`; from the first rebase on of which somebody with that many
+        does not know, if that comes earlier."""
+        first = None if rebases is None else self.rebase_of(rebases + 1)
+        if first is not None:
+            height = min(height, self._heights[first.value.hash] - 1)
+        return tuple(self._entries[height : height + limit])
+
+    def recent_members(self, rounds: int) -> frozenset[PeerId]:
+        """Everyone who was a member after one of the last `rounds` decisions, the head's members included; whom a
+        rebase left out is not."""
+        values: list[Value] = []
+        for height in range(self.height, max(-1, self.height - rounds - 1), -1):
+            values.append(self._at(height))
+            if height and isinstance(self._entries[height - 1], Rebase):
+                break
+        return frozenset(peer for value in values for peer in value.members)
