@@ -3,6 +3,20 @@
 A state that this node computed is saved beside the rounds that follow: until it is, an older one and the finals since
 lead to it (`durability = "disk"`), or peers have it (`"memory"`). One that came from elsewhere is on disk before
 anything follows from it, and so is S(0), which nobody certifies: what does follow from it, tells whether it is the one.
+
+A node that missed rounds heals by coming to the state at the head, whatever way is shorter (`shoal.node.catchup`). What
+it has learnt meanwhile is no part of that state, and is kept by these rules:
+
+    inner steps since its last contribution     move along: the replica becomes the new anchor plus them
+    the contribution of a round e it missed     if C(e)'s plan has it by its root: per chunk, included is counted, the
+                                                rest goes into the next contribution; if the plan has it not: all does;
+                                                if C(e)'s finals are not to be had: it is taken for counted, for once
+                                                is the limit
+    what was excluded more often than the       is dropped: it belongs to an anchor long gone
+    staleness limit allows
+
+The first is `trainer_messages`, the others are `contributions`; all are differences from an anchor, so none of them
+depends on which states the node held or skipped.
 """
 
 from __future__ import annotations
@@ -16,16 +30,22 @@ import trio
 from shoal.collectives.finals import Finals
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.catchup import CatchUp
+from shoal.node.earlier_states import EarlierStates
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress, StateFetched
 from shoal.node.state_saver import StateSaver
 from shoal.node.states import StateShelf
 from shoal.node.store import Store
-from shoal.protocol.certificate import Chain
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Value
+from shoal.protocol.messages import Entry, Rebase, Value
 from shoal.swarm.links import Links
+
+PURSUIT_LIMIT = 64
+"""Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
+PURSUE_AFTER_S = 1.0
+"""A catching up that was shorter is not suspected to have missed a round."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +58,7 @@ class CustodyParts:
     chain: Chain
     shelf: StateShelf
     catchup: CatchUp
+    earlier: EarlierStates
     links: Links
     holds: Holds
     on_progress: Callable[[Progress], None]
@@ -62,9 +83,18 @@ class Custody:
         return self._p.chain
 
     @property
+    def earlier(self) -> EarlierStates:
+        """The states of earlier rounds that are here."""
+        return self._p.earlier
+
+    @property
     def current(self) -> bool:
         """Whether the state at the head is here."""
-        return self.state is not None and self.state.round == self.head.round
+        return self.state is not None and self._stands(self.state)
+
+    def _stands(self, state: CertifiedState) -> bool:
+        standing = self._p.chain.standing
+        return (state.term, state.round) == (standing.term, standing.round)
 
     @property
     def digest(self) -> bytes:
@@ -83,6 +113,10 @@ class Custody:
         """
         await self._saver.run()
 
+    async def save(self, state: CertifiedState) -> None:
+        """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
+        await self._saver.save_unless_newer(state)
+
     async def load(self) -> None:
         """Take up the newest state that the disk has, or leads to, and that a certificate vouches for; and the finals.
 
@@ -100,10 +134,20 @@ class Custody:
                     await self._saver.save_soon(state)
                 break
         await trio.to_thread.run_sync(shelf.load_finals)
+        if self.state is None:
+            await self._take_earlier()
+        if self.state is None:
+            await trio.to_thread.run_sync(self._p.catchup.prepare)
+
+    async def _take_earlier(self) -> None:
+        """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
+        state = await self._p.earlier.find(self._p.chain.standing.round) if self._p.chain.standing.round else None
+        if state is not None:
+            await self.adopt(state)
 
     async def _saved(self, round: int) -> CertifiedState | None:
         """The state of a round on disk, if it is the certified one. S(0) may be: see what follows from it."""
-        if round > self.head.round:
+        if round > self._p.chain.standing.round:
             return None
         state = await trio.to_thread.run_sync(self._p.shelf.load_state, round)
         if state is None or round == 0:
@@ -122,6 +166,7 @@ class Custody:
         """
         self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
         await self._saver.save_now(state)
+        await trio.to_thread.run_sync(self._p.catchup.arrived)
 
     async def follow(self, state: CertifiedState, header: StateHeader) -> None:
         """Hold a state that this node computed from the one before, and serve it; it is saved in time.
@@ -131,11 +176,26 @@ class Custody:
         self._hold(state, header)
         await self._saver.save_soon(state)
 
-    async def append(self, certificate: Certificate) -> None:
-        """Extend the chain, in memory and on disk. Raises RemoteError if it does not follow, StorageError."""
-        self._p.chain.extend(certificate)
-        await trio.to_thread.run_sync(self._p.store.append_certificate, certificate)
-        await trio.to_thread.run_sync(self._p.store.decided, certificate.value.round)
+    async def append(self, entry: Entry) -> bool:
+        """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
+
+        Returns False for a rebase that is known. Raises RemoteError if it does not follow, StorageError.
+        """
+        if not self._p.chain.extend(entry):
+            return False
+        await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        await trio.to_thread.run_sync(self._p.store.decided, entry.value)
+        if isinstance(entry, Rebase) or entry.value.rollback:
+            await self._saver.go_back(entry.value.state_round)
+        if self.state is not None and not self._on_branch(self.state):
+            self.state = None
+            await self._take_earlier()
+        return True
+
+    def _on_branch(self, state: CertifiedState) -> bool:
+        if state.round > self._p.chain.standing.round:
+            return False
+        return state.round == 0 or state.term == self._p.chain.value(state.round).term
 
     async def extend(self, first: Collection[PeerId], *, others: bool) -> list[PeerId]:
         """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked.
@@ -152,10 +212,10 @@ class Custody:
 
     async def _extend_from(self, peer: PeerId) -> None:
         while True:
-            part = await self._p.catchup.certificates(self.head.round, peer)
-            for certificate in part.certificates:
-                await self.append(certificate)
-            if not part.certificates or self.head.round >= part.head:
+            chain = self._p.chain
+            part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
+            taken = [await self.append(entry) for entry in part.certificates]
+            if not any(taken) or chain.height >= part.head:
                 return
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
@@ -163,12 +223,41 @@ class Custody:
         return await self._p.catchup.finals(self._p.chain.value(round).plan, peers)
 
     async def fetch(self, peers: list[PeerId]) -> CertifiedState | None:
-        """The state at the head, from peers; None when none of them can help now."""
-        try:
-            return await self._p.catchup.advance(self.state, self._p.chain, peers, self._on_chunk)
-        except NetworkError as error:
-            logger.info("%s", error)
-            return None
+        """The state at the head, from peers; None when none of them can help now.
+
+        Rounds that are certified while a state is on its way are followed too. If in the end the way to the head is not
+        to be had, what is returned is older, and the next attempt begins from it.
+        """
+        state, found = self.state, None
+        for _ in range(PURSUIT_LIMIT):
+            began = trio.current_time()
+            try:
+                state = found = await self._p.catchup.advance(state, self._p.chain, peers, self._on_chunk)
+            except NetworkError as error:
+                logger.info("%s", error)
+                break
+            if trio.current_time() - began > PURSUE_AFTER_S:
+                await self._extend_from_any(sorted(peers, key=lambda peer: peer not in self._p.catchup.donated))
+            if self._stands(state):
+                break
+        return found if found is None or self._on_branch(found) else None
+
+    async def _extend_from_any(self, peers: list[PeerId]) -> None:
+        """Fetch newer certificates from the first peer that answers."""
+        for peer in peers:
+            try:
+                await self._extend_from(peer)
+            except (NetworkError, RemoteError) as error:
+                logger.info("certificates from %s: %s", peer, error)
+            else:
+                return
+
+    async def fetch_earlier(self, value: Value, peers: list[PeerId]) -> CertifiedState:
+        """The state that `value` led to, from peers. Raises NetworkError when none of them can help now."""
+        state = await self._p.catchup.advance(None, self._p.chain.back_to(value), peers, self._on_chunk)
+        if state.round != value.round:
+            raise NetworkError(f"no peer has the state of round {value.round}")
+        return state
 
     async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
         """S(0) as this founder has it; None if it cannot be had now."""
@@ -180,4 +269,4 @@ class Custody:
 
     async def _on_chunk(self, done: int, total: int) -> None:
         self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
-        await self._p.holds.at(self.head.round + 1, "transfer", done / total)
+        await self._p.holds.at(self.head.next_round, "transfer", done / total)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateHeader, StateKind, chunk_bytes, header_of
 from shoal.collectives.vectors import VectorPool
+from shoal.node.finals_file import FinalsFile
 from shoal.node.state_files import FinalsWriter, read_finals, read_state, write_state
 from shoal.node.store import disk_errors
 from shoal.protocol.errors import LocalError, ShoalError
@@ -27,20 +30,33 @@ from shoal.swarm.chunks import ChunkRef, ChunkSpace
 from shoal.swarm.frame import SCOPE_BYTES
 
 STATES_KEPT = 2
-FINALS_KEPT = 8
+"""The newest states are held whether anybody asks for them or not."""
+PIN_S = 30.0
+"""An older state is held this long after something of it was asked for last."""
+PINS_LIMIT_STATES = 4
+PINS_LIMIT_BYTES = 2 << 30
+"""Of older states at once. So a node holds STATES_KEPT states, this much of older ones, and the one in the making."""
+FINALS_KEPT = 32
+"""Plans whose finals are held, and are on disk although a later state is: what a late joiner replays."""
 FINALS_MEMORY_BYTES = 256 << 20
 """Finals in memory beyond this are let go; those of the last two plans are held whatever they take."""
+FINALS_DISK_BYTES = 4 << 30
+"""The same on disk, for those that a later state made superfluous; FINALS_DISK_MIN plans whatever they take."""
+FINALS_DISK_MIN = 8
+FINALS_OPEN_LIMIT = 8
+"""Plans whose finals are served from disk at once."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
-    """A state in memory, with what is costly to compute of it."""
+    """A state in memory, with what is costly to compute of it, and when it was asked for last."""
 
     state: CertifiedState
     header: StateHeader
     digest: bytes
+    asked_at: float = float("-inf")
 
 
 class StateShelf:
@@ -49,14 +65,16 @@ class StateShelf:
     vectors: memory of states that are gone, for those that come.
     """
 
-    def __init__(self, folder: Path, chunk_values: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, chunk_values: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = self._folder = folder
         self._chunk_values = chunk_values
+        self._clock = clock
         self._lock = threading.Lock()
-        self._states: dict[int, _Held] = {}
-        self._by_scope: dict[bytes, CertifiedState] = {}
+        self._states: dict[int, _Held] = {}  # by round, in the order in which they came
+        self._by_scope: dict[bytes, _Held] = {}
         self._finals: dict[bytes, Finals] = {}
         self._finals_by_scope: dict[bytes, bytes] = {}
+        self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
         self.vectors = VectorPool(len(StateKind))
 
     def header(self, state: CertifiedState) -> StateHeader:
@@ -72,22 +90,46 @@ class StateShelf:
         return kept.digest if kept is not None and kept.state is state else self.header(state).digest
 
     def put(self, state: CertifiedState, header: StateHeader) -> None:
-        """Keep a state to serve it, and forget the oldest."""
+        """Keep a state to serve it; forget those that came before the last ones, unless somebody is fetching them."""
         held = _Held(state, header, header.digest)
         with self._lock:
+            before = self._states.pop(state.round, None)
+            if before is not None and before.digest == held.digest:
+                held.asked_at = before.asked_at
             self._states[state.round] = held
-            for round in sorted(self._states)[:-STATES_KEPT]:
+            self._forget_states()
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
+
+    def _forget_states(self) -> None:
+        now, pins, size = self._clock(), 0, 0
+        older = list(self._states)[:-STATES_KEPT]
+        for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
+            held = self._states[round]
+            pins, size = pins + 1, size + held.state.anchor.nbytes + held.state.momentum.nbytes
+            if now - held.asked_at > PIN_S or pins > PINS_LIMIT_STATES or size > PINS_LIMIT_BYTES:
                 del self._states[round]
-            self._by_scope = {held.digest[:SCOPE_BYTES]: held.state for held in self._states.values()}
 
     def header_for(self, round: int) -> StateHeader | None:
         """The header of a round that is still held."""
         kept = self._states.get(round)
         return None if kept is None else kept.header
 
+    def begin_serving(self, round: int) -> StateHeader | None:
+        """The header of a round that is still held; its state is held for PIN_S more, and so after every `lookup`."""
+        with self._lock:
+            kept = self._states.get(round)
+            if kept is None:
+                return None
+            kept.asked_at = self._clock()
+            return kept.header
+
     def newest_round(self) -> int | None:
         """The newest round whose state is held."""
         return max(self._states, default=None)
+
+    def held_rounds(self) -> list[int]:
+        """The rounds whose states are held, in order."""
+        return sorted(self._states)
 
     def put_finals(self, finals: Finals) -> None:
         """Keep the finals of a plan to serve them, and forget the oldest."""
@@ -105,6 +147,37 @@ class StateShelf:
         """The finals of a plan, if they are in memory."""
         return self._finals.get(plan_hash)
 
+    def has_finals(self, plan_hash: bytes) -> bool:
+        """Whether the finals of a plan are in memory or seem to be on disk. Blocks."""
+        return plan_hash in self._finals or any(found == plan_hash for _, found, _ in self._finals_files())
+
+    def served_plan(self, plan_hash: bytes) -> Plan | None:
+        """The plan whose finals can be looked up from now on, in memory or on disk; None if there are none. Blocks."""
+        finals = self._finals.get(plan_hash)
+        if finals is not None:
+            return finals.plan
+        scope = plan_hash[:SCOPE_BYTES]
+        with self._lock:
+            file = self._files.pop(scope, None)
+        if file is None or file.plan.hash != plan_hash:
+            file = self._open_finals(plan_hash)
+        if file is None:
+            return None
+        with self._lock:
+            self._files[scope] = file
+            while len(self._files) > FINALS_OPEN_LIMIT:
+                del self._files[next(iter(self._files))]
+        return file.plan
+
+    def _open_finals(self, plan_hash: bytes) -> FinalsFile | None:
+        path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
+        try:
+            file = None if path is None else FinalsFile(path)
+        except (ValueError, ShoalError, OSError) as error:
+            logger.warning("%s is damaged (%s) and is not served", path, error)
+            return None
+        return file if file is not None and file.plan.hash == plan_hash else None
+
     def finals(self, plan_hash: bytes) -> Finals | None:
         """The finals of a plan, from memory or disk. Blocks."""
         finals = self._finals.get(plan_hash)
@@ -116,23 +189,30 @@ class StateShelf:
 
     def load_finals(self) -> None:
         """Take the last finals on disk into memory, so that they can be served. Blocks."""
-        for _, plan_hash, _ in self._finals_files()[-FINALS_KEPT:]:
+        size = 0
+        for count, (_, plan_hash, path) in enumerate(reversed(self._finals_files())):
+            size += path.stat().st_size
+            if count >= FINALS_KEPT or (count >= 2 and size > FINALS_MEMORY_BYTES):
+                break
             self.finals(plan_hash)
 
     def lookup(self, ref: ChunkRef) -> memoryview | None:
         """The bytes of a chunk that another node asks for, None if it is not held."""
         with self._lock:
-            state = self._by_scope.get(ref.scope)
+            held = self._by_scope.get(ref.scope)
+            if held is not None and ref.space is not ChunkSpace.FINAL:
+                held.asked_at = self._clock()
             finals = self._finals.get(self._finals_by_scope.get(ref.scope, b""))
+            file = self._files.get(ref.scope)
         if ref.space is ChunkSpace.FINAL:
-            if finals is None or ref.chunk >= len(finals.chunks):
-                return None
-            return finals.chunks[ref.chunk].payload.data
-        grid = None if state is None else Grid(state.numel, self._chunk_values)
-        if state is None or grid is None or ref.chunk >= grid.chunks:
+            if finals is None:
+                return None if file is None else file.payload(ref.chunk)
+            return finals.chunks[ref.chunk].payload.data if ref.chunk < len(finals.chunks) else None
+        grid = None if held is None else Grid(held.state.numel, self._chunk_values)
+        if held is None or grid is None or ref.chunk >= grid.chunks:
             return None
         kind = StateKind.ANCHOR if ref.space is ChunkSpace.ANCHOR else StateKind.MOMENTUM
-        return chunk_bytes(state, grid, kind, ref.chunk)
+        return chunk_bytes(held.state, grid, kind, ref.chunk)
 
     # -- disk ------------------------------------------------------------------------------------------------
 
@@ -148,13 +228,26 @@ class StateShelf:
 
         Raises StorageError.
         """
-        write_state(self._state_path(state.round), state)
+        write_state(self._state_path(state.round), state, self.header(state))
         with disk_errors(self._folder):
             for round in self.saved_rounds()[STATES_KEPT:]:
                 self._state_path(round).unlink(missing_ok=True)
+            size = 0
             before = [path for round, _, path in self._finals_files() if round <= state.round]
-            for path in before[:-FINALS_KEPT]:
-                path.unlink(missing_ok=True)
+            for count, path in enumerate(reversed(before)):
+                size += path.stat().st_size
+                if count >= FINALS_KEPT or (count >= FINALS_DISK_MIN and size > FINALS_DISK_BYTES):
+                    path.unlink(missing_ok=True)
+
+    def go_back(self, round: int) -> None:
+        """Forget the states after `round`, in memory and on disk: they were abandoned. Raises StorageError."""
+        with self._lock:
+            self._states = {kept: held for kept, held in self._states.items() if kept <= round}
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
+        with disk_errors(self._folder):
+            for saved in self.saved_rounds():
+                if saved > round:
+                    self._state_path(saved).unlink(missing_ok=True)
 
     def saved_rounds(self) -> list[int]:
         """The rounds whose states are on disk, readable or not, newest first."""
@@ -172,6 +265,10 @@ class StateShelf:
             logger.warning("%s is not readable (%s) and is ignored", path, error)
             return None
         return state
+
+    def state_file(self, round: int) -> Path:
+        """Where the state of a round is saved, whether it is there or not."""
+        return self._state_path(round)
 
     def _state_path(self, round: int) -> Path:
         return self._folder / "state" / f"{round}.safetensors"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,16 +12,18 @@ from types import SimpleNamespace
 
 import trio
 
-from shoal.node.catchup import CatchUp, Librarian
+from shoal.node.catchup import CatchUp
+from shoal.node.librarian import Librarian
 from shoal.node.states import StateShelf
-from shoal.protocol.certificate import Chain
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import FetchAnswer, FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.chunks import ChunkExchange
 from shoal.swarm.frame import BULK_KINDS, FrameHeader, FrameKind
-from tests.node.ledger import GRID, OUTER, Ledger
+from shoal.swarm.moved import Moved
+from tests.node.ledger import OUTER, Ledger
 
 ME = PeerId("me")
 
@@ -37,13 +42,18 @@ class Donor:
     spoil: Spoil = lambda header, data: data
     asked: list[FetchRequest] = field(default_factory=list)
     has_lane: bool = True
+    dead: bool = False
+    """It answers nothing any more, and what it had sent and is not here yet does not come."""
 
     def __post_init__(self) -> None:
         self.answer = Librarian(chain=self.chain, shelf=self.shelf).answer
 
 
 class World:
-    """Me, and those I may ask."""
+    """Me, and those I may ask.
+
+    Lanes deliver at once, unless `line` gives their pace: see `Line`.
+    """
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self.folder = folder
@@ -51,36 +61,64 @@ class World:
         self.donors: dict[PeerId, Donor] = {}
         self.exchanges: dict[PeerId, ChunkExchange] = {}
         self.frames: list[tuple[PeerId, PeerId, FrameHeader]] = []
+        self.line: Line | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Be a new process over the same folder."""
         self.shelf = self._shelf("me")
         self.exchanges[ME] = ChunkExchange(post=self._poster(ME), lookup=self.shelf.lookup)
         self.catchup = CatchUp(
             ask=self._ask,
-            lanes=SimpleNamespace(ensure=self._ensure),  # type: ignore[arg-type]
+            lanes=SimpleNamespace(ensure=self._ensure, moved=lambda peer: Moved()),  # type: ignore[arg-type]
             chunks=self.exchanges[ME],
             shelf=self.shelf,
             outer=OUTER,
         )
-        self.catchup.shape = (ledger.codec, GRID.numel, GRID.chunk_values)
+        self.catchup.shape = (self.ledger.codec, self.ledger.grid.numel, self.ledger.grid.chunk_values)
 
     def _shelf(self, name: str) -> StateShelf:
         folder = self.folder / name
         for part in ("state", "finals"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        return StateShelf(folder, GRID.chunk_values)
+        return StateShelf(
+            folder, self.ledger.grid.chunk_values, clock=trio.current_time if _in_trio() else time.monotonic
+        )
 
     def donor(self, peer: PeerId, *, rounds: int | None = None) -> Donor:
         """One more donor, which knows the first `rounds` rounds (all, unless given)."""
         ledger = self.ledger
-        newest = ledger.chain.head.round if rounds is None else rounds
+        newest = ledger.chain.standing.round if rounds is None else rounds
         shelf = self._shelf(f"donor{len(self.donors)}")
         for state in ledger.states[: newest + 1]:
             shelf.put(state, shelf.header(state))
         for round, finals in ledger.finals.items():
             if round <= newest:
                 shelf.put_finals(finals)
-        self.donors[peer] = donor = Donor(peer, ledger.chain_to(newest), shelf)
+        self.donors[peer] = donor = Donor(
+            peer, ledger.chain_to(ledger.chain.height if rounds is None else rounds), shelf
+        )
         self.exchanges[peer] = ChunkExchange(post=self._poster(peer), lookup=shelf.lookup)
         return donor
+
+    def share(self, donor: Donor) -> None:
+        """Have a donor of another world in this one too: the same shelf, and lanes of its own."""
+        self.donors[donor.peer] = donor
+        self.exchanges[donor.peer] = ChunkExchange(post=self._poster(donor.peer), lookup=donor.shelf.lookup)
+
+    def certify(self) -> None:
+        """Everybody but me certifies one round more."""
+        certificate, state = self.ledger.certify(), self.ledger.state
+        header, finals = self.ledger.header(state.round), self.ledger.finals[state.round]
+        for donor in self.donors.values():
+            donor.chain.extend(certificate)
+            donor.shelf.put(state, header)
+            donor.shelf.put_finals(finals)
+
+    def kill(self, peer: PeerId) -> None:
+        """A donor dies: its lane breaks."""
+        self.donors[peer].dead = True
+        self.exchanges[ME].lane_closed(peer)
 
     def chunks_from(self, peer: PeerId) -> int:
         """STATE frames that a donor sent."""
@@ -89,7 +127,7 @@ class World:
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
         donor = self.donors.get(peer)
-        if donor is None:
+        if donor is None or donor.dead:
             raise NetworkError(f"{peer} is not connected")
         question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
         donor.asked.append(question)
@@ -98,7 +136,7 @@ class World:
 
     async def _ensure(self, peer: PeerId, *, deadline_s: float) -> None:
         await trio.lowlevel.checkpoint()
-        if not self.donors[peer].has_lane:
+        if not self.donors[peer].has_lane or self.donors[peer].dead:
             raise NetworkError(f"no lane to {peer} within {deadline_s} s")
 
     def _poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes], None]:
@@ -107,12 +145,20 @@ class World:
             data: bytes | None = bytes(payload)
             if header.kind is FrameKind.STATE:
                 data = self.donors[sender].spoil(header, bytes(payload))
-            if data is not None:
-                self._deliver(sender, to, replace(header, length=len(data)), data)
+            if data is None or (to != ME and self.donors[to].dead):
+                return
+            header = replace(header, length=len(data))
+            if self.line is None or header.kind is not FrameKind.STATE:
+                self.deliver(sender, to, header, data)
+            else:
+                self.line.put(sender, to, header, data)
 
         return post
 
-    def _deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, data: bytes) -> None:
+    def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, data: bytes) -> None:
+        """As a lane's thread does it."""
+        if sender != ME and self.donors[sender].dead:
+            return
         exchange = self.exchanges[to]
         if header.kind in BULK_KINDS:
             region = exchange.region(sender, header)
@@ -120,6 +166,50 @@ class World:
                 return
             region[:] = data
         exchange.received(sender, header)
+
+
+class Line:
+    """What comes to me comes over one line of `bytes_per_s`, or, by `rates`, over each donor's own, frame by frame."""
+
+    def __init__(
+        self, world: World, *, bytes_per_s: float = math.inf, rates: dict[PeerId, float] | None = None
+    ) -> None:
+        self._world = world
+        self._bytes_per_s = bytes_per_s
+        self._rates = rates
+        self._waiting: dict[PeerId | None, deque[tuple[PeerId, PeerId, FrameHeader, bytes]]] = defaultdict(deque)
+        self._changed = trio.Event()
+        world.line = self
+
+    def put(self, sender: PeerId, to: PeerId, header: FrameHeader, data: bytes) -> None:
+        """A frame sets out."""
+        self._waiting[sender if self._rates else None].append((sender, to, header, data))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        if self._rates is None:
+            await self._carry(None, self._bytes_per_s)
+        async with trio.open_nursery() as nursery:
+            for peer, rate in (self._rates or {}).items():
+                nursery.start_soon(self._carry, peer, rate)
+
+    async def _carry(self, queue: PeerId | None, bytes_per_s: float) -> None:
+        while True:
+            while not self._waiting[queue]:
+                self._changed = trio.Event() if self._changed.is_set() else self._changed
+                await self._changed.wait()
+            sender, to, header, data = self._waiting[queue].popleft()
+            await trio.sleep(len(data) / bytes_per_s)
+            self._world.deliver(sender, to, header, data)
+
+
+def _in_trio() -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
 
 
 def flipped(data: bytes, at: int = 0) -> bytes:

@@ -14,17 +14,20 @@ from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
 from shoal.node.states import StateShelf
-from shoal.protocol.certificate import Chain, genesis
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     VOTE_DOMAIN,
     Certificate,
     Participant,
     Plan,
+    Target,
     Term,
     Value,
     vote_preimage,
 )
+from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.wire import SwarmId
 
 SWARM = SwarmId(bytes(range(32)))
@@ -36,6 +39,9 @@ TOKENS = 100
 
 def identity(n: int) -> Identity:
     return Identity.from_seed(bytes([n]) * 32)
+
+
+AUTHORITY = identity(99)
 
 
 def vector(seed: int, numel: int = GRID.numel) -> F32:
@@ -57,8 +63,8 @@ def state_of(round: int, *, seed: int = 0, grid: Grid = GRID, layout: bytes = b"
 def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", grid: Grid = GRID) -> Plan:
     """A plan over all of `who` with equal weights; the first plans."""
     return Plan(
-        term=previous.term,
-        round=previous.round + 1,
+        term=previous.next_term,
+        round=previous.next_round,
         base=previous.hash,
         view=0,
         attempt=0,
@@ -108,11 +114,13 @@ class Ledger:
 
     founders: tuple[Identity, ...] = field(default_factory=lambda: tuple(identity(n) for n in (1, 2, 3)))
     codec: str = "int8"
-    states: list[CertifiedState] = field(default_factory=lambda: [state_of(0)])
+    grid: Grid = GRID
+    states: list[CertifiedState] = field(default_factory=list)
     finals: dict[int, Finals] = field(default_factory=dict)
     chain: Chain = field(init=False)
 
     def __post_init__(self) -> None:
+        self.states = self.states or [state_of(0, grid=self.grid)]
         self.chain = self.empty_chain()
 
     @property
@@ -126,7 +134,7 @@ class Ledger:
 
     def empty_chain(self) -> Chain:
         """A chain with nothing but the founders in it."""
-        return Chain(genesis(SWARM, [one.peer_id for one in self.founders]))
+        return Chain(genesis(SWARM, [one.peer_id for one in self.founders]), AUTHORITY.peer_id)
 
     def chain_to(self, round: int) -> Chain:
         """The chain as it was after that round."""
@@ -136,13 +144,13 @@ class Ledger:
         return chain
 
     def header(self, round: int) -> StateHeader:
-        return header_of(self.states[round], GRID)
+        return header_of(self.states[round], self.grid)
 
     def certify(self, rounds: int = 1) -> Certificate:
         """Certify that many rounds more; the certificate of the last."""
         for _ in range(rounds):
             previous = self.chain.head
-            plan = plan_of(self.founders, previous, codec=self.codec)
+            plan = plan_of(self.founders, previous, codec=self.codec, grid=self.grid)
             finals = finals_of(plan, self.founders, seed=100 + plan.round)
             after, header = advance(self.state, finals, OUTER)
             certificate = certificate_of(self.value(plan, finals, header.digest), self.founders)
@@ -151,12 +159,23 @@ class Ledger:
             self.finals[plan.round] = finals
         return certificate
 
+    def go_back(self, round: int) -> Certificate:
+        """Certify that the next round goes back to this one; what comes after is certified from there."""
+        target = self.chain.value(round)
+        where = Target(round, target.hash)
+        consents = {one.peer_id: make_consent(one, self.chain.head, where, asked=True) for one in self.founders}
+        value = make_rollback(self.chain.head, self.founders[0].peer_id, where, consents, digest=target.digest)
+        certificate = certificate_of(value, self.founders)
+        self.chain.extend(certificate)
+        del self.states[round + 1 :]
+        return certificate
+
     def value(self, plan: Plan, finals: Finals, digest: bytes) -> Value:
         """What would be voted on after these finals."""
         previous = self.chain.head
         return Value(
             swarm=previous.swarm,
-            term=previous.term,
+            term=previous.next_term,
             round=plan.round,
             base=previous.hash,
             plan=plan.hash,

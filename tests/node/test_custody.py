@@ -13,9 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shoal.node import catchup as catchup_module
+from shoal.node import librarian as librarian_module
 from shoal.node.config import Hold
-from shoal.node.custody import Custody, CustodyParts
+from shoal.node.custody import PURSUE_AFTER_S, Custody, CustodyParts
+from shoal.node.earlier_states import EarlierStates
 from shoal.node.events import EventLog
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress, StateFetched
@@ -24,9 +25,9 @@ from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term
-from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, Refusal
+from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
 from tests.node.donors import ME, Donor, World, flipped
-from tests.node.ledger import SWARM, Ledger, certificate_of, forged, identity, save_finals, state_of
+from tests.node.ledger import OUTER, SWARM, Ledger, certificate_of, forged, identity, save_finals, state_of
 from tests.node.ledger import finals_of as other_finals
 
 GOOD, BAD = PeerId("good"), PeerId("bad")
@@ -45,12 +46,14 @@ class Home:
         self.events = EventLog(store.folder / "events.jsonl")
         self.progress: list[Progress] = []
         self.holds = Holds(holds, self.events)
+        chain = world.ledger.empty_chain()
         self.custody = Custody(
             CustodyParts(
                 store=store,
-                chain=world.ledger.empty_chain(),
+                chain=chain,
                 shelf=world.shelf,
                 catchup=world.catchup,
+                earlier=EarlierStates(store.folder, chain=chain, shelf=world.shelf, outer=OUTER),
                 links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
                 holds=self.holds,
                 on_progress=self.progress.append,
@@ -112,7 +115,7 @@ def test_certificates_are_checked_kept_and_still_there_after_a_restart(tmp_path:
 def test_long_chain_comes_in_parts_each_asked_for_after_the_last_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catchup_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
+    monkeypatch.setattr(librarian_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
 
     async def main() -> None:
         ledger = ledger_of(7)
@@ -603,5 +606,76 @@ def test_nobody_to_help_is_no_error(tmp_path: Path) -> None:
             assert await node.custody.fetch([BAD, PeerId("gone")]) is None
             with pytest.raises(NetworkError):
                 await node.custody.finals(2, [BAD])
+
+    run(main)
+
+
+def test_rounds_certified_while_a_state_is_on_its_way_are_followed_before_it_is_adopted(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(9))
+        donor = world.donor(GOOD)
+        async with home(world) as node:
+            peers = await node.catch_up()
+            answer = donor.answer
+            rounds = iter(range(3))
+
+            def busy(request: FetchRequest) -> FetchAnswer | bytes:
+                given = answer(request)
+                if isinstance(request, GetHeader | GetFinals) and next(rounds, None) is not None:
+                    world.certify()
+                return given
+
+            async def dawdle(done: int, total: int) -> None:
+                await trio.sleep(PURSUE_AFTER_S)
+
+            donor.answer = busy
+            node.custody._on_chunk = dawdle  # type: ignore[method-assign]
+            state = await node.custody.fetch(peers)
+            assert state is not None
+            assert state.round == node.custody.head.round
+            assert state.round > 9
+            assert state.anchor.tobytes() == world.ledger.states[state.round].anchor.tobytes()
+            assert sum(isinstance(request, GetHeader) for request in donor.asked) == 1
+
+    run(main)
+
+
+def test_state_short_of_the_head_is_returned_if_the_rest_is_not_to_be_had(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(9)
+        world = World(tmp_path, ledger)
+        world.donor(GOOD, rounds=8)
+        head = world.donor(BAD)
+        answer = head.answer
+        head.answer = lambda request: answer(request) if isinstance(request, GetChain) else Refusal(reason="no")
+        async with home(world) as node:
+            peers = await node.catch_up()
+            assert node.custody.head.round == 9
+            state = await node.custody.fetch(peers)
+            assert state is not None
+            assert state.round == 8
+
+            await node.custody.adopt(state)
+            assert not node.custody.current
+            head.answer = answer
+            state = await node.custody.fetch(peers)
+            assert state is not None
+            assert state.round == 9
+            assert sum(isinstance(request, GetHeader) for request in head.asked) <= 4  # refused, and not asked for ever
+
+    run(main)
+
+
+def test_adopting_a_state_ends_what_is_kept_of_transfers(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(9))
+        world.donor(GOOD)
+        kept = world.folder / str(ME) / "transfer" / "0.0-9-0000000000000000"
+        async with home(world) as node:
+            state = await node.custody.fetch(await node.catch_up())
+            assert state is not None
+            kept.mkdir(parents=True)
+            await node.custody.adopt(state)
+            assert not kept.parent.exists()
 
     run(main)
