@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.logs import LogFormat, LogLevel
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import ReportOptions, option
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
 from shoal.protocol.errors import ConfigError
@@ -25,7 +24,7 @@ Iters = Annotated[int, option("--iters", help="Measured rounds; two more warm up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllreduceOptions:
+class AllreduceOptions(ReportOptions):
     """What the user asked `shoal bench allreduce` for."""
 
     peers: Annotated[int, option("--peers", help="How many nodes, each a process of its own.")] = 4
@@ -39,9 +38,6 @@ class AllreduceOptions:
     durability: Annotated[
         Literal["disk", "memory"], option("--durability", help="Where results wait for the certificate.")
     ] = "disk"
-    as_json: AsJson = False
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
 
 
 def allreduce(options: AllreduceOptions) -> None:
@@ -84,7 +80,7 @@ def _summary(result: Allreduce) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(ReportOptions):
     """What the user asked `shoal bench compare` for, as written."""
 
     repeat: Annotated[int, option("--repeat", help="How often everything runs, in turn.")] = 3
@@ -112,9 +108,6 @@ class CompareOptions:
         Path | None, option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
     ] = None
     out: Annotated[Path | None, option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
-    as_json: AsJson = False
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
 
 
 def compare(options: CompareOptions) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.logs import LogFormat, LogLevel
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
 from shoal.cli.render import progress_display
 from shoal.cli.text import count, in_one_line
 
@@ -26,7 +24,7 @@ log = logging.getLogger("shoal.progress")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CampaignOptions:
+class CampaignOptions(ReportOptions):
     """What the user asked `shoal campaign` for."""
 
     runs: Annotated[int, option("--runs", help="How many faulted rounds.")] = 200
@@ -41,12 +39,7 @@ class CampaignOptions:
         int | None, option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
     ] = None
     keep: Annotated[bool, option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
-    out: Annotated[
-        Path | None, option("--out", help="Where the report and what failed runs left go.", metavar="FOLDER")
-    ] = None
-    as_json: AsJson = False
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
+    out: RunFolder = None
 
 
 def campaign(options: CampaignOptions) -> None:
@@ -63,7 +56,7 @@ def campaign(options: CampaignOptions) -> None:
         only=options.only,
         keep=options.keep,
     )
-    out = options.out or Path("runs") / time.strftime("campaign-%Y%m%d-%H%M%S")
+    out = run_folder(options.out, "campaign")
     with progress_display(log_format=options.log_format, log_level=options.log_level):
         report = run_to_end(chosen, out)
     if options.as_json:

@@ -6,18 +6,12 @@ import json
 import logging
 import time
 import traceback
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from shoal.cli.options import option
 from shoal.cli.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How log lines on stderr are written.")]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], option("--log-level", help="The least severe records shown.")
-]
 
 
 class TextFormatter(logging.Formatter):

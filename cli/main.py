@@ -20,12 +20,16 @@ import typer.main
 from shoal.cli.bench import bench
 from shoal.cli.campaign import CampaignOptions, campaign
 from shoal.cli.explore import ExploreOptions, explore
+from shoal.cli.export import ExportOptions, export
 from shoal.cli.init import InitOptions, init, show_id
 from shoal.cli.options import command_of
+from shoal.cli.rebase import rebase
+from shoal.cli.rollback import rollback
 from shoal.cli.run import RunOptions, run
 from shoal.cli.status import leave, pause, resume, status
 from shoal.cli.testnet import TestnetOptions, testnet
 from shoal.cli.text import in_one_line
+from shoal.cli.verify import VerifyOptions, verify
 from shoal.node.control_client import NodeNotRunning
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 
@@ -38,6 +42,10 @@ app.command("status")(status)
 app.command("leave")(leave)
 app.command("pause")(pause)
 app.command("resume")(resume)
+app.command("rollback")(rollback)
+app.command("rebase")(rebase)
+app.command("verify")(command_of(VerifyOptions, verify))
+app.command("export")(command_of(ExportOptions, export))
 app.command("id")(show_id)
 app.command("testnet")(command_of(TestnetOptions, testnet))
 app.command("explore")(command_of(ExploreOptions, explore))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import platformdirs
 import typer
@@ -38,6 +39,28 @@ def option(*names: str, help: str, hidden: bool = False, metavar: str | None = N
 
 DataDir = Annotated[Path, option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
 AsJson = Annotated[bool, option("--json", help="Print one JSON document on stdout.")]
+LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How log lines on stderr are written.")]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], option("--log-level", help="The least severe records shown.")
+]
+RunFolder = Annotated[
+    Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressOptions:
+    """Of a command that takes long: how it tells what goes on."""
+
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions(ProgressOptions):
+    """Of a command that takes long and ends with a report."""
+
+    as_json: AsJson = False
 
 
 def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> Callable[..., None]:
@@ -56,7 +79,7 @@ def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> 
                 annotation=hints[field.name],
                 default=_default_of(field.default, field.default_factory),
             )
-            for field in fields(options)  # type: ignore[arg-type]  # a dataclass by contract
+            for field in _in_order(options)
         ]
     )
     command.__annotations__ = hints
@@ -64,10 +87,21 @@ def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> 
     return command
 
 
+def _in_order(options: type[Any]) -> list[Field[Any]]:
+    """A command's own options, then those it shares."""
+    names = [name for kind in options.__mro__ for name in vars(kind).get("__annotations__", ())]
+    return sorted(fields(options), key=lambda field: names.index(field.name))
+
+
 def _default_of(default: object, factory: object) -> object:
     if default is not MISSING:
         return default
     return factory() if callable(factory) else inspect.Parameter.empty
+
+
+def run_folder(out: Path | None, command: str) -> Path:
+    """What --out says, else a folder of this moment."""
+    return out or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
 
 
 def parse_rate(text: str, option: str) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.logs import LogFormat, LogLevel
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option, parse_host_port, parse_rate
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, ProgressOptions, option, parse_host_port, parse_rate
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.config import Hold, NodeConfig
 from shoal.node.outcome import Outcome, Progress
@@ -23,13 +23,14 @@ LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 THREAD_LIMIT = 4096
 ROUND_LIMIT = 2**53
 HOLD_LIMIT = 256
+CHECKPOINT_LIMIT = 100_000
 
 EXIT_CODES = {Outcome.DONE: 0, Outcome.LEFT: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 130}
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(ProgressOptions):
     """What the user asked `shoal run` for, as written."""
 
     manifest: Annotated[Path, typer.Argument(help="The swarm's manifest; `shoal init` writes one.", metavar="MANIFEST")]
@@ -49,6 +50,12 @@ class RunOptions:
         str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
     ] = None
     rounds: Annotated[int | None, option("--rounds", help="Stop after so many certified rounds.")] = None
+    checkpoint_every: Annotated[
+        int, option("--checkpoint-every", help="Rounds from one checkpoint to the next; 0: none.", metavar="ROUNDS")
+    ] = 10
+    checkpoint_keep: Annotated[
+        int, option("--checkpoint-keep", help="How many checkpoints stay, the newest ones.", metavar="COUNT")
+    ] = 3
     dashboard: Annotated[str, option("--dashboard", help="Only off in this version.", metavar="HOST:PORT|off")] = "off"
     max_upload: Annotated[str | None, option("--max-upload", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = None
     max_download: Annotated[str | None, option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = (
@@ -63,8 +70,13 @@ class RunOptions:
             metavar="MODULE:CLASS",
         ),
     ] = field(default_factory=list)
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
+    rollback: Annotated[
+        Literal["never", "spike", "always"],
+        option(
+            "--rollback",
+            help="When to agree to going back: never, spike (of its own loss) or always.",
+        ),
+    ] = "spike"
     test_mode: Annotated[bool, option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
         False
     )
@@ -87,6 +99,7 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
 
     from shoal.node.daemon import run_node
 
+    gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
     return trio.run(partial(run_node, config, on_progress=on_progress))
 
 
@@ -109,6 +122,9 @@ def config_of(options: RunOptions) -> NodeConfig:
         threads=options.threads,
         data=options.data,
         rounds=options.rounds,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_keep=options.checkpoint_keep,
+        rollback=options.rollback,
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
         mdns=options.mdns,
@@ -134,6 +150,10 @@ def _check(options: RunOptions) -> None:
         raise ConfigError(f"--threads: {options.threads} is not in 0..{THREAD_LIMIT}; 0 lets the trainer choose")
     if options.rounds is not None and not 1 <= options.rounds <= ROUND_LIMIT:
         raise ConfigError(f"--rounds: {options.rounds} is no number of rounds; leave --rounds out to go on for ever")
+    if not 0 <= options.checkpoint_every <= ROUND_LIMIT:
+        raise ConfigError(f"--checkpoint-every: {options.checkpoint_every} is no number of rounds; 0 makes none")
+    if not 1 <= options.checkpoint_keep <= CHECKPOINT_LIMIT:
+        raise ConfigError(f"--checkpoint-keep: {options.checkpoint_keep} is not in 1..{CHECKPOINT_LIMIT}")
     if options.dashboard != "off":
         raise ConfigError("--dashboard: this version has none; leave it out or write --dashboard off")
     if options.data is not None and not Path(options.data).exists():

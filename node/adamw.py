@@ -10,7 +10,7 @@ Source: Decoupled Weight Decay Regularization, arXiv 1711.05101, algorithm 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -28,7 +28,13 @@ class AdamW:
         self._weight_decay = weight_decay
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
-        self._steps = [0 for _ in self._parameters]
+        self._steps = torch.zeros(len(self._parameters), dtype=torch.int64)
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, as live tensors: writing to them changes it. names: of the parameters, in their order."""
+        first = [(f"first.{name}", moment) for name, moment in zip(names, self._first, strict=True)]
+        second = [(f"second.{name}", moment) for name, moment in zip(names, self._second, strict=True)]
+        return [*first, *second, ("steps", self._steps)]
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -45,8 +51,9 @@ class AdamW:
             if gradient is None:
                 continue
             self._steps[index] += 1
-            unbias1 = 1 - beta1 ** self._steps[index]
-            unbias2 = 1 - beta2 ** self._steps[index]
+            steps = int(self._steps[index])
+            unbias1 = 1 - beta1**steps
+            unbias2 = 1 - beta2**steps
             parameter.mul_(1 - lr * self._weight_decay)
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
 
 HOLD_PHASES = ("train", "plan", "reduce", "repair", "certify", "transfer")
+
+
+RollbackPolicy = Literal["never", "spike", "always"]
+"""Whether a node consents to a rollback that another member's user ordered; see going_back.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,7 @@ class NodeConfig:
 
     data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
     swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
+    checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
     """
 
     manifest: Manifest
@@ -49,8 +55,11 @@ class NodeConfig:
     threads: int = 0
     data: str | None = None
     rounds: int | None = None
+    rollback: RollbackPolicy = "spike"
     max_upload: int | None = None
     max_download: int | None = None
     mdns: bool = True
+    checkpoint_every: int = 10
+    checkpoint_keep: int = 3
     test_mode: bool = False
     holds: tuple[Hold, ...] = field(default=())

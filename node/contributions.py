@@ -19,16 +19,18 @@ from shoal.collectives.codecs import F32, VALUE_LIMIT
 from shoal.collectives.contribution import EncodedContribution, residual_after
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.node.work_file import SavedWork, WorkAccount
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Value
+from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Made:
-    """One round's contribution: what went in, what is sent, and its weight."""
+    """One round's contribution: what went in, what is sent, and its weight. `base` is the hash of C(e-1)'s value."""
 
     round: int
+    base: bytes
     number: int
     tokens: int
     values: F32
@@ -37,7 +39,7 @@ class Made:
     def ready(self, head: Value, state: bytes, *, upload: int, download: int, reaches: Iterable[PeerId]) -> Ready:
         """The announcement of it for the round after `head`; caps in bytes/s, 0 where there are none."""
         return Ready(
-            term=head.term,
+            term=head.next_term,
             round=self.round,
             base=head.hash,
             role=CONTRIBUTOR,
@@ -76,9 +78,40 @@ class Contributions:
         dither = Dither(base, "contribution", self._sender)
         encoded = EncodedContribution.encode(values, self._grid, self._codec, dither=dither, threads=2)
         weight = min(tokens + self._carried_tokens, WEIGHT_LIMIT)
-        self.made = Made(round=round, number=number, tokens=weight, values=values, encoded=encoded)
+        self.made = Made(round=round, base=base, number=number, tokens=weight, values=values, encoded=encoded)
         self.taken = number
         return self.made
+
+    def saved(self, made: Made, term: Term) -> SavedWork:
+        """What of a contribution has to be on disk, so that after a restart it can be made again and counted once."""
+        account = WorkAccount(
+            term=term,
+            round=made.round,
+            base=made.base,
+            root=made.encoded.root,
+            tokens=made.tokens,
+            rounds_excluded=self._rounds_excluded,
+        )
+        return SavedWork(account, made.values)
+
+    def make_again(self, work: SavedWork) -> bool:
+        """Take up what was made before a restart, to be settled as if it had been made just now.
+
+        Returns False, with nothing changed, if it is of another model or codec: it would not be what was announced.
+        """
+        account, values = work.account, work.values
+        if values.size != self._grid.numel:
+            return False
+        dither = Dither(account.base, "contribution", self._sender)
+        encoded = EncodedContribution.encode(values, self._grid, self._codec, dither=dither, threads=2)
+        if encoded.root != account.root:
+            return False
+        # The number is the trainer's, and the one that made this is gone: it counts as older than any.
+        self.made = Made(
+            round=account.round, base=account.base, number=0, tokens=account.tokens, values=values, encoded=encoded
+        )
+        self._rounds_excluded = account.rounds_excluded
+        return True
 
     def settle(self, round: int, included: Sequence[bool] | None) -> None:
         """The round is certified; `included` says per chunk whether this node's contribution is in it."""
@@ -96,6 +129,11 @@ class Contributions:
             self._residual = self._nothing
         else:
             self._residual = residual_after(made.values, made.encoded, bits)
+
+    def drop(self) -> None:
+        """Drop the contribution under way and the residual: the state that they stand on was abandoned."""
+        self.made = None
+        self.forget()
 
     def forget(self) -> None:
         """Drop the residual: the state it belongs to was lost or left behind."""

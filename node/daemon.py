@@ -14,36 +14,43 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import trio
 
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audit import AuditTrail
-from shoal.node.catchup import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, CatchUp, Librarian
-from shoal.node.config import Hold, NodeConfig
-from shoal.node.control import ControlServer, Handler, JsonValue, Order
+from shoal.node.catchup import CatchUp
+from shoal.node.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.config import NodeConfig
+from shoal.node.control import ControlServer
+from shoal.node.control_ops import handlers, orders
 from shoal.node.custody import Custody, CustodyParts
-from shoal.node.engine import Engine, EngineParts
+from shoal.node.earlier_states import EarlierStates
+from shoal.node.engine import Engine
+from shoal.node.engine_parts import EngineParts
 from shoal.node.events import EventLog
 from shoal.node.frames import FrameRouter
 from shoal.node.holds import Holds
-from shoal.node.inbox import SetPaused
+from shoal.node.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.reducing import ReduceDesk
+from shoal.node.resumption import Resumption
 from shoal.node.round_log import RoundLog
 from shoal.node.states import StateShelf
-from shoal.node.status import node_record, status
+from shoal.node.status import node_record
 from shoal.node.store import Store, disk_errors, write_atomically
 from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed, TrainerSpec
-from shoal.node.trainer_messages import Evaluated, InnerSettings
+from shoal.node.trainer_messages import Evaluated, InnerSettings, Restored
 from shoal.node.training import TrainingDesk
 from shoal.node.workload import WorkloadError
-from shoal.protocol.certificate import Chain, genesis
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, render_manifest
+from shoal.protocol.messages import Term
 from shoal.protocol.records import Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.chunks import ChunkExchange
@@ -82,7 +89,7 @@ class Daemon:
         self.identity = Identity.load_or_create(store.folder / "node.key")
         self.swarm_id = manifest.swarm_id
         self.boot = store.next_boot()
-        self.chain = Chain(genesis(self.swarm_id, manifest.swarm.founders))
+        self.chain = Chain(genesis(self.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
         try:
             for certificate in store.certificates():
                 self.chain.extend(certificate)
@@ -125,10 +132,31 @@ class Daemon:
                 chain=self.chain,
                 shelf=self.shelf,
                 catchup=catchup,
+                earlier=EarlierStates(store.folder, chain=self.chain, shelf=self.shelf, outer=outer),
                 links=self.links,
                 holds=self.holds,
                 on_progress=on_progress,
             )
+        )
+        self.resumption = Resumption(
+            store.folder,
+            send=self.trainer.send,
+            on_progress=on_progress,
+            always=lambda round: self.checkpoints.is_due(round),
+            regular=manifest.round.durability == "disk",
+        )
+        self.checkpoints = Checkpoints(
+            CheckpointParts(
+                folder=store.folder,
+                manifest=manifest,
+                chain=self.chain,
+                save=self.custody.save,
+                shelf=self.shelf,
+                resumption=self.resumption,
+                on_progress=on_progress,
+            ),
+            every=config.checkpoint_every,
+            keep=config.checkpoint_keep,
         )
         self.reduce = ReduceDesk(
             identity=self.identity,
@@ -150,8 +178,9 @@ class Daemon:
             custody=self.custody,
             shelf=self.shelf,
             links=self.links,
-            lanes=self.lanes,
             reduce=self.reduce,
+            resumption=self.resumption,
+            checkpoints=self.checkpoints,
             desk=self.desk,
             log=RoundLog(self.events),
             holds=self.holds,
@@ -196,7 +225,7 @@ class Daemon:
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             await nursery.start(self.lanes.run)
             await nursery.start(self.members.run)
-            await nursery.start(ControlServer(self.store.folder, self._handlers(), self._orders()).run)
+            await nursery.start(ControlServer(self.store.folder, handlers(self), orders(self)).run)
             self.events.write(
                 "listening",
                 addresses=self.host.addresses,
@@ -208,6 +237,9 @@ class Daemon:
             nursery.start_soon(self._watch_left)
             nursery.start_soon(self.reduce.run)
             nursery.start_soon(self.custody.run)
+            nursery.start_soon(self.engine.going_back.run)
+            nursery.start_soon(self.resumption.run)
+            nursery.start_soon(self.checkpoints.run)
             for address in (*self.config.join, *self.config.manifest.network.bootstrap):
                 nursery.start_soon(self._join, address)
             if self.config.mdns:
@@ -232,6 +264,9 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.trainer.run)
                 nursery.start_soon(self._watch_trainer)
+                started = self.trainer.started
+                self.events.write("trainer_started", device=started.device, import_s=round(started.import_s, 6))
+                await self.checkpoints.expect(self.trainer.layout)
                 await self.engine.run(numel=self.trainer.layout.numel)
         except* WorkloadError as group:
             error = _first(group)
@@ -242,6 +277,7 @@ class Daemon:
     async def _watch_trainer(self) -> None:
         async for event in self.trainer.events:
             self.desk.heard(event)
+            self.resumption.heard(event)
             if isinstance(event, TrainerFailed):
                 await self._training_failed(event)
             else:
@@ -253,12 +289,14 @@ class Daemon:
     async def _training_failed(self, event: TrainerFailed) -> None:
         self.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
         self.events.write("failed", message=event.summary)
-        self._leave_then(Outcome.FAILED)
+        self.leave_then(Outcome.FAILED)
 
     def _note_trainer(self, event: TrainerEvent) -> None:
         if isinstance(event, Evaluated):
             metric = self.trainer.started.metric
             self.events.write("evaluated", round=event.round, loss=event.value, metric=metric)
+        elif isinstance(event, Restored):
+            self.events.write("resumed", round=event.round, exact=event.exact, refused=event.refused)
         elif isinstance(event, Restarted):
             logger.warning("the trainer was started again: %s", event.cause)
             self.events.write("trainer_restarted", cause=event.cause)
@@ -272,9 +310,9 @@ class Daemon:
                     return
                 self.on_progress(Notice(text="leaving the swarm; press Ctrl-C again to stop at once"))
                 logger.info("signal %d: leaving", number)
-                self._leave_then(Outcome.INTERRUPTED)
+                self.leave_then(Outcome.INTERRUPTED)
 
-    def _leave_then(self, outcome: Outcome) -> None:
+    def leave_then(self, outcome: Outcome) -> None:
         """Leave in order where this node takes part already, else at once."""
         if self.engine.finished:
             return
@@ -325,7 +363,7 @@ class Daemon:
             self.engine.alive(self.members.alive())
             if change.kind == "linked":
                 record = self.members.record_of(change.peer)
-                self.engine.linked(change.peer, 0 if record is None else record.round)
+                self.engine.linked(change.peer, (Term(), 0) if record is None else (Term(*record.term), record.round))
 
     async def _request_lane(self, peer: PeerId, offer: bytes) -> bytes:
         return await self.host.request(
@@ -350,47 +388,6 @@ class Daemon:
         return await self.host.request(
             peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
-
-    # -- control ---------------------------------------------------------------------------------------------
-
-    def _handlers(self) -> Mapping[str, Handler]:
-        async def show() -> Mapping[str, JsonValue]:
-            return status(self)
-
-        async def leave() -> Mapping[str, JsonValue]:
-            self._leave_then(Outcome.LEFT)
-            return {}
-
-        async def pause() -> Mapping[str, JsonValue]:
-            self.engine.put(SetPaused(True))
-            return {}
-
-        async def resume() -> Mapping[str, JsonValue]:
-            self.engine.put(SetPaused(False))
-            return {}
-
-        async def release() -> Mapping[str, JsonValue]:
-            self.holds.release()
-            return {}
-
-        handlers: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
-        return {**handlers, "release": release} if self.config.test_mode else handlers
-
-    def _orders(self) -> Mapping[str, Order]:
-        """Ops with arguments, of test mode only: faults that no signal can make."""
-
-        async def hold(points: Sequence[str]) -> Mapping[str, JsonValue]:
-            self.holds.replace(tuple(Hold.parse(point) for point in points))
-            return {}
-
-        async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-            """Break all lanes to these peers; the links stay. Says to whom there were any."""
-            connected = self.lanes.connected().intersection(peers)
-            for peer in connected:
-                self.lanes.drop(peer)
-            return {"cut": sorted(connected)}
-
-        return {"hold": hold, "cut": cut} if self.config.test_mode else {}
 
 
 def _cap(bytes_per_s: int | None) -> RateLimit | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
 
 from shoal.collectives.finals import Finals
 from shoal.node.trainer import TrainerEvent
+from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, RoundMessage
+from shoal.protocol.messages import Certificate, Message, Rebase, RoundMessage, Target, Term, Value
 
 TICK_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
@@ -26,11 +28,10 @@ class Heard:
     message: Message
 
     @property
-    def round(self) -> int:
-        """The round that the message is about."""
-        if isinstance(self.message, Certificate):
-            return self.message.value.round
-        return self.message.round if isinstance(self.message, RoundMessage) else 0
+    def position(self) -> Position:
+        """The decision that the message is about."""
+        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
+        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,25 @@ class SetPaused:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A link came up: the peer, which has certified up to `round`, may have missed what this node said."""
+    """A link came up: the peer, whose newest certificate is of `certified`, may have missed what this node said."""
 
     peer: PeerId
-    round: int
+    certified: Position
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeld:
+    """The state of a round to go back to is on disk, and has this digest; None if it was not to be had this time."""
+
+    target: Target
+    digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The user's order: `carry_out` is called between two other inputs, and says itself to whom it matters."""
+
+    carry_out: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,7 @@ class Tick:
     """Time passed, or who is alive changed."""
 
 
-Own = TrainerEvent | Reduced | SetPaused | Linked | Tick
+Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Ordered | Tick
 Input = Heard | Own
 
 

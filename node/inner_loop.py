@@ -19,6 +19,8 @@ import torch
 
 from shoal.node.adamw import AdamW
 from shoal.node.flat_parameters import FlatParameters
+from shoal.node.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
+from shoal.node.random_state import RandomState
 from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import (
     Assignment,
@@ -28,7 +30,7 @@ from shoal.node.trainer_messages import (
     Train,
     Trained,
 )
-from shoal.node.workload import Workload
+from shoal.node.workload import Workload, batches_from
 from shoal.protocol.errors import ConfigError, LocalError
 
 PROGRESS_PERIOD_S = 1.0
@@ -67,6 +69,15 @@ class _Mark:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Restored:
+    """What was read back and waits for the anchor, or for the share of the data, that it belongs to."""
+
+    kept: torch.Tensor | None
+    counters: InnerCounters
+    random: RandomState
+
+
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
     """The running `Train` order and what has been measured of it."""
@@ -90,8 +101,9 @@ class _Stretch:
 class Replica:
     """One node's live copy of the model, its inner optimizer, and the three vectors of its accounts.
 
-    Lifetime: construct; `write_initial` for genesis; `apply` the first anchor; then `begin` stretches and
-    `step` until one is over. The optimizer's moments live through `apply` and die with the process.
+    Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
+    then `begin` stretches and `step` until one is over. The optimizer's moments live through `apply`; beyond the
+    process they live as far as `inner_state` was saved.
     """
 
     def __init__(
@@ -110,8 +122,10 @@ class Replica:
         self._device = device
         self._flat = FlatParameters(self.model)
         self.layout = self._flat.layout
+        trained = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
+        self._trained_names = tuple(name for name, _ in trained)
         self._optimizer = AdamW(
-            (parameter for parameter in self.model.parameters() if parameter.requires_grad),
+            (parameter for _, parameter in trained),
             betas=inner.betas,
             weight_decay=inner.weight_decay,
         )
@@ -123,7 +137,9 @@ class Replica:
         self._stretch: _Stretch | None = None
         self._assignment: Assignment | None = None
         self._batches: Iterator[Any] = iter(())
+        self._drawn = 0  # batches of the assignment
         self._nonfinite_steps = 0
+        self._restored: _Restored | None = None
 
     @property
     def training(self) -> bool:
@@ -151,6 +167,8 @@ class Replica:
             since, counted = self._taken_until(taken, self._base)
             kept = self._local().sub_(since)
             kept_tokens = self._tokens - counted
+        elif self._base is None and self._restored is not None and self._restored.kept is not None:
+            kept, kept_tokens = self._restored.kept, self._restored.counters.kept_tokens
         base = self._base if self._base is not None else self._flat.new_vector()
         np.copyto(base.numpy(), anchor)
         self._flat.scatter(base if kept is None else kept.add_(base))
@@ -167,10 +185,19 @@ class Replica:
         if order.steps < 1:
             raise LocalError(f"a stretch of {order.steps} steps")
         if order.assignment != self._assignment:
-            torch.manual_seed(order.assignment.stream_seed)  # dropout too follows the share, not the past
-            self._batches = iter(self._workload.batches(order.assignment))
-            self._assignment = order.assignment
+            self._open_stream(order.assignment)
         self._stretch = _Stretch(order=order)
+
+    def _open_stream(self, assignment: Assignment) -> None:
+        """Begin with this share of the data, or go on in it where a restored trainer had come to."""
+        torch.manual_seed(assignment.stream_seed)  # dropout too follows the share, not the past
+        restored, self._restored = self._restored, None
+        resumed = restored is not None and restored.counters.assignment == assignment
+        self._drawn = restored.counters.drawn if restored is not None and resumed else 0
+        self._batches = batches_from(self._workload, assignment, self._drawn)
+        self._assignment = assignment
+        if restored is not None and resumed:
+            restored.random.restore(self._device)
 
     def step(self, out: Vector) -> Progress | Contribution | Trained | None:
         """Make one inner step; return a report where one is due.
@@ -184,6 +211,7 @@ class Replica:
         began = time.monotonic()
         batch = next(self._batches, None)
         if batch is not None:
+            self._drawn += 1
             self._optimize(batch, stretch)
             stretch.steps += 1
         elif not stretch.steps:
@@ -193,6 +221,63 @@ class Replica:
             self._stretch = None
             return self._contribute(stretch, out) if stretch.order.contribute else _trained(stretch)
         return _progress(stretch)
+
+    def new_vector(self) -> torch.Tensor:
+        """Return ``(numel,) float32`` zeros in host memory."""
+        return self._flat.new_vector()
+
+    def inner_state_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The optimizer's state, and of the model what does not travel, by name; each is the live tensor."""
+        travelling = set(self.layout.names)
+        buffers = [
+            (f"buffer.{name}", value)
+            for name, value in self.model.state_dict().items()
+            if name not in travelling and isinstance(value, torch.Tensor) and keepable(value)
+        ]
+        return [*self._optimizer.state(self._trained_names), *buffers]
+
+    def inner_state(self, round: int) -> InnerState:
+        """What is to be kept of this replica for a restart, as it stands: live tensors, to be copied before any step.
+
+        round: the last one whose contribution is in it. Raises before an `apply`.
+        """
+        if self._base is None:
+            raise LocalError("a snapshot was ordered before any anchor was applied")
+        since, counted = (self._base, 0) if self._mark is None else (self._mark.local, self._mark.tokens)
+        kept = [("kept", self._local().sub_(since))] if self._tokens != counted else []
+        counters = InnerCounters(
+            layout=self.layout.digest.hex(),
+            round=round,
+            kept_tokens=self._tokens - counted,
+            assignment=self._assignment,
+            drawn=self._drawn,
+        )
+        return InnerState([*self.inner_state_tensors(), *kept], counters, RandomState.capture(self._device))
+
+    def inner_state_bytes(self) -> int:
+        """How much memory a copy of it takes, as long as no progress is to be kept."""
+        return room_bytes(tensor for _, tensor in self.inner_state_tensors())
+
+    def restore(self, saved: SavedInner, *, exact: bool) -> None:
+        """Take over what an earlier process knew, before the first `apply`.
+
+        exact: the anchor to come is the one it stood before, so all of it holds; else only the optimizer's moments and
+        the buffers do. Raises DamagedFile, with nothing changed, if it is of another model, and LocalError.
+        """
+        if self._base is not None:
+            raise LocalError("a snapshot is to be restored after an anchor was applied")
+        own = self.inner_state_tensors()
+        saved.check_layout(self.layout.digest)
+        for name, tensor in own:
+            saved.check(name, tensor)
+        kept: torch.Tensor | None = None
+        if exact and saved.has("kept"):
+            saved.copy_to("kept", kept := self._flat.new_vector())
+        for name, tensor in own:
+            saved.copy_to(name, tensor)
+        if exact:
+            saved.random.restore(self._device)
+            self._restored = _Restored(kept=kept, counters=saved.counters, random=saved.random)
 
     @torch.no_grad()
     def evaluate(self) -> float:

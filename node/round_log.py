@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.collectives.finals import Finals
 from shoal.node.events import EventLog
 from shoal.node.trainer_messages import Contribution
@@ -23,7 +25,11 @@ class RoundLog:
     def started(self, head: Value, role: str) -> None:
         """The round after `head` begins."""
         self._events.write(
-            "round_started", term=term_text(head.term), round=head.round + 1, members=len(head.members), role=role
+            "round_started",
+            term=term_text(head.next_term),
+            round=head.next_round,
+            members=len(head.members),
+            role=role,
         )
 
     def contributed(self, event: Contribution, tokens: int) -> None:
@@ -68,7 +74,16 @@ class RoundLog:
         """A vote or proposal is on disk."""
         names = {"vote": "voted", "propose": "proposed", "promise": "view_changed"}
         if record.kind in names:
-            self._events.write(names[record.kind], round=record.round, view=record.view)
+            term = term_text(record.term)
+            self._events.write(names[record.kind], term=term, round=record.round, view=record.view)
+
+    def rolled_back(self, value: Value) -> None:
+        """A round decided to go back, and its term is over."""
+        self._events.write("rolled_back", to=value.state_round, **_decision(value))
+
+    def rebased(self, value: Value) -> None:
+        """The authority opened another term, in which `value` stands for the certificate of its round."""
+        self._events.write("rebased", to=value.state_round, **_decision(value))
 
     def certified(
         self, certificate: Certificate, finals: Finals, *, reduce_s: float, total_s: float, traffic: dict[str, int]
@@ -90,3 +105,13 @@ class RoundLog:
             total_s=round(total_s, 6),
             **traffic,
         )
+
+
+def _decision(value: Value) -> dict[str, str | int | Sequence[str]]:
+    return {
+        "term": term_text(value.term),
+        "round": value.round,
+        "digest": value.digest.hex(),
+        "value": value.hash.hex(),
+        "members": value.members,
+    }

@@ -1,6 +1,6 @@
 """States and finals as files: how they are laid out, written such that a crash cannot hurt, and read back.
 
-    state    safetensors: vectors `anchor` and `momentum`, the counters as metadata
+    state    safetensors: vectors `anchor` and `momentum`; counters and the hashes of the chunks as metadata
     finals   length of the plan (u32) ‖ canonical plan ‖ payload of chunk 0 ‖ payload of chunk 1 ‖ …
 
 A state is believed only where its digest is a certificate's. Finals carry their owners' signatures, and are of the plan
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from safetensors.numpy import load
 
-from shoal.collectives.codecs import U8
+from shoal.collectives.codecs import F32, U8
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.collectives.state import CertifiedState, frozen
+from shoal.collectives.state import CertifiedState, StateHeader, frozen
 from shoal.node.store import SYNC_BYTES, disk_errors, sync_and_release, sync_folder, write_atomically
-from shoal.protocol.errors import LocalError
+from shoal.node.tensor_files import DamagedFile, TensorFile
+from shoal.protocol.errors import LocalError, StorageError
 from shoal.protocol.messages import Plan, Term
 from shoal.protocol.wire import canonical, decode
 
@@ -36,43 +36,83 @@ _HEADER_ALIGNMENT_BYTES = 8
 # -- states --------------------------------------------------------------------------------------------------
 
 
-def write_state(path: Path, state: CertifiedState) -> None:
-    """Write a state durably; a crash leaves it whole or not there. Raises StorageError."""
+def write_state(path: Path, state: CertifiedState, header: StateHeader | None = None) -> None:
+    """Write a state durably; a crash leaves it whole or not there. With its header, damage can be told by the chunk.
+
+    Raises StorageError.
+    """
     size = state.anchor.nbytes
-    header = msgspec.json.encode(
+    metadata = {
+        "rebases": str(state.term.rebases),
+        "rollbacks": str(state.term.rollbacks),
+        "round": str(state.round),
+        "tokens": str(state.tokens),
+        "layout": state.layout_hash.hex(),
+    }
+    if header is not None:
+        metadata |= {
+            "chunk_values": str(header.chunk_values),
+            "anchor_hashes": header.anchor.hex(),
+            "momentum_hashes": header.momentum.hex(),
+        }
+    text = msgspec.json.encode(
         {
-            "__metadata__": {
-                "rebases": str(state.term.rebases),
-                "rollbacks": str(state.term.rollbacks),
-                "round": str(state.round),
-                "tokens": str(state.tokens),
-                "layout": state.layout_hash.hex(),
-            },
+            "__metadata__": metadata,
             "anchor": {"dtype": "F32", "shape": [state.numel], "data_offsets": [0, size]},
             "momentum": {"dtype": "F32", "shape": [state.numel], "data_offsets": [size, 2 * size]},
         }
     )
-    header += b" " * (-len(header) % _HEADER_ALIGNMENT_BYTES)
-    head = len(header).to_bytes(8, "little") + header
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
+    head = len(text).to_bytes(8, "little") + text
     write_atomically(path, head, state.anchor.data.cast("B"), state.momentum.data.cast("B"))
 
 
+def header_in(file: TensorFile) -> StateHeader | None:
+    """The header that a state was written with, not believed yet; None if there is none, or none that holds."""
+    told = file.metadata
+    try:
+        return StateHeader(
+            term=Term(int(told["rebases"]), int(told["rollbacks"])),
+            round=int(told["round"]),
+            tokens=int(told["tokens"]),
+            numel=(file.span("anchor")[1] - file.span("anchor")[0]) // 4,
+            chunk_values=int(told["chunk_values"]),
+            layout=bytes.fromhex(told["layout"]),
+            anchor=bytes.fromhex(told["anchor_hashes"]),
+            momentum=bytes.fromhex(told["momentum_hashes"]),
+        )
+    except (KeyError, ValueError, ZeroDivisionError, DamagedFile):
+        return None
+
+
 def read_state(path: Path) -> CertifiedState:
-    """Read a state. Raises OSError, SafetensorError, KeyError, ValueError or LocalError if the file is none."""
-    data = path.read_bytes()
-    vectors = load(data)
-    if not vectors["anchor"].size:
-        raise ValueError("no values")
-    head = int.from_bytes(data[:8], "little")
-    metadata = msgspec.json.decode(data[8 : 8 + head])["__metadata__"]
+    """Read a state. Raises OSError, KeyError, ValueError or LocalError if the file is none."""
+    try:
+        file = TensorFile(path)
+        vectors = [_read_vector(file, name) for name in ("anchor", "momentum")]
+    except StorageError as error:
+        raise ValueError(str(error)) from None
+    told = file.metadata
     return CertifiedState(
-        term=Term(int(metadata["rebases"]), int(metadata["rollbacks"])),
-        round=int(metadata["round"]),
-        tokens=int(metadata["tokens"]),
-        layout_hash=bytes.fromhex(metadata["layout"]),
-        anchor=frozen(np.ascontiguousarray(vectors["anchor"], np.float32)),
-        momentum=frozen(np.ascontiguousarray(vectors["momentum"], np.float32)),
+        term=Term(int(told["rebases"]), int(told["rollbacks"])),
+        round=int(told["round"]),
+        tokens=int(told["tokens"]),
+        layout_hash=bytes.fromhex(told["layout"]),
+        anchor=frozen(vectors[0]),
+        momentum=frozen(vectors[1]),
     )
+
+
+def _read_vector(file: TensorFile, name: str) -> F32:
+    """Read, and not mapped: what was checked once must not come from the disk again."""
+    begin, end = file.span(name)
+    numel = (end - begin) // 4
+    if file.dtype(name) != "F32" or file.shape(name) != (numel,) or not numel:
+        raise ValueError(f"{name} is no vector of float32")
+    vector = np.fromfile(file.path, np.float32, numel, offset=file.data_offset + begin)
+    if vector.size != numel:
+        raise ValueError(f"{name} is cut short")
+    return vector
 
 
 # -- finals --------------------------------------------------------------------------------------------------

@@ -46,6 +46,23 @@ class StateSaver:
                 self._newest = None
         self._tell()
 
+    async def go_back(self, round: int) -> None:
+        """States after `round` were abandoned: none is saved any more, and those on disk are removed.
+
+        Raises StorageError.
+        """
+        async with self._writing:
+            if self._newest is not None and self._newest.round > round:
+                self._newest = None
+            self._saved_round = min(self._saved_round, round)
+            await trio.to_thread.run_sync(self._shelf.go_back, round)
+        self._tell()
+
+    async def save_unless_newer(self, state: CertifiedState) -> None:
+        """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
+        if state.round > self._saved_round:
+            await self.save_now(state)
+
     async def save_soon(self, state: CertifiedState) -> None:
         """Have `state` saved, unless a newer one is before its turn. Waits only while the disk is far behind.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.node.control import BytesStatus, JsonValue, MemberStatus, Status
+from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
 from shoal.node.round_log import term_text
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Consent
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
 
 if TYPE_CHECKING:
@@ -47,10 +50,11 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         swarm_id=daemon.swarm_id.hex(),
         addresses=list(daemon.host.addresses),
         phase=daemon.engine.phase,
-        term=term_text(head.term),
-        round=head.round,
+        term=term_text(head.next_term),
+        round=head.state_round,
         digest=None if state is None else daemon.shelf.header(state).digest.hex(),
         members=members,
+        rollbacks=[] if machine is None else _rollbacks(machine.consents()),
         missing=[] if machine is None else list(machine.missing()),
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,
@@ -61,6 +65,13 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
     )
     built: dict[str, JsonValue] = msgspec.to_builtins(document)
     return built
+
+
+def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:
+    return [
+        RollbackStatus(peer_id=peer, round=consent.target.round, asked=consent.asked)
+        for peer, consent in sorted(consents.items())
+    ]
 
 
 def _member(daemon: Daemon, peer: str) -> MemberStatus:

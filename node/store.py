@@ -9,6 +9,8 @@
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
+    resume/<term>-<round>.trainer, .work        what this node alone knows, of the last rounds (resumption.py)
+    checkpoints/<term>-<round>/ everything of one round (checkpoint_folder.py)
     events.jsonl        the event log
     rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied
 
@@ -32,7 +34,7 @@ from blake3 import blake3
 
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
-from shoal.protocol.messages import Certificate
+from shoal.protocol.messages import Entry, Value
 from shoal.protocol.wire import canonical, decode
 
 _CHECK_BYTES = 8
@@ -115,7 +117,7 @@ class RecordLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors(path.parent):
-            self.recovered, good = _read_records(path)
+            self.recovered, good = read_records(path)
             self._file = path.open("ab", buffering=0)
             # What follows the last whole record was cut short by a crash: it was never acted upon.
             self._file.truncate(good)
@@ -124,11 +126,11 @@ class RecordLog:
         """Write one record and return when it is on disk. Raises StorageError, and then it is not there."""
         if len(payload) > RECORD_LIMIT_BYTES:
             raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
-        head = len(payload).to_bytes(4, "little") + blake3(payload).digest(_CHECK_BYTES)
+        record = frame_record(payload)
         good = self.size
         with disk_errors(self._path.parent):
             try:
-                if self._file.write(head + payload) != len(head) + len(payload):
+                if self._file.write(record) != len(record):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file.fileno())
             except OSError:
@@ -143,8 +145,7 @@ class RecordLog:
 
     def rewrite(self, payloads: list[bytes]) -> None:
         """Replace all records by these, atomically. Raises StorageError, and then it goes on with the old ones."""
-        heads = (len(p).to_bytes(4, "little") + blake3(p).digest(_CHECK_BYTES) + p for p in payloads)
-        write_atomically(self._path, b"".join(heads))
+        write_atomically(self._path, b"".join(map(frame_record, payloads)))
         with disk_errors(self._path.parent):
             file = self._path.open("ab", buffering=0)
         self._file.close()
@@ -155,7 +156,13 @@ class RecordLog:
         self._file.close()
 
 
-def _read_records(path: Path) -> tuple[list[bytes], int]:
+def frame_record(payload: bytes) -> bytes:
+    """A record as it stands in a log."""
+    return len(payload).to_bytes(4, "little") + blake3(payload).digest(_CHECK_BYTES) + payload
+
+
+def read_records(path: Path) -> tuple[list[bytes], int]:
+    """The whole records at the start of a log, which may be growing meanwhile, and how many bytes they take."""
     if not path.exists():
         return [], 0
     data = path.read_bytes()
@@ -230,21 +237,22 @@ class Store:
         self._agreement.append(canonical(record))
         self._bound.append(record)
 
-    def decided(self, round: int) -> None:
-        """What was promised in this round and before binds nobody any more; the log is cut when it has grown."""
-        self._bound = [record for record in self._bound if record.round > round]
+    def decided(self, value: Value) -> None:
+        """What was promised before the round after `value` binds nobody any more; the log is cut when it has grown."""
+        begins = value.next_term, value.next_round
+        self._bound = [record for record in self._bound if (record.term, record.round) >= begins]
         if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:
             self._agreement.rewrite([canonical(record) for record in self._bound])
 
-    def certificates(self) -> list[Certificate]:
+    def certificates(self) -> list[Entry]:
         """The chain as far as this node had it."""
         try:
-            return [msgspec.msgpack.decode(payload, type=Certificate) for payload in self._chain.recovered]
+            return [msgspec.msgpack.decode(payload, type=Entry) for payload in self._chain.recovered]
         except (msgspec.DecodeError, RemoteError) as error:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
             ) from None
 
-    def append_certificate(self, certificate: Certificate) -> None:
-        """Extend the chain on disk."""
-        self._chain.append(canonical(certificate))
+    def append_certificate(self, entry: Entry) -> None:
+        """Extend the chain on disk; a rebase goes behind what it abandons."""
+        self._chain.append(canonical(entry))

@@ -1,9 +1,9 @@
 """The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
 
 A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started
-again from the anchor in shared memory, at most `RESTART_LIMIT` times in `RESTART_WINDOW_S`; what it had not
-contributed is lost. A workload that *raises* would raise again: its traceback is the last event and no restart
-is tried. This module does not import torch.
+again from the anchor in shared memory and its newest snapshot, at most `RESTART_LIMIT` times in
+`RESTART_WINDOW_S`; what it had learnt since, and not contributed, it learns again. A workload that *raises*
+would raise again: its traceback is the last event and no restart is tried. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from shoal.node.trainer_messages import (
     Pong,
     Progress,
     Report,
+    Restore,
+    Restored,
     Scalar,
+    Snapshotted,
     Start,
     Started,
     Trained,
@@ -87,7 +90,18 @@ class TrainerFailed:
     traceback: str
 
 
-TrainerEvent = Initial | Progress | Contribution | Trained | Applied | Evaluated | Restarted | TrainerFailed
+TrainerEvent = (
+    Initial
+    | Progress
+    | Contribution
+    | Trained
+    | Applied
+    | Evaluated
+    | Snapshotted
+    | Restored
+    | Restarted
+    | TrainerFailed
+)
 
 
 class Trainer:
@@ -111,6 +125,7 @@ class Trainer:
         self._child: TrainerChild | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
+        self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
         self._contributions = 0
         self._announced = False
 
@@ -150,12 +165,16 @@ class Trainer:
         """Give the trainer an order.
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
-        will stand on it), every other order is dropped, and the daemon orders anew on `Restarted`.
+        will stand on it, with what the newest snapshot holds), every other order is dropped, and the daemon orders
+        anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
         if isinstance(command, Apply):
             self._anchored = command
+            self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
+        elif isinstance(command, Restore):
+            self._newest = command
         if self._child is not None:
             await self._child.send(command)
 
@@ -181,6 +200,7 @@ class Trainer:
         with trio.move_on_after(START_DEADLINE_S) as scope:
             await self._start(child, memory)
             if self._anchored is not None:
+                await self._restore(child, self._anchored)
                 await self._stand_on_anchor(child)
         if scope.cancelled_caught:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
@@ -221,6 +241,23 @@ class Trainer:
         if not isinstance(await child.receive(), Attached):
             raise LocalError("the trainer did not attach")
 
+    async def _restore(self, child: TrainerChild, anchored: Apply) -> None:
+        """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
+
+        One of the round under way was ordered when its contribution had been taken.
+        """
+        if self._newest is None:
+            return
+        round = self._newest.round
+        exact = round in (anchored.round, anchored.round + 1)
+        await child.send(Restore(path=self._newest.path, round=round, exact=exact))
+        restored = await child.receive()
+        if not isinstance(restored, Restored):
+            raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
+        if restored.refused:
+            self._newest = None
+        await self._publish.send(restored)
+
     async def _stand_on_anchor(self, child: TrainerChild) -> None:
         """Load the anchor afresh; again, if the daemon wrote a newer one meanwhile (the copy may be torn)."""
         loaded: Apply | None = None
@@ -237,9 +274,13 @@ class Trainer:
                 self._publish.send_nowait(report)
             except trio.WouldBlock:
                 return
-        elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated):
+        elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated | Snapshotted | Restored):
             if isinstance(report, Contribution):
                 self._contributions = report.number
+            elif isinstance(report, Snapshotted) and not report.failure:
+                self._newest = Restore(path=report.path, round=report.round, exact=True)
+            elif isinstance(report, Restored) and report.refused:
+                self._newest = None
             await self._publish.send(report)
         elif not isinstance(report, Pong):
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")

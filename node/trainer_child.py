@@ -27,7 +27,7 @@ STOP_DEADLINE_S = 2.0
 LOG_DEADLINE_S = 1.0
 LOG_LINE_LIMIT_BYTES = 4096
 READ_BYTES = 64 << 10
-PROGRAM = ("-m", "shoal.node.trainer_process")
+PROGRAM = ("-m", "shoal.node.trainer_start")
 
 logger = logging.getLogger("shoal.trainer")
 

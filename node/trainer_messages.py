@@ -24,6 +24,11 @@ contribution and mark alone. `Apply` then names the newest number taken, ever:
 ``fresh=True`` drops local progress: the replica becomes the anchor exactly. That is also what a restarted
 trainer begins with; numbers go on rising across restarts, so an `Apply` that names a contribution of the
 dead process is understood as older than this base.
+
+**A restart loses nothing where a snapshot was written.** `Snapshot` has the trainer copy all that it knows
+beside the anchor, and write it to a file while it goes on; it is ordered right after a contribution was taken,
+when the trainer has nothing else to do, and mark and replica are the same. A new process that is told to
+`Restore` it before its first `Apply` goes on with the same moments, random numbers and batches.
 """
 
 from __future__ import annotations
@@ -141,6 +146,27 @@ class Apply(Message, frozen=True, kw_only=True):
     fresh: bool = False
 
 
+class Snapshot(Message, frozen=True, kw_only=True):
+    """Copy the inner state at this step boundary, and write it to the file `path` beside what follows.
+
+    round: the last one whose contribution is in it. Answered by `Snapshotted` when it is on disk, or cannot be.
+    """
+
+    round: int
+    path: str
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """Take over the snapshot at `path`, before the first `Apply`; without `exact` its moments only.
+
+    Answered by `Restored`. A file that is not what was written is refused, and training begins without.
+    """
+
+    path: str
+    round: int
+    exact: bool
+
+
 class Pause(Message, frozen=True, kw_only=True):
     """Make no inner step after the current one."""
 
@@ -163,18 +189,19 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit cleanly at the next step boundary."""
 
 
-Command = Start | Attach | WriteInitial | Train | Apply | Pause | Resume | Evaluate | Ping | Stop
+Command = Start | Attach | WriteInitial | Train | Apply | Snapshot | Restore | Pause | Resume | Evaluate | Ping | Stop
 
 
 # Trainer to daemon.
 
 
 class Started(Message, frozen=True, kw_only=True):
-    """The model is built."""
+    """The model is built; importing torch took `import_s` before."""
 
     layout: Layout
     metric: str
     device: str
+    import_s: float = 0.0
 
 
 class Attached(Message, frozen=True, kw_only=True):
@@ -234,6 +261,29 @@ class Evaluated(Message, frozen=True, kw_only=True):
     value: float
 
 
+class Snapshotted(Message, frozen=True, kw_only=True):
+    """The snapshot of `round` is in the file `path`, unless `failure` says why not.
+
+    copy_s: what the trainer did not train for; write_s: how long the disk took beside it.
+    """
+
+    round: int
+    path: str
+    copy_s: float
+    write_s: float
+    size_bytes: int
+    failure: str = ""
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """The snapshot of `round` was taken over, unless `refused` says why not."""
+
+    round: int
+    path: str
+    exact: bool
+    refused: str = ""
+
+
 class Pong(Message, frozen=True, kw_only=True):
     """The trainer is alive and between two steps."""
 
@@ -246,7 +296,20 @@ class Failed(Message, frozen=True, kw_only=True):
     configuration: bool = False
 
 
-Report = Started | Attached | Initial | Progress | Contribution | Trained | Applied | Evaluated | Pong | Failed
+Report = (
+    Started
+    | Attached
+    | Initial
+    | Progress
+    | Contribution
+    | Trained
+    | Applied
+    | Evaluated
+    | Snapshotted
+    | Restored
+    | Pong
+    | Failed
+)
 
 
 class Framing:

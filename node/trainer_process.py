@@ -1,12 +1,13 @@
 """The trainer: a child process that runs inner steps for its daemon.
 
-Run by `shoal.node.trainer` as ``python -P -m shoal.node.trainer_process CONTROL MEMORY`` with two inherited
+Run by `shoal.node.trainer` as ``python -P -m shoal.node.trainer_start CONTROL MEMORY`` with two inherited
 descriptors: a socket for messages (`trainer_messages`) and the file of the shared vectors
 (`shared_tensors`). Everything else, the workload's name included, comes in the first message.
 
 Two threads. The main one trains and looks at its orders between steps. The other reads the socket, and when
 the daemon is gone (end of stream) ends the process at once, even in the middle of a long step: a trainer is
-never an orphan. Nothing is lost by that, since all state worth keeping is the daemon's.
+never an orphan. Nothing is lost by that, since all state worth keeping is the daemon's or in a snapshot, and a
+third thread that may be writing one leaves a file that nobody takes for whole.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import torch
 
 from shoal.node import shared_tensors
 from shoal.node.inner_loop import Replica, pick_device
+from shoal.node.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
 from shoal.node.trainer_messages import (
     SUMMARY_LIMIT_CHARS,
     TRACEBACK_LIMIT_CHARS,
@@ -40,7 +43,11 @@ from shoal.node.trainer_messages import (
     Ping,
     Pong,
     Report,
+    Restore,
+    Restored,
     Resume,
+    Snapshot,
+    Snapshotted,
     Start,
     Started,
     Stop,
@@ -50,7 +57,7 @@ from shoal.node.trainer_messages import (
     unpack_command,
 )
 from shoal.node.workload import load_workload, one_line
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import ConfigError, LocalError, StorageError
 
 COMMAND_QUEUE_LIMIT = 256
 READ_BYTES = 64 << 10
@@ -60,17 +67,19 @@ EXIT_FAILED = 5
 
 
 class Control:
-    """The trainer's end of the control pipe: sends from the main thread, receives in its own."""
+    """The trainer's end of the control pipe: sends from any thread, receives in its own."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._commands: queue.Queue[Command] = queue.Queue(COMMAND_QUEUE_LIMIT)
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
     def send(self, report: Report) -> None:
         """Send a report; a daemon that is gone ends the process."""
         try:
-            self._connection.sendall(pack(report))
+            with self._sending:
+                self._connection.sendall(pack(report))
         except OSError:
             os._exit(EXIT_ORPHANED)
 
@@ -99,11 +108,13 @@ class Control:
 class TrainerProcess:
     """Follows commands until `Stop`."""
 
-    def __init__(self, control: Control, memory: int) -> None:
+    def __init__(self, control: Control, memory: int, *, import_s: float) -> None:
         self._control = control
+        self._import_s = import_s
         self._memory = memory
         self._replica: Replica | None = None
         self._tensors: shared_tensors.SharedTensors | None = None
+        self._snapshotter = Snapshotter()
         self._paused = False
 
     def run(self) -> None:
@@ -136,6 +147,9 @@ class TrainerProcess:
                 raise LocalError(f"memory for {command.numel} values, the model has {replica.layout.numel}")
             self._tensors = shared_tensors.attach(self._memory, command.numel)
             self._control.send(Attached())
+            threading.Thread(
+                target=self._snapshotter.reserve, args=(replica.inner_state_bytes(),), name="reserve", daemon=True
+            ).start()
             return
         if self._tensors is None:
             raise LocalError(f"{type(command).__name__} before Attach")
@@ -152,7 +166,9 @@ class TrainerProcess:
             device=device,
             contributions=start.contributions,
         )
-        self._control.send(Started(layout=self._replica.layout, metric=workload.metric, device=str(device)))
+        self._control.send(
+            Started(layout=self._replica.layout, metric=workload.metric, device=str(device), import_s=self._import_s)
+        )
 
     def _work(self, command: Command, replica: Replica, tensors: shared_tensors.SharedTensors) -> None:
         match command:
@@ -163,6 +179,10 @@ class TrainerProcess:
                 self._control.send(Applied(round=command.round))
             case Evaluate():
                 self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
+            case Snapshot():
+                self._snapshot(command, replica)
+            case Restore():
+                self._control.send(_restore(command, replica))
             case WriteInitial():
                 replica.write_initial(tensors.contribution)
                 self._control.send(Initial())
@@ -170,6 +190,45 @@ class TrainerProcess:
                 self._paused = True
             case Resume():
                 self._paused = False
+
+    def _snapshot(self, order: Snapshot, replica: Replica) -> None:
+        """Copy now; write, and report it, in a thread."""
+        try:
+            writing = self._snapshotter.take(replica.inner_state(order.round), Path(order.path))
+        except SnapshotBusy as error:
+            self._control.send(_snapshotted(order, Written(failure=str(error))))
+            return
+
+        def write_and_report() -> None:
+            written = writing.write()
+            self._snapshotter.done()
+            self._control.send(_snapshotted(order, written))
+
+        threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
+
+
+def _snapshotted(order: Snapshot, written: Written) -> Snapshotted:
+    return Snapshotted(
+        round=order.round,
+        path=order.path,
+        copy_s=written.copy_s,
+        write_s=written.write_s,
+        size_bytes=written.size_bytes,
+        failure=written.failure[:SUMMARY_LIMIT_CHARS],
+    )
+
+
+def _restore(order: Restore, replica: Replica) -> Restored:
+    """Take over a snapshot, or say why it cannot be."""
+    refused = ""
+    try:
+        saved = SavedInner(Path(order.path))
+        if saved.counters.round != order.round:
+            raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
+        replica.restore(saved, exact=order.exact)
+    except (StorageError, FileNotFoundError) as error:
+        refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
+    return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])
 
 
 def describe(error: Exception) -> Failed:
@@ -183,18 +242,14 @@ def describe(error: Exception) -> Failed:
     )
 
 
-def main(arguments: list[str]) -> int:
-    """Serve one daemon; return the exit status."""
+def serve(arguments: list[str], *, import_s: float) -> int:
+    """Serve one daemon; return the exit status. import_s: how long importing torch took."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
     descriptor, memory = map(int, arguments)
     control = Control(socket.socket(fileno=descriptor))
     try:
-        TrainerProcess(control, memory).run()
+        TrainerProcess(control, memory, import_s=import_s).run()
     except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
         control.send(describe(error))
         return EXIT_FAILED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import trio
 from blake3 import blake3
@@ -107,8 +108,10 @@ class TrainingDesk:
             )
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
-    async def stand_on(self, state: CertifiedState, *, taken: int) -> None:
+    async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         """Give the trainer the certified anchor, keeping what it learnt that was not taken; then evaluate it.
+
+        `fresh`: what it learnt stands on a state that was abandoned, and goes with it.
 
         Cancellation: the anchor is written whole or not at all.
         """
@@ -116,9 +119,11 @@ class TrainingDesk:
             await self._applied.wait()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
+        if fresh:
+            self._steps_before = self._steps_made = 0
         self._applied = trio.Event()
         self._evaluated = trio.Event()
-        await self._trainer.send(Apply(round=state.round, taken=taken))
+        await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
         await self._trainer.send(Evaluate(round=state.round))
 
     async def train(self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True) -> None:
@@ -131,7 +136,7 @@ class TrainingDesk:
         self._orders += 1
         order = Train(
             order=self._orders,
-            round=previous.round + 1,
+            round=previous.next_round,
             steps=max(1, self._inner_steps - self._steps_made),
             assignment=self._assignment(previous, me),
             certified_tokens=tokens,
@@ -142,7 +147,8 @@ class TrainingDesk:
     def _assignment(self, previous: Value, me: PeerId) -> Assignment:
         members = previous.members
         number = members.index(me) if me in members else len(members) + _draw(me)
-        return Assignment(seed=self._seed, round=previous.round + 1, member=number, members=len(members))
+        seed = _seed_of(self._seed, previous.next_term)
+        return Assignment(seed=seed, round=previous.next_round, member=number, members=len(members))
 
     def is_current(self, event: Contribution) -> bool:
         """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
@@ -170,3 +176,11 @@ class TrainingDesk:
 
 def _draw(peer: PeerId) -> int:
     return int.from_bytes(blake3(peer.encode()).digest(8), "little") % OUTSIDER_NUMBERS
+
+
+def _seed_of(seed: int, term: Term) -> int:
+    """Another term trains on other data: the same again would lead to where it went back from."""
+    if term == Term():
+        return seed
+    place = msgspec.msgpack.encode((seed, term.rebases, term.rollbacks))
+    return int.from_bytes(blake3(place).digest()[:8], "little") >> 1

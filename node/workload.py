@@ -16,7 +16,8 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Scalar
 from shoal.protocol.errors import ConfigError
@@ -24,10 +25,21 @@ from shoal.protocol.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Assignment", "Scalar", "Workload", "WorkloadError", "installed_workloads", "load_workload"]
+__all__ = [
+    "Assignment",
+    "ExportingWorkload",
+    "Scalar",
+    "SeekableWorkload",
+    "Workload",
+    "WorkloadError",
+    "batches_from",
+    "installed_workloads",
+    "load_workload",
+]
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
+"""What every workload has. `batches_after` and `export` are optional, see `SeekableWorkload`, `ExportingWorkload`."""
 
 
 class Workload(Protocol):
@@ -48,7 +60,8 @@ class Workload(Protocol):
         """Yield batches of this member's share of the round, for as long as steps are asked for.
 
         Shares of different members in one round must not overlap. Tensors in tuples, lists and dicts are
-        moved to the trainer's device. An iterator that ends, ends the stretch early.
+        moved to the trainer's device. An iterator that ends, ends the stretch early. Equal assignments give equal
+        batches, also in another process: that is how a node goes on after a restart as if there had been none.
         """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
@@ -56,6 +69,32 @@ class Workload(Protocol):
 
     def evaluate(self, model: torch.nn.Module) -> float:
         """Return `metric` on held-out data, always the same. Called without gradients, in eval mode."""
+
+
+@runtime_checkable
+class SeekableWorkload(Protocol):
+    """A workload that finds its place without drawing what comes before."""
+
+    def batches_after(self, assignment: Assignment, drawn: int) -> Iterator[Any]:
+        """What `batches(assignment)` yields after its first `drawn` batches."""
+
+
+@runtime_checkable
+class ExportingWorkload(Protocol):
+    """A workload that has a format of its own for a trained model."""
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        """Write `model`, which holds the certified parameters, into `folder`, beside `model.safetensors`."""
+
+
+def batches_from(workload: Workload, assignment: Assignment, drawn: int) -> Iterator[Any]:
+    """The batches of a share after its first `drawn`, which are drawn and dropped where the workload cannot seek."""
+    if drawn and isinstance(workload, SeekableWorkload):
+        return iter(workload.batches_after(assignment, drawn))
+    batches = iter(workload.batches(assignment))
+    for _ in range(drawn):
+        next(batches, None)
+    return batches
 
 
 class WorkloadError(ConfigError):

@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 import trio
-from blake3 import blake3
 
 from shoal.node.config import Hold
 from shoal.node.control_client import JsonValue, request
+from shoal.node.store import read_records
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
@@ -284,12 +284,5 @@ def campaign_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manife
 
 def read_chain(path: Path) -> list[Certificate]:
     """The certificates in a node's chain.log, to which it may be appending: a record cut short ends it."""
-    data = path.read_bytes() if path.exists() else b""
-    certificates, at = [], 0
-    while at + 12 <= len(data):
-        payload = data[at + 12 : at + 12 + int.from_bytes(data[at : at + 4], "little")]
-        if blake3(payload).digest(8) != data[at + 4 : at + 12]:
-            break
-        certificates.append(msgspec.msgpack.decode(payload, type=Certificate))
-        at += 12 + len(payload)
-    return certificates
+    records, _ = read_records(path)
+    return [msgspec.msgpack.decode(payload, type=Certificate) for payload in records]

@@ -346,17 +346,19 @@ def assert_exact(report: Report) -> None:
 
 def assert_votes_once(node: Node) -> None:
     """Over all its lives, the node voted and proposed at most once in a view, and never below what it had promised."""
-    said: set[tuple[str, int, int]] = set()
-    promised: dict[int, int] = {}
+    said: set[tuple[str, str, int, int]] = set()
+    promised: dict[tuple[str, int], int] = {}
     for event in node.all_events():
         if event["event"] == "view_changed":
-            promised[event["round"]] = max(promised.get(event["round"], 0), event["view"])
+            decision = event["term"], event["round"]
+            promised[decision] = max(promised.get(decision, 0), event["view"])
         elif event["event"] in ("voted", "proposed"):
-            key = (event["event"], event["round"], event["view"])
+            decision = event["term"], event["round"]
+            key = (event["event"], *decision, event["view"])
             assert key not in said, (node.folder, key)
-            assert event["view"] >= promised.get(event["round"], 0), (node.folder, key)
+            assert event["view"] >= promised.get(decision, 0), (node.folder, key)
             said.add(key)
-    assert any(kind == "voted" for kind, _, _ in said), node.folder
+    assert any(kind == "voted" for kind, *_ in said), node.folder
 
 
 def assert_one_line(text: str, *parts: str) -> None:

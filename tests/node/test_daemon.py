@@ -45,7 +45,7 @@ def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tm
 
         leader.start(join=survivors[:1])
         began = leader.wait("round_started")
-        assert (began["round"], began["members"], began["role"]) == (2, 3, "observer")
+        assert (began["round"], began["members"], began["role"]) == (2, 3, "contributor")  # as before
         for node in survivors:
             node.release()
         assert leader.wait("caught_up")["round"] >= 3
@@ -181,7 +181,7 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses phase term round digest members missing loss tokens_per_s bytes
+peer_id swarm_id addresses phase term round digest members missing rollbacks loss tokens_per_s bytes
 """
 
 

@@ -51,7 +51,7 @@ def test_inbox_keeps_what_is_early_once_and_bounded() -> None:
     for round in range(EARLY_LIMIT_MESSAGES + 1):
         inbox.keep_for_later(heard(round))
     early = inbox.take_early()
-    assert [event.round for event in early] == list(range(1, EARLY_LIMIT_MESSAGES + 1))
+    assert [event.position for event in early] == [(Term(), n) for n in range(1, EARLY_LIMIT_MESSAGES + 1)]
     assert inbox.take_early() == []
 
 
@@ -66,5 +66,5 @@ def test_engine_answers_a_new_link_only_in_its_turn() -> None:
     engine = Engine.__new__(Engine)
     engine._inbox = Inbox()
     engine.machine = Unwritten()  # type: ignore[assignment]
-    engine.linked(PEER, 3)  # while the engine waits for an fsync, say
-    assert drained(engine._inbox, 2) == [Tick(), Linked(PEER, 3)]
+    engine.linked(PEER, (Term(), 3))  # while the engine waits for an fsync, say
+    assert drained(engine._inbox, 2) == [Tick(), Linked(PEER, (Term(), 3))]

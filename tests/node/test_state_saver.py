@@ -16,6 +16,7 @@ from shoal.node import state_saver
 from shoal.node.state_saver import LAG_LIMIT_ROUNDS, REST, StateSaver
 from shoal.node.states import StateShelf
 from shoal.protocol.errors import StorageError
+from tests.node.folders import shelf_folder
 from tests.node.ledger import GRID, state_of
 
 
@@ -23,9 +24,7 @@ class SlowShelf(StateShelf):
     """A shelf whose disk writes when it is let, and says what it wrote."""
 
     def __init__(self, folder: Path) -> None:
-        for name in ("state", "finals"):
-            (folder / name).mkdir()
-        super().__init__(folder, GRID.chunk_values)
+        super().__init__(shelf_folder(folder), GRID.chunk_values)
         self.began: list[int] = []
         self.wrote: list[int] = []
         self.let = threading.Semaphore(0)

@@ -41,7 +41,10 @@ from shoal.node.trainer_messages import (
     InnerSettings,
     Pause,
     Progress,
+    Restored,
     Resume,
+    Snapshot,
+    Snapshotted,
     Stop,
     Train,
     Trained,
@@ -222,6 +225,71 @@ def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
             assert (await expect(trainer, Contribution)).tokens == 4 * 32
 
     run(scenario)
+
+
+def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
+    """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
+    expected = second_contributions(steps=5)
+    path = tmp_path / "1.trainer"
+    second = Assignment(seed=3, round=2, member=0, members=1)
+
+    async def scenario() -> None:
+        async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+            await trainer.send(WriteInitial())
+            await expect(trainer, Initial)
+            trainer.anchor[:] = trainer.contribution
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+            await expect(trainer, Contribution)
+            await trainer.send(Snapshot(round=1, path=str(path)))
+            written = await expect(trainer, Snapshotted)
+            assert (written.round, written.failure, written.size_bytes) == (1, "", path.stat().st_size)
+            trainer.anchor[:] -= trainer.contribution
+            await trainer.send(Apply(round=1, taken=1))
+            await expect(trainer, Applied)
+
+            for damaged, refused in ((False, ""), (True, f"{path} is damaged")):
+                if damaged:
+                    path.write_bytes(path.read_bytes()[:-1])
+                await trainer.send(Train(round=2, steps=10**12, assignment=second, contribute=False))
+                await trainer.events.receive()  # a Progress: it is in the middle of it
+                kill(trainer)
+                restored = await expect(trainer, Restored)
+                assert (restored.round, restored.exact) == (1, True)
+                assert restored.refused.startswith(refused)
+                assert bool(restored.refused) == damaged
+                await expect(trainer, Restarted)
+                await trainer.send(Train(round=2, steps=5, assignment=second))
+                await expect(trainer, Contribution)
+                np.testing.assert_array_equal(trainer.contribution, expected[damaged])
+
+    run(scenario)
+
+
+def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of round 2 as a trainer makes it that never died, and as one makes it whose moments are gone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = []
+    for forgets in (False, True):
+        replica = Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"))
+        anchor = np.zeros(replica.layout.numel, dtype=np.float32)
+        replica.write_initial(anchor)
+        for round_ in (1, 2):
+            if round_ == 2 and forgets:
+                replica = Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"))
+            replica.apply(anchor, fresh=True)
+            out = np.zeros_like(anchor)
+            share = Assignment(seed=3, round=round_, member=0, members=1)
+            replica.begin(Train(round=round_, steps=steps, assignment=share))
+            while not isinstance(replica.step(out), Contribution):
+                pass
+            anchor -= out
+        found.append(out)
+    torch.set_num_threads(threads)
+    assert not np.array_equal(found[0], found[1])
+    return found[0], found[1]
 
 
 def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

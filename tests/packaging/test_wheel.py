@@ -117,4 +117,4 @@ print(sys.modules["shoal.cli.main"].__file__)
     script = (
         'from importlib.metadata import entry_points as e; print(sorted(p.name for p in e(group="shoal.workloads")))'
     )
-    assert ast.literal_eval(run(str(python), "-I", "-c", script, cwd=tmp_path)) == ["regression", "text"]
+    assert ast.literal_eval(run(str(python), "-I", "-c", script, cwd=tmp_path)) == ["causal-lm", "regression", "text"]

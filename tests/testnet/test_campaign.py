@@ -23,6 +23,7 @@ from shoal.cli.main import execute
 from shoal.node.config import Hold, NodeConfig
 from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_client import ControlRefused, request
+from shoal.node.control_ops import orders
 from shoal.node.daemon import Daemon
 from shoal.node.events import EventLog
 from shoal.node.store import Store
@@ -419,7 +420,7 @@ def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) 
         with Store(config.data_dir) as store:
             log = EventLog(tmp_path / "events.jsonl")
             node = Daemon(config, store, log, lambda _: None)
-            assert set(node._orders()) == ({"hold", "cut"} if test_mode else set())
+            assert set(orders(node)) == {"rollback", "rebase"} | ({"hold", "cut"} if test_mode else set())
             log.close()
 
 
@@ -431,12 +432,12 @@ def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
         with Store(tmp_path) as store:
             log = EventLog(tmp_path / "events.jsonl")
             node = Daemon(config, store, log, lambda _: None)
-            await node._orders()["hold"](["2:train", "2:reduce:0.5"])
+            await orders(node)["hold"](["2:train", "2:reduce:0.5"])
             await node.holds.at(1, "train")  # not held any more
             with trio.move_on_after(0.2):
                 await node.holds.at(2, "train")
             with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
-                await node._orders()["hold"](["soon"])
+                await orders(node)["hold"](["soon"])
             log.close()
 
     run(test)

@@ -71,6 +71,7 @@ def test_every_schedule_keeps_every_promise_and_certifies_one_value(scope: dict[
         {"members": 2, "views": 2, "crashes": 1, "plans": 2},
         {"members": 2, "views": 2, "leaves": 1, "crashes": 1, "planner": 1},
         {"members": 3, "views": 1, "plans": 2, "leaves": 1},
+        {"members": 2, "views": 2, "rollbacks": 1},
     ],
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
 )
@@ -135,6 +136,53 @@ def test_electorate_leads_in_the_order_of_its_members(members: int, planner: int
     for mask in range(1 << members):
         some = [peer for i, peer in enumerate(order) if mask >> i & 1]
         assert outweighs(previous, some) == is_quorum(previous, some)
+
+
+# -- going back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"members": 1, "views": 2, "crashes": 2, "rollbacks": 2},
+        {"members": 2, "views": 3, "crashes": 1, "leaves": 1, "rollbacks": 1},
+        {"members": 3, "views": 3, "crashes": 2, "rollbacks": 1},
+        {"members": 3, "views": 2, "crashes": 1, "rollbacks": 2},
+    ],
+    ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
+)
+def test_a_result_and_a_rollback_of_one_round_are_never_both_certified(scope: dict[str, int]) -> None:
+    exploration = explore(**scope)
+    assert exploration.violations == ()
+    assert exploration.complete
+    assert {len(names) for names in exploration.certified} == {0, 1}
+    names = {name for names in exploration.certified for name in names if "-" not in name}
+    leads = range(min(scope["members"], scope["views"]))
+    back = {f"R{target}/{lead}" for target in range(1, scope["rollbacks"] + 1) for lead in leads}
+    assert names == {f"A{lead}" for lead in leads} | back
+
+
+def test_a_rollback_takes_the_place_of_a_plan_and_changes_nothing_else() -> None:
+    """So what was walked for two values holds for a value and a rollback."""
+    plans, rollback = (
+        explore(members=3, views=3, crashes=1, plans=2),
+        explore(members=3, views=3, crashes=1, rollbacks=1),
+    )
+    assert (plans.states, plans.transitions) == (rollback.states, rollback.transitions)
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind"),
+    [
+        (seeded.GoesBackAnyway, "fork"),
+        (seeded.StaysAnyway, "fork"),
+        (seeded.VainLead, "fork"),
+        (seeded.RemembersAbandoned, "a vote that was not carried"),
+        (seeded.GrowsBack, "a rollback with another electorate"),
+    ],
+)
+def test_seeded_bug_of_going_back_is_found(bug: type[Agreement], kind: str) -> None:
+    assert kinds(explore(bug, members=3, views=2, crashes=1, rollbacks=1)) == [kind]
 
 
 # -- random schedules --------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""`shoal export`: the parameters of a checkpoint as plain safetensors, for any other program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import option
+from shoal.cli.text import in_one_line
+from shoal.cli.verify import CheckpointDir, ExpectedManifest, expected_manifest
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What the user asked `shoal export` for."""
+
+    checkpoint: CheckpointDir
+    out: Annotated[Path, option("--out", help="The folder to write model.safetensors into.", metavar="DIR")]
+    manifest: ExpectedManifest = None
+    data: Annotated[str | None, option("--data", help="What the workload reads.", metavar="PATH")] = None
+    allow_workload: Annotated[
+        list[str],
+        option(
+            "--allow-workload",
+            help="Code that may write its own format beside it, besides installed workloads. Repeatable.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = field(default_factory=list)
+    force: Annotated[bool, option("--force", help="Replace an existing model.safetensors.")] = False
+
+
+def export(options: ExportOptions) -> None:
+    """Check a checkpoint, and write its parameters under their names to model.safetensors."""
+    from shoal.node.checkpoint_check import check_checkpoint
+    from shoal.node.checkpoint_export import export_model
+
+    report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
+    if report.digest is None or not report.state_ok:
+        raise ConfigError(f"nothing is exported: {report.error}")
+    model = export_model(options.checkpoint, options.out, digest=report.digest, force=options.force)
+    typer.echo(f"wrote {model}: round {report.round}, digest {report.digest[:16]}…")
+    own = load_manifest(options.checkpoint / "swarm.toml")
+    if _export_own_format(own, model, options):
+        typer.echo(f"wrote the format of workload {in_one_line(own.workload.name)!r} beside it")
+
+
+def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) -> bool:
+    """Have the workload write its own format; False if it has none, or its code is not the user's wish here."""
+    from shoal.node.checkpoint_export import export_by_workload
+    from shoal.node.workload import installed_workloads, load_workload
+
+    try:
+        check_workload_allowed(
+            manifest, from_peer=True, entry_points=installed_workloads(), allowed=options.allow_workload
+        )
+    except ConfigError:
+        return False
+    workload = load_workload(manifest.workload.name, manifest.workload.options, options.data)
+    return export_by_workload(workload, manifest, model)

@@ -1,0 +1,112 @@
+"""`shoal verify` and `shoal export` from the command line: documents, lines and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import execute
+from shoal.protocol.manifest import render_manifest
+from tests.node.checkpoint_lab import manifest_of, new_ledger
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return new_ledger().checkpoint(tmp_path, 2)
+
+
+def damage(checkpoint: Path, at: int = -1) -> None:
+    path = checkpoint / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_verify_prints_one_document(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["verify", str(checkpoint), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    digest = new_ledger().chain.value(2).digest.hex()
+    assert json.loads(out) == {
+        "ok": True,
+        "term": "0.0",
+        "round": 2,
+        "digest": digest,
+        "chunks": 6,
+        "bad_chunks": [],
+        "bad_files": [],
+        "swarm": manifest_of().swarm_id.hex(),
+        "error": None,
+    }
+    assert out.count("\n") == 1
+
+
+def test_verify_of_damage_is_one_document_one_line_and_exit_code_1(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(checkpoint)
+    assert execute(["verify", str(checkpoint), "--json"]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["ok"], found["round"], found["bad_chunks"]) == (False, 2, ["momentum/2"])
+    assert err.startswith("shoal: ")
+    assert err.count("\n") == 1
+    assert execute(["verify", str(checkpoint)]) == 1
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[-1] == "6 chunks, bad: momentum/2"
+
+
+def test_verify_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["verify", str(checkpoint)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[0].endswith("…, term 0.0, round 2")
+    assert out.splitlines()[-1] == "6 chunks, all as certified"
+
+
+def test_verify_against_ones_own_manifest(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(render_manifest(manifest_of("another")))
+    assert execute(["verify", str(checkpoint), "--json", "--manifest", str(own)]) == 1
+    out, err = capsys.readouterr()
+    assert not json.loads(out)["ok"]
+    assert "of another swarm" in err
+
+
+def test_verify_of_nothing_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["verify", str(tmp_path / "none"), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "there is no folder" in err
+
+
+def test_verify_does_not_import_torch(checkpoint: Path) -> None:
+    code = "import sys; from shoal.cli.main import execute; print(execute(sys.argv[1:]), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "verify", str(checkpoint)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_export_refuses_what_is_not_certified(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(checkpoint)
+    assert execute(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
+    assert "nothing is exported" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_takes_what_is_only_damaged_beside_the_state(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "trainer.safetensors").write_bytes(b"")
+    code = execute(["export", str(checkpoint), "--out", str(tmp_path / "out")])
+    out, _ = capsys.readouterr()
+    assert code == 0
+    assert out.startswith(f"wrote {tmp_path / 'out' / 'model.safetensors'}: round 2, digest ")
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 40_000

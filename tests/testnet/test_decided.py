@@ -1,0 +1,77 @@
+"""Rounds of several terms in what a testnet reports: what is a fork, and what only looks like one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.testnet.campaign_check import Member, broken_votes
+from shoal.testnet.course import Course
+from shoal.testnet.journal import Certified, Entry, Event, RolledBack, parse_event
+from shoal.testnet.report import count_forks
+from shoal.testnet.scenario import Scenario
+
+
+def certified(term: str, round: int, digest: str) -> Certified:
+    return Certified(at=0.0, event="certified", term=term, round=round, digest=digest, value=f"value of {digest}")
+
+
+def rolled_back(term: str, round: int, to: int, digest: str) -> RolledBack:
+    value = f"back to {digest}"
+    return RolledBack(at=0.0, event="rolled_back", term=term, round=round, to=to, digest=digest, value=value)
+
+
+def forks(*events: Event) -> int:
+    entries = tuple(Entry(number, event) for number, event in enumerate(events))
+    scenario = Scenario(nodes=4, rounds=9)
+    course = Course(scenario=scenario, began_at=0.0, ended_at=1.0, entries=entries, nodes=(), faults=())
+    return count_forks(course.decided())
+
+
+@pytest.mark.parametrize(
+    ("events", "count"),
+    [
+        ([certified("0.0", 5, "a"), certified("0.0", 5, "a")], 0),
+        ([certified("0.0", 5, "a"), certified("0.0", 5, "b")], 1),
+        ([certified("0.0", 5, "a"), certified("0.1", 5, "b")], 0),
+        ([rolled_back("0.0", 6, 4, "a"), rolled_back("0.0", 6, 4, "a")], 0),
+        ([rolled_back("0.0", 6, 4, "a"), rolled_back("0.0", 6, 3, "b")], 1),
+        ([rolled_back("0.0", 6, 4, "a"), certified("0.0", 6, "b")], 1),
+        ([rolled_back("0.0", 6, 4, "a"), certified("0.0", 6, "a")], 1),  # the same state, but not the same decision
+        ([rolled_back("0.0", 6, 4, "a"), certified("0.0", 4, "a"), certified("0.1", 6, "c")], 0),
+    ],
+)
+def test_two_decisions_of_one_term_and_round_are_a_fork(events: list[Event], count: int) -> None:
+    assert forks(*events) == count
+
+
+def test_rollback_is_read_from_the_log_as_the_node_writes_it() -> None:
+    line = json.dumps(
+        {
+            "at": 1.5,
+            "event": "rolled_back",
+            "to": 4,
+            "term": "0.0",
+            "round": 6,
+            "digest": "a",
+            "value": "b",
+            "members": [],
+        }
+    )
+    assert parse_event(line.encode()) == RolledBack(
+        at=1.5, event="rolled_back", term="0.0", round=6, to=4, digest="a", value="b"
+    )
+
+
+def test_votes_of_two_terms_do_not_contradict_each_other(tmp_path: Path) -> None:
+    def broken(*events: tuple[str, str, int]) -> int:
+        lines = [json.dumps({"event": kind, "term": term, "round": 5, "view": view}) for kind, term, view in events]
+        (tmp_path / "events.jsonl").write_text("\n".join(lines))
+        return len(broken_votes(Member(index=0, peer_id="12D3A", folder=tmp_path), 1, 9))  # type: ignore[arg-type]
+
+    assert broken(("voted", "0.0", 0), ("voted", "0.1", 0)) == 0
+    assert broken(("view_changed", "0.0", 3), ("voted", "0.1", 0)) == 0
+    assert broken(("voted", "0.1", 0), ("voted", "0.1", 0)) == 1
+    assert broken(("view_changed", "0.1", 3), ("voted", "0.1", 0)) == 1
