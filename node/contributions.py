@@ -113,8 +113,11 @@ class Contributions:
         self._rounds_excluded = account.rounds_excluded
         return True
 
-    def settle(self, round: int, included: Sequence[bool] | None) -> None:
-        """The round is certified; `included` says per chunk whether this node's contribution is in it."""
+    def settle(self, round: int, included: Sequence[bool] | None, *, rounds: int = 1) -> None:
+        """The round is certified; `included` says per chunk whether this node's contribution is in it.
+
+        rounds: how many have been certified since what it stands on, this one included.
+        """
         made, self.made = self.made, None
         if made is None or made.round != round:
             return
@@ -122,7 +125,7 @@ class Contributions:
         if any(bits):
             self._carried_tokens, self._rounds_excluded = 0, 0
         else:
-            self._carried_tokens, self._rounds_excluded = made.tokens, self._rounds_excluded + 1
+            self._carried_tokens, self._rounds_excluded = made.tokens, self._rounds_excluded + rounds
         if self._rounds_excluded > self._staleness_rounds:
             self.forget()
         elif all(bits) and _is_exact(made.encoded):

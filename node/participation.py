@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import trio
 
@@ -166,7 +167,8 @@ class Participation:
             # A plan may name what this node announced before a restart; what it made since is not in it.
             same = place is not None and finals.plan.participants[place].root == made.encoded.root
             included = finals.included(place) if place is not None and same else None
-        await trio.to_thread.run_sync(self._contributions.settle, made.round, included)
+        rounds = max(1, self._custody.chain.standing.round - made.round + 1)
+        await trio.to_thread.run_sync(partial(self._contributions.settle, made.round, included, rounds=rounds))
 
 
 def _at_most(cap: int | None, measured: int) -> int:

@@ -145,3 +145,17 @@ def test_another_term_trains_on_other_data() -> None:
     seeds = {desk._assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
     assert len(seeds) == 2 * len(ledger.peers)
     assert desk._assignment(before, ledger.peers[0]).seed == 7
+
+
+@pytest.mark.parametrize(("missed", "kept"), [(0, True), (2, True), (3, False), (40, False)])
+def test_work_is_kept_for_as_many_rounds_as_the_limit_says_though_nothing_else_was_made(
+    missed: int, kept: bool
+) -> None:
+    """A node that was away made one contribution, and the rounds that passed meanwhile are what makes it stale."""
+    here = Part(3)
+    here.make()
+    here.ledger.certify(1 + missed)
+    here.settle()
+    assert here.part.made is None
+    assert here.residual is kept
+    assert here.part._contributions._carried_tokens == (100 if kept else 0)

@@ -178,15 +178,22 @@ def test_another_digest_or_value_is_a_fork(remains: Remains, key: str) -> None:
     assert (found.wrong_values, found.forks) == (0, 1)
 
 
+def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
+    """What a node may log in the round that it certified; it need not have voted, where the certificate came first."""
+    return {"at": certified["at"], "event": event, "term": "0.0", "round": certified["round"], "view": view}
+
+
 def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
-    remains.change_log(lambda e: [e, e] if e["event"] == "voted" else [e])
+    remains.change_log(lambda e: [e, vote := bound(e, "voted", 7), vote] if e["event"] == "certified" else [e])
     found = remains.examine()
     assert found.broken_votes == 1
     assert "node 1 voted twice in view" in found.problems[0]
 
 
 def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
-    remains.change_log(lambda e: [e | {"event": "view_changed", "view": 9}, e] if e["event"] == "voted" else [e])
+    remains.change_log(
+        lambda e: [e, bound(e, "view_changed", 9), bound(e, "voted", 8)] if e["event"] == "certified" else [e]
+    )
     assert remains.examine().broken_votes == 1
 
 
