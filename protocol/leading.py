@@ -20,7 +20,7 @@ from shoal.protocol.accusations import Detours, Pair
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
-from shoal.protocol.patience import reduce_deadline_s
+from shoal.protocol.patience import Since, reduce_deadline_s
 from shoal.protocol.planning import CONTRIBUTOR, Deal, PlanSeat, make_plan, separated
 from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from shoal.protocol.terms import make_rollback
@@ -40,21 +40,6 @@ failure detector to suspect who is silent altogether."""
 Order = Plan | Value | Eviction
 
 
-@dataclass(slots=True)
-class _Since:
-    """Since when something holds; None while it does not."""
-
-    at: float | None = None
-
-    def note(self, holds: bool, now: float) -> float:
-        """Seconds it has held."""
-        if not holds:
-            self.at = None
-            return 0.0
-        self.at = now if self.at is None else self.at
-        return now - self.at
-
-
 class Lead:
     """What the lead of a round has to do next. Asked of every node: of one that does not lead, nothing."""
 
@@ -62,8 +47,8 @@ class Lead:
         self._facts = facts
         self._deal = deal
         self._detours = Detours()
-        self._quorum_reported = _Since()
-        self._separated = _Since()
+        self._quorum_reported = Since()
+        self._separated = Since()
         self.eviction: Eviction | None = None
 
     def adopted(self, plan: Plan) -> None:

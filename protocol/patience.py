@@ -5,12 +5,16 @@ Limits double with the view, up to a cap, so that members who lost patience at d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import RoundSettings
 
 PLAN_PATIENCE_S = 5.0
 """Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
 PROPOSE_PATIENCE_S = 15.0
+SILENCE_S = 2.0
+"""At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
 VOTE_PATIENCE_S = 10.0
 DOUBLINGS_LIMIT = 5
 
@@ -25,6 +29,21 @@ def doubled(seconds: float, times: int) -> float:
 def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:
     """How long the reduction of a plan may take altogether: doubles with every attempt, so it ends in the end."""
     return doubled(settings.reduce_deadline_s, plan.attempt)
+
+
+@dataclass(slots=True)
+class Since:
+    """Since when something holds; None while it does not."""
+
+    at: float | None = None
+
+    def note(self, holds: bool, now: float) -> float:
+        """Seconds it has held."""
+        if not holds:
+            self.at = None
+            return 0.0
+        self.at = now if self.at is None else self.at
+        return now - self.at
 
 
 class Patience:

@@ -66,7 +66,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
-from shoal.protocol.patience import Patience
+from shoal.protocol.patience import SILENCE_S, Patience, Since, doubled
 from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_plan
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
@@ -156,6 +156,7 @@ class RoundMachine:
         self._planner_died = False
         self._closed_off: Held | None = None
         self._patience = Patience(settings)
+        self._others_reported = Since()
         self._resend_at: float | None = None
 
     @property
@@ -441,9 +442,23 @@ class RoundMachine:
             and self.plan.view == view
             and leader in facts.accusations.believed(self.plan, facts.alive, facts.suspected) - {self.me}
         )
-        if not gone and not accused and not self._patience.over(now):
+        silent = self._is_silent(leader, now)
+        if not gone and not accused and not silent and not self._patience.over(now):
             return []
         return self._of_agreement(self.agreement.move_to(self._next_view(view)))
+
+    def _is_silent(self, leader: PeerId, now: float) -> bool:
+        """Whether the lead should have proposed, or planned, and either has had its time or cannot be reached."""
+        view, facts, stage = self.agreement.view, self._facts, self._stage()
+        plan = self.plan
+        waits = stage == patience.PROPOSE and plan is not None and plan.view == view
+        all_reported = waits and plan is not None and facts.remaining(plan) - {leader} <= facts.reported(plan)
+        waited_s = self._others_reported.note(all_reported and leader != self.me, now)
+        if self._others_reported.at is not None:
+            took_s = self._others_reported.at - facts.planned_at
+            if waited_s >= doubled(max(SILENCE_S, took_s), view):
+                return True
+        return stage in (patience.PLAN, patience.PROPOSE) and leader in facts.suspected
 
     def _next_view(self, view: int) -> int:
         """The next view whose lead is believed alive."""

@@ -100,6 +100,7 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     lead._quorum_reported.at = lead._separated.at = None
     if lead.eviction is not None:
         lead.eviction = replace(lead.eviction, since=NOW)
+    machine._others_reported.at = None
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
     machine._resend_at = DUE * DUE  # what was said stays said
 

@@ -27,10 +27,11 @@ from shoal.protocol.messages import (
     Ready,
     Report,
     Stalled,
+    ViewChange,
     Vote,
     domain_hash,
 )
-from shoal.protocol.patience import PROPOSE_PATIENCE_S
+from shoal.protocol.patience import PROPOSE_PATIENCE_S, SILENCE_S
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import (
     RESEND_S,
@@ -324,7 +325,7 @@ def test_lead_that_lives_but_never_proposes_is_passed_over() -> None:
     lab.nodes[leader].train_s = 1.0
     # Its votes are never sent either, being on a proposal nobody has; it is alive in every other way.
     lab.run_until(lambda: max(node.height for node in lab.nodes) == 1, 60)
-    assert lab.now < ROUND_S + PROPOSE_PATIENCE_S + 1.0
+    assert SILENCE_S < lab.now < ROUND_S + SILENCE_S + 1.0
 
 
 def machines_of(count: int) -> tuple[RoundLab, list[RoundMachine]]:
@@ -372,6 +373,49 @@ def planned(count: int) -> tuple[RoundLab, list[RoundMachine], int, Plan]:
 
 def accuse(plan: Plan, *accused: str) -> Stalled:
     return Stalled(term=plan.term, round=plan.round, base=plan.base, plan=plan.hash, peers=tuple(accused))  # type: ignore[arg-type]
+
+
+def all_but_the_lead_report(lab: RoundLab, machines: list[RoundMachine], leader: int, plan: Plan, now: float) -> None:
+    report = lab.report(plan)
+    for number, machine in enumerate(machines):
+        if number != leader:
+            machine.reduced(report, now)
+            for other in machines:
+                if other is not machine and other is not machines[leader]:
+                    other.receive(machine.me, report, now)
+
+
+def moves(effects: Sequence[Effect]) -> bool:
+    return any(sends(effect, ViewChange) for effect in effects)
+
+
+@pytest.mark.parametrize(("took_s", "patience_s"), [(0.5, SILENCE_S), (5.0, 5.0)])
+def test_lead_to_whom_all_have_reported_has_as_long_again_to_propose(took_s: float, patience_s: float) -> None:
+    lab, machines, leader, plan = planned(4)
+    reported_at = 1.1 + took_s
+    all_but_the_lead_report(lab, machines, leader, plan, reported_at)
+    for number, machine in enumerate(machines):
+        if number != leader:
+            assert not moves(machine.tick(reported_at + patience_s - 0.1))
+            assert moves(machine.tick(reported_at + patience_s + 0.1))
+
+
+def test_lead_that_waits_for_a_report_is_not_silent() -> None:
+    lab, machines, leader, plan = planned(4)
+    late = next(number for number in range(4) if number != leader)
+    all_but_the_lead_report(lab, machines, leader, plan, 2.0)
+    waiting = next(machine for number, machine in enumerate(machines) if number not in (leader, late))
+    del waiting._facts.reports[plan.hash][machines[late].me]
+    assert not moves(waiting.tick(2.0 + PROPOSE_PATIENCE_S - 0.1))
+    assert moves(waiting.tick(2.0 + PROPOSE_PATIENCE_S + 0.1))
+
+
+def test_lead_whom_the_detector_suspects_is_not_waited_for() -> None:
+    lab, machines, leader, plan = planned(4)
+    members, suspect = [machine.me for machine in machines], machines[leader].me
+    member = next(machine for number, machine in enumerate(machines) if number != leader)
+    assert not moves(member.peers_alive(members, 1.2, suspected=[suspect])), "in a reduction others have to say so too"
+    assert moves(member.reduced(lab.report(plan), 1.3))
 
 
 def test_lone_accuser_is_not_believed() -> None:
