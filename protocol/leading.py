@@ -12,8 +12,6 @@ Safety never depends on any of it (see agreement.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from shoal.protocol.accusations import Detours, Pair

@@ -95,7 +95,8 @@ def _node_round(lines: dict[str, _Line]) -> NodeRound:
     reduced, certified = lines["reduced"], lines["certified"]
     return NodeRound(
         planned_at=lines["first_planned"].at,
-        finals_at=lines["reduced_plan"].at + reduced.seconds,
+        # The seconds of a reduction that was repaired count from its first plan, and this one is the last.
+        finals_at=min(lines["reduced_plan"].at + reduced.seconds, reduced.at),
         reduced_at=reduced.at,
         voted_at=lines.get("voted", reduced).at,
         certified_at=certified.at,

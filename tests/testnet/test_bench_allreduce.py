@@ -145,6 +145,12 @@ def test_times_of_a_round_that_was_planned_again_begin_with_its_first_plan(tmp_p
     assert (only.planned_at, only.finals_at) == (10.0, 12.5)
 
 
+def test_finals_of_a_repaired_reduction_are_not_later_than_what_was_made_of_them(tmp_path: Path) -> None:
+    """Its seconds count from the first plan, two of three before the last one."""
+    (only,) = round_at([read_node(log(tmp_path / "a", between=(line(12.5, "planned"),)))], 3)
+    assert (only.planned_at, only.finals_at, only.reduced_at) == (10.0, 13.0, 13.0)
+
+
 def test_a_round_that_a_node_did_not_go_through_is_no_round(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="node 1"):
         round_at([read_node(log(tmp_path / "a")), {}], 3)
