@@ -5,12 +5,16 @@
     boot                how often a node started here: orders its records
     swarm.toml          the manifest it runs
     agreement.log       promises, votes, proposals: durable before they are sent
-    chain.log           certificates, in order
+    chain.log           certificates and rebases, in order
+    rebases.log         at the authority's: every rebase that was signed here (authority.py)
+    layout.json         names and shapes of the model's parameters, for exports
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
     resume/<term>-<round>.trainer, .work        what this node alone knows, of the last rounds (resumption.py)
     checkpoints/<term>-<round>/ everything of one round (checkpoint_folder.py)
+    rollback/<round>.safetensors    a state that this node agreed to go back to (earlier_states.py)
+    transfer/<term>-<round>-<digest>/   a state on its way here (transfer_files.py)
     events.jsonl        the event log
     rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied
 

@@ -58,7 +58,7 @@ class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One line of the agreement log: what this member has bound itself to in a round.
 
     `kind` is "promise" (nothing below `view`), "vote", "propose" (both with `value`), "leave" (the round),
-    or "ready" (a contribution was announced: it cannot be made again the same, so a restart observes the round).
+    or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round).
     """
 
     kind: str
