@@ -188,10 +188,14 @@ class StateShelf:
         return finals
 
     def load_finals(self) -> None:
-        """Take the last finals on disk into memory, so that they can be served. Blocks."""
+        """Take the last finals on disk into memory, so that they can be served. Blocks.
+
+        A state that is being saved at the same time may remove the oldest of them.
+        """
         size = 0
         for count, (_, plan_hash, path) in enumerate(reversed(self._finals_files())):
-            size += path.stat().st_size
+            with contextlib.suppress(FileNotFoundError):
+                size += path.stat().st_size
             if count >= FINALS_KEPT or (count >= 2 and size > FINALS_MEMORY_BYTES):
                 break
             self.finals(plan_hash)

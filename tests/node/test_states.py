@@ -315,6 +315,22 @@ def test_finals_on_disk_are_taken_into_memory_and_other_files_left_alone(
     assert (folder / "finals" / "README").exists()
 
 
+def test_finals_that_a_saver_removes_while_they_are_loaded_are_done_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger()
+    ledger.certify(3)
+    for finals in ledger.finals.values():
+        save_finals(shelf_in(folder), finals)
+    shelf = shelf_in(folder)
+    found = shelf._finals_files()
+    monkeypatch.setattr(shelf, "_finals_files", lambda: found)
+    found[0][2].unlink()
+    shelf.load_finals()
+    held = [round for round, finals in ledger.finals.items() if shelf.held_finals(finals.plan.hash) is not None]
+    assert held == [2, 3]
+
+
 def test_what_a_crash_left_unfinished_is_removed(folder: Path) -> None:
     for name in ("state/3.safetensors.partial", f"finals/3-{'0' * 64}.partial"):
         (folder / name).write_bytes(b"half")
