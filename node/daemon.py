@@ -89,14 +89,7 @@ class Daemon:
         self.identity = Identity.load_or_create(store.folder / "node.key")
         self.swarm_id = manifest.swarm_id
         self.boot = store.next_boot()
-        self.chain = Chain(genesis(self.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
-        try:
-            for certificate in store.certificates():
-                self.chain.extend(certificate)
-        except RemoteError as error:
-            raise StorageError(
-                f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew"
-            ) from None
+        self.chain = _chain_of(store, manifest)
         self.shelf = StateShelf(store.folder, manifest.round.chunk_values)
         self.host = Host(identity=self.identity, listen=config.listen)
         sealer = Sealer(self.identity, self.swarm_id, self.boot)
@@ -388,6 +381,17 @@ class Daemon:
         return await self.host.request(
             peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
+
+
+def _chain_of(store: Store, manifest: Manifest) -> Chain:
+    """The chain as far as this node had it. Raises StorageError if what is on disk does not hold."""
+    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
+    try:
+        for entry in store.certificates():
+            chain.extend(entry)
+    except RemoteError as error:
+        raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
+    return chain
 
 
 def _cap(bytes_per_s: int | None) -> RateLimit | None:

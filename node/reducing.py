@@ -127,7 +127,9 @@ class ReduceDesk:
             memory=self._memory,
             kept=self._kept.setdefault(plan.lineage, Kept()),
         )
-        reduction.close_off(self._closed_to.get(plan.lineage, ()))
+        closed_to = self._closed_to.get(plan.lineage)
+        if closed_to is not None:
+            reduction.close_off(closed_to)
         routes = Routes(plan, self._identity.peer_id)
         self._traffic.begin(reduction, routes)
         self._relayed = frozenset(routes.via)

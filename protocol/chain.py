@@ -129,12 +129,6 @@ class Chain:
         """The value that led to the state of `round` (0 is genesis). Raises IndexError past the state at the head."""
         return self._branch[round]
 
-    def certificate(self, round: int) -> Entry | None:
-        """The entry that led to the state of `round`, or None if it is not in this chain."""
-        if not 0 < round < len(self._branch):
-            return None
-        return self._entries[self._heights[self._branch[round].hash] - 1]
-
     def back_to(self, value: Value) -> Chain:
         """The chain as it was when `value`, which is in it, was its head."""
         before = Chain(self._genesis, self._authority)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.node.trainer_messages import Assignment, InnerSettings
+from shoal.protocol.errors import LocalError
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +67,8 @@ class MatricesWorkload:
         return iter(())
 
     def loss(self, model: torch.nn.Module, batch: object) -> tuple[torch.Tensor, int]:
-        """Never called."""
-        raise NotImplementedError
+        """Nothing to learn from: `batches` has none. Raises LocalError."""
+        raise LocalError("the checkpoint benchmark makes no step")
 
     def evaluate(self, model: torch.nn.Module) -> float:
         """Nothing is learnt."""
