@@ -75,8 +75,14 @@ def test_a_swarm_stopped_between_rounds_certifies_the_same_digests(tmp_path: Pat
             node.kill()
         for node in swarm.nodes:
             node.release()
-        twin.nodes[0].start()
-        twin.nodes[1].start(join=[twin.nodes[0]])
+        # Of two the one that led last is a quorum by itself: neither goes on before they are linked.
+        twin.nodes[0].start(holds=["4:train"])
+        twin.nodes[1].start(holds=["4:train"], join=[twin.nodes[0]])
+        for node in twin.nodes:
+            node.hold("4:train")
+            node.wait("linked")
+        for node in twin.nodes:
+            node.release()
         for node in (*swarm.nodes, *twin.nodes):
             node.certified(6)
         for node in twin.nodes:
