@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -14,16 +13,6 @@ from rich.console import Console
 from shoal.cli import logs, render
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.outcome import Notice, PhaseChanged, RoundCertified, StateFetched
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root, shoal, libp2p = (logging.getLogger(name) for name in ("", "shoal", "libp2p"))
-    levels, handlers = (root.level, shoal.level, libp2p.level), root.handlers[:]
-    yield
-    root.handlers[:] = handlers
-    for logger, level in zip((root, shoal, libp2p), levels, strict=True):
-        logger.setLevel(level)
 
 
 def log_something() -> None:
