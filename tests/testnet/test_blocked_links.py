@@ -47,7 +47,8 @@ def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_pa
     apart = Fault(kind="partition", groups=((2,), (3,)), traffic="lanes", round=2, phase="reduce", progress=0.3)
     narrow = Uplink(nodes=(2,), rate_mbit=6)  # so that something is still under way between the two
     report = run(scenario(3, apart, uplinks=(narrow,)), tmp_path)
-    assert_everyone_is_in_every_chunk(report)
+    # Who waits for a share of that uplink may report too late to be listed for the next round; all is counted.
+    assert [(r.contributors, r.coverage) for r in report.rounds] == [(4, 1.0)] * 3
     assert relays(report, tmp_path, 1) == []
     [(one, other, via)] = relays(report, tmp_path, 2)
     assert (one, other) == (2, 3)
