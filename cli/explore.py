@@ -36,11 +36,11 @@ class ExploreOptions:
     rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
     unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
     attempts: Annotated[int, option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
+    chunks: Annotated[int, option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
     shift: Annotated[int, option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
     late: Annotated[int | None, option("--late", help="Of a repair: the member that is late.", metavar="MEMBER")] = None
     codec: Annotated[str, option("--codec", help="Of a repair: how contributions are encoded.")] = "int8"
     stale: Annotated[bool, option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
-    amnesia: Annotated[bool, option("--amnesia", help="Of a repair: who was killed may sign a chunk again.")] = False
     limit: Annotated[int | None, option("--limit", help="Stop after so many states.", metavar="STATES")] = None
     walk: Annotated[
         int | None, option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
@@ -92,11 +92,11 @@ def _explored_repair(options: ExploreOptions) -> RepairExploration:
         views=options.views,
         attempts=options.attempts,
         crashes=options.crashes,
+        chunks=options.chunks,
         shift=options.shift,
         late=options.late,
         codec=options.codec,
         stale=options.stale,
-        amnesia=options.amnesia,
         reduced=not options.unreduced,
     )
     return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())

@@ -56,14 +56,16 @@ class RoundFacts:
         return {p for p in plan.remaining() if p in self.alive} - frozenset(self.leaves)
 
     def lost(self, plan: Plan) -> set[PeerId]:
-        """Participants not evicted yet that died, left, lost their contribution, or are accused by enough others."""
-        weights = {p.peer: p.weight for p in plan.participants}
+        """Participants not evicted yet that died, left, were restarted, lost their contribution, or are accused by
+        enough others."""
+        places = {p.peer: p for p in plan.participants}
         return {
             peer
             for peer in plan.remaining()
             if peer not in self.alive
             or peer in self.leaves
-            or (weights[peer] and self.gathering.withdrew(peer))
+            or self.gathering.restarted(places[peer])
+            or (places[peer].weight and self.gathering.withdrew(peer))
             or peer in self.accusations.believed(plan, self.alive, self.suspected)
         } - {self.me}
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, Ready
+from shoal.protocol.messages import MEMBER_LIMIT, Participant, Ready
 from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING
 
 READIES_LIMIT = 4 * MEMBER_LIMIT
@@ -47,11 +47,11 @@ class Gathering:
         self.take(sender, ready)
 
     def take(self, sender: PeerId, ready: Ready) -> None:
-        """A contribution stands, except that a node that restarted and lost it withdraws it by becoming an observer."""
+        """A contribution stands, except that a node that restarted may have lost it: then it becomes an observer."""
         known = self._readies.get(sender)
         if known is None and len(self._readies) >= READIES_LIMIT and sender not in self._members:
             return
-        if known is None or known.role != CONTRIBUTOR or ready.role == OBSERVER:
+        if known is None or known.role != CONTRIBUTOR or ready.role == OBSERVER or ready.life != known.life:
             self._readies[sender] = ready
 
     def forget(self, peer: PeerId) -> None:
@@ -62,6 +62,11 @@ class Gathering:
         """Whether it announced that it has no contribution (any more)."""
         ready = self._readies.get(peer)
         return ready is not None and ready.role == OBSERVER
+
+    def restarted(self, participant: Participant) -> bool:
+        """Whether it announced itself in another life than the one that is planned."""
+        ready = self._readies.get(participant.peer)
+        return ready is not None and ready.life != participant.life
 
     def candidates(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> dict[PeerId, Ready]:
         """Everyone who may be in a plan: alive, announced, on the same state, not on the way out."""

@@ -25,6 +25,10 @@ Round = NewType("Round", int)
 MEMBER_LIMIT = 64
 CHUNK_LIMIT = 1 << 14
 WEIGHT_LIMIT = (1 << 24) - 1
+CLIP_UNIT = 1 << 16
+"""A clip of this much changes nothing."""
+SQUARES_LIMIT = 2.0**160
+"""More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
 VIEW_LIMIT = 1 << 20
 RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
 NO_HASH = bytes(HASH_BYTES)
@@ -35,6 +39,8 @@ Peer = PeerIdField
 Count = CounterField
 View = Annotated[int, msgspec.Meta(ge=0, lt=VIEW_LIMIT)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+Clip = Annotated[int, msgspec.Meta(ge=0, le=CLIP_UNIT)]
+Squares = Annotated[float, msgspec.Meta(ge=0, le=SQUARES_LIMIT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=MEMBER_LIMIT)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
@@ -81,22 +87,24 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     `role` is "contributor", "joiner" (no vote, weight zero) or "observer" (a paused member: it votes, weight zero).
     `state` is the digest of S(e-1) as this node holds it; a node whose state differs must heal before it takes part.
     `squares` are the per-chunk sums of squares of the decoded contribution; `upload` and `download` bytes/s.
+    `life` is drawn by who says it, at random, when it begins the round: who was restarted has another.
     """
 
     role: str
     state: Hash
     root: Hash
-    squares: Annotated[tuple[float, ...], msgspec.Meta(max_length=CHUNK_LIMIT)]
+    squares: Annotated[tuple[Squares, ...], msgspec.Meta(max_length=CHUNK_LIMIT)]
     tokens: Annotated[int, msgspec.Meta(ge=0, le=WEIGHT_LIMIT)]
     upload: Count
     download: Count
     reaches: Peers
+    life: Hash = NO_HASH
 
 
 class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """One place in the plan's order. Weight zero: receives the finals, sends no contribution.
 
-    `upload` and `download` are what it can be expected to move, in bytes/s; 0 is unknown.
+    `upload` and `download` are what it can be expected to move, in bytes/s; 0 is unknown. `life` is that of its Ready.
     """
 
     peer: Peer
@@ -105,6 +113,7 @@ class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     root: Hash
     upload: Count = 0
     download: Count = 0
+    life: Hash = NO_HASH
 
 
 class ChunkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -157,7 +166,8 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     `attempt` counts re-plans within one view, each naming all those evicted so far in this round. A plan with an
     `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
     was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
-    finals that stand although their owner may be gone.
+    finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
+    participant what its contribution is multiplied by in the sum, in 1/65536.
     """
 
     view: View
@@ -172,6 +182,11 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     origin: Hash = NO_HASH
     standing: Annotated[tuple[ChunkResults, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] = ()
     relays: Annotated[tuple[Relay, ...], msgspec.Meta(max_length=RELAY_LIMIT)] = ()
+    clips: Annotated[tuple[Clip, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clips, msgspec.UnsetType) and len(self.clips) != len(self.participants):
+            raise ValueError("clips of others than the participants")
 
     @cached_property
     def hash(self) -> bytes:
@@ -187,6 +202,10 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     def chunks(self) -> int:
         """Number of chunks on the grid."""
         return -(-self.numel // self.chunk_values)
+
+    def clip(self, place: int) -> int:
+        """What the contribution of participant number `place` is multiplied by in the sum, in 1/65536."""
+        return CLIP_UNIT if isinstance(self.clips, msgspec.UnsetType) else self.clips[place]
 
     def number(self, peer: PeerId) -> int | None:
         """The place of `peer` in the plan's order, None if it takes no part."""

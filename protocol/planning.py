@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import fsum, gcd, sqrt
+
+import msgspec
 
 from shoal.protocol.certificate import lead
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, WEIGHT_LIMIT, OwnedRange, Participant, Plan, Ready, Value
+from shoal.protocol.messages import (
+    CLIP_UNIT,
+    NO_HASH,
+    WEIGHT_LIMIT,
+    OwnedRange,
+    Participant,
+    Plan,
+    Ready,
+    Value,
+)
 
 CONTRIBUTOR = "contributor"
 """The contribution is encoded and committed to."""
@@ -27,7 +38,10 @@ Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """What the manifest fixes about every round, and the shape of the model."""
+    """What the manifest fixes about every round, and the shape of the model.
+
+    norm_clip: whether no contribution may be larger than the median one.
+    """
 
     numel: int
     chunk_values: int
@@ -35,6 +49,7 @@ class RoundSettings:
     grace_s: float
     reduce_deadline_s: float
     weight_cap: float
+    norm_clip: bool = False
 
 
 def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
@@ -48,6 +63,19 @@ def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int
     ceiling = min(WEIGHT_LIMIT, max(1, int(counted[(len(counted) - 1) // 2] * cap)))
     common = gcd(*(min(t, ceiling) for t in counted))
     return {peer: min(t, ceiling) // common for peer, t in tokens.items()}
+
+
+def norm_clips(squares: Mapping[PeerId, Sequence[float]]) -> dict[PeerId, int]:
+    """What each contribution is multiplied by in the sum, in 1/65536, so that none is larger than the median one.
+
+    squares: of every contributor, as in its Ready. With N the exact sum of a contributor's squares, rounded once, and M
+    the (lower) median of those that are not zero, it is ⌊65536 · √(M ÷ N)⌋ where N > M, and 65536 elsewhere. Division
+    and root are rounded as IEEE 754 says: whoever has the Readies gets the lead's numbers.
+    """
+    norms = {peer: fsum(parts) for peer, parts in squares.items()}
+    counted = sorted(norm for norm in norms.values() if norm > 0)
+    median = counted[(len(counted) - 1) // 2] if counted else 0.0
+    return {p: int(CLIP_UNIT * sqrt(median / norm)) if norm > median else CLIP_UNIT for p, norm in norms.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +99,15 @@ def make_plan(
 ) -> Plan:
     """The plan over everyone in `readies`; those in `weightless`, and all but contributors, get weight zero.
 
-    The order is by PeerId: any order will do, and this one needs no agreement.
+    Where norms are clipped, so do contributors that do not tell one of every chunk. The order is by PeerId: any order
+    will do, and this one needs no agreement.
     """
     order = sorted(readies)
-    tokens = {p: r.tokens for p, r in readies.items() if r.role == CONTRIBUTOR and p not in weightless}
+    chunks = -(-settings.numel // settings.chunk_values)
+    contributors = {p: r for p, r in readies.items() if r.role == CONTRIBUTOR and p not in weightless}
+    if settings.norm_clip:
+        contributors = {p: r for p, r in contributors.items() if len(r.squares) == chunks}
+    tokens = {p: r.tokens for p, r in contributors.items()}
     weights = capped_weights(tokens, settings.weight_cap)
     participants = tuple(
         Participant(
@@ -84,10 +117,11 @@ def make_plan(
             root=readies[p].root if weights.get(p, 0) else NO_HASH,
             upload=readies[p].upload,
             download=readies[p].download,
+            life=readies[p].life,
         )
         for p in order
     )
-    chunks = -(-settings.numel // settings.chunk_values)
+    clips = norm_clips({p: readies[p].squares for p in order if weights.get(p, 0)})
     return Plan(
         term=previous.next_term,
         round=previous.next_round,
@@ -101,6 +135,7 @@ def make_plan(
         codec=settings.codec,
         numel=settings.numel,
         chunk_values=settings.chunk_values,
+        clips=tuple(clips.get(p, CLIP_UNIT) for p in order) if settings.norm_clip else msgspec.UNSET,
     )
 
 
@@ -126,8 +161,23 @@ def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSetti
         raise RemoteError("a plan that revises nothing, with evicted participants or finals", peer=sender)
     if not any(p.weight for p in plan.participants):
         raise RemoteError("a plan without a contribution", peer=sender)
+    _check_clips(plan, sender, norm_clip=settings.norm_clip)
     _check_owners(plan, sender)
     _check_relays(plan, sender)
+
+
+def _check_clips(plan: Plan, sender: PeerId, *, norm_clip: bool) -> None:
+    """Where norms are clipped, contributions are, and at least the median one is not."""
+    if isinstance(plan.clips, msgspec.UnsetType):
+        if norm_clip:
+            raise RemoteError("a plan that does not clip the norms, as the manifest has it", peer=sender)
+        return
+    if not norm_clip:
+        raise RemoteError("a plan that clips norms, which the manifest does not", peer=sender)
+    weighty = [clip for clip, p in zip(plan.clips, plan.participants, strict=True) if p.weight]
+    rest = [clip for clip, p in zip(plan.clips, plan.participants, strict=True) if not p.weight]
+    if CLIP_UNIT not in weighty or any(clip != CLIP_UNIT for clip in rest):
+        raise RemoteError("a plan that clips all contributions, or who contributes nothing", peer=sender)
 
 
 def _check_owners(plan: Plan, sender: PeerId) -> None:
@@ -160,7 +210,7 @@ def _check_relays(plan: Plan, sender: PeerId) -> None:
 
 
 def absent_ready(role: str, previous: Value, state: bytes) -> Ready:
-    """A Ready without a contribution: `role` is training, observer or joiner."""
+    """A Ready without a contribution: `role` is training, observer or joiner. The round machine adds its life."""
     if role not in (TRAINING, OBSERVER, JOINER):
         raise LocalError(f"role {role!r} needs a contribution")
     return Ready(

@@ -26,6 +26,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.protocol import patience
 from shoal.protocol.agreement import (
     VIEWS_AHEAD_LIMIT,
@@ -47,7 +49,6 @@ from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
 from shoal.protocol.messages import (
-    NO_HASH,
     Certificate,
     ChunkResults,
     Consent,
@@ -124,8 +125,8 @@ class Phase(enum.Enum):
 class RoundMachine:
     """One node's part in the round after `previous`.
 
-    `state` is the digest of S(e-1) held here; `returners` those who were members lately, whose weight counts although
-    they are not in the electorate.
+    `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
+    were members lately, whose weight counts although they are not in the electorate.
     """
 
     def __init__(
@@ -134,11 +135,13 @@ class RoundMachine:
         identity: Identity,
         previous: Value,
         state: bytes,
+        life: bytes,
         settings: RoundSettings,
         deal: Deal,
         returners: Iterable[PeerId] = (),
     ) -> None:
         self.me = identity.peer_id
+        self.life = life
         self._identity = identity
         self.previous = previous
         self.round = previous.next_round
@@ -157,7 +160,8 @@ class RoundMachine:
         self._closed_off: Held | None = None
         self._patience = Patience(settings)
         self._others_reported = Since()
-        self._resend_at: float | None = None
+        self._lead_heard_at = float("-inf")
+        self._sent_at: float | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -172,7 +176,8 @@ class RoundMachine:
         return self._of_agreement(self.agreement.resume())
 
     def ready(self, ready: Ready, now: float) -> list[Effect]:
-        """Announce this node's role or its finished contribution."""
+        """Announce this node's role or its finished contribution, in this machine's life."""
+        ready = msgspec.structs.replace(ready, life=self.life)
         self._gathering.take(self.me, ready)
         return [Broadcast(ready), *self.tick(now)]
 
@@ -329,10 +334,12 @@ class RoundMachine:
         return [*effects, *self.tick(now)]
 
     def _receive_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
+        if plan == self.plan and sender == plan.planner:
+            self._lead_heard_at = now
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
         check_plan(plan, sender, self.previous, self._facts.settings)
-        effects = self._adopt(plan, now)
+        effects = [] if self._is_of_earlier_life(plan) else self._adopt(plan, now)
         # A lead plans in a later view only once a quorum moved there, whether or not this node heard them.
         return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
 
@@ -347,6 +354,11 @@ class RoundMachine:
             effects.append(CloseOff(message.lineage, frozenset(message.evicted)))
         return effects
 
+    def _is_of_earlier_life(self, plan: Plan) -> bool:
+        """Whether `plan` counts on this node as it was before a restart: it may have signed under it what it forgot."""
+        place = plan.number(self.me)
+        return place is not None and self.me not in plan.evicted and plan.participants[place].life != self.life
+
     def _in_reach(self, view: int) -> bool:
         return 0 <= view - self.agreement.view <= VIEWS_AHEAD_LIMIT
 
@@ -354,14 +366,17 @@ class RoundMachine:
         """Whether `plan` comes after the one known here. A planner that died may have forgotten its attempts."""
         if self.plan is None or plan.view != self.plan.view:
             return self.plan is None or plan.view > self.plan.view
-        return plan.attempt > self.plan.attempt or (self._planner_died and plan != self.plan)
+        forgot = self._planner_died or any(
+            p.peer == self.plan.planner and self._gathering.restarted(p) for p in self.plan.participants
+        )
+        return plan.attempt > self.plan.attempt or (forgot and plan != self.plan)
 
     def _adopt(self, plan: Plan, now: float) -> list[Effect]:
         facts, before = self._facts, self._facts.plan
         place, mine = plan.number(self.me), self._gathering.get(self.me)
         taking_part = place is not None and self.me not in plan.evicted
-        root = NO_HASH if place is None or not taking_part else plan.participants[place].root
-        if root != NO_HASH and (mine is None or mine.root != root):
+        counted = plan.participants[place] if place is not None and taking_part else None
+        if counted is not None and counted.weight and (mine is None or mine.root != counted.root):
             raise RemoteError("a plan with a contribution this node did not announce", peer=plan.planner)
         revised = before is not None and before.lineage == plan.lineage
         if before is not None and revised and _fixed(before) != _fixed(plan):
@@ -385,12 +400,20 @@ class RoundMachine:
             effects += self._lead_on(now)
             self._note_stage(now)
             effects += self._watch_lead(now)
-        if self._resend_at is None:
-            self._resend_at = now + RESEND_S
-        elif now >= self._resend_at and self.agreement.certificate is None:
-            self._resend_at = now + RESEND_S
+        period_s = SILENCE_S / 2 if self._is_waited_for() else RESEND_S
+        if self._sent_at is None:
+            self._sent_at = now
+        elif now >= self._sent_at + period_s and self.agreement.certificate is None:
+            self._sent_at = now
             effects += [Broadcast(message) for message in self.current()]
         return effects
+
+    def _is_waited_for(self) -> bool:
+        """Whether all have reported to this lead, which is still reducing: its plan, again, tells that it lives."""
+        plan, facts = self.plan, self._facts
+        if plan is None or (plan.planner, plan.view) != (self.me, self.agreement.view) or facts.my_report() is not None:
+            return False
+        return facts.remaining(plan) - {self.me} <= facts.reports.get(plan.hash, {}).keys()
 
     def _of_agreement(self, effects: Iterable[AgreementEffect]) -> list[Effect]:
         # FreeToPlan needs no carrying out: `Lead` asks the agreement itself whether it may plan.
@@ -456,7 +479,7 @@ class RoundMachine:
         waited_s = self._others_reported.note(all_reported and leader != self.me, now)
         if self._others_reported.at is not None:
             took_s = self._others_reported.at - facts.planned_at
-            if waited_s >= doubled(max(SILENCE_S, took_s), view):
+            if min(waited_s, now - self._lead_heard_at) >= doubled(max(SILENCE_S, took_s), view):
                 return True
         return stage in (patience.PLAN, patience.PROPOSE) and leader in facts.suspected
 
@@ -471,4 +494,4 @@ class RoundMachine:
 
 def _fixed(plan: Plan) -> tuple[object, ...]:
     """What all revisions of a plan have in common."""
-    return plan.participants, plan.codec, plan.numel, plan.chunk_values
+    return plan.participants, plan.clips, plan.codec, plan.numel, plan.chunk_values

@@ -8,8 +8,8 @@ begins when all contributions are announced, or one is late, and the lead of vie
 * anyone may believe anyone dead at any moment, rightly or not, for as long as it likes: a lead evicts and plans by
   whatever it believes, a member moves to the next view;
 * the deadlines that a lead keeps, and the patience of the others, may run out at any moment or never;
-* anyone may be killed at any moment, between any two records, lose its contribution and what is not on disk, and
-  return. Being killed for good is to take no further step, and needs no state.
+* anyone may be killed at any moment, between any two records, lose what is not on disk, and return, in another life,
+  with its contribution or without. Being killed for good is to take no further step, and needs no state.
 
 What every step does is judged by `explore_repair_judge.py`; what members did together, here: of one plan nobody finds
 two digests, and no two values gather a quorum of votes in a view each.
@@ -26,8 +26,7 @@ How the schedules are kept few, without leaving out what somebody could see:
 * *Votes in the last view come first*: nothing depends on them, and what their member may do in lower views can be done
   before the proposal, on which it does not depend.
 
-Left out by default: reductions begun again by who signed in them and was killed since (`RepairScope.amnesia`), which
-only a participant without a contribution can do; and plans heard after newer ones of the same lead (`stale`).
+Left out by default: plans heard after newer ones of the same lead (`stale`).
 
 Left out always: plans that give a reduction nothing but more time, relays, stalls that are told (they evict as beliefs
 do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), and frames between `follow` and `repair`.

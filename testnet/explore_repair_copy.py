@@ -30,7 +30,7 @@ MOMENT_S = 1.0
 
 # Who a machine is, what never changes, and clocks, which all stand at `NOW` between two steps.
 _FIXED = {"me", "_me", "_identity", "identity", "previous", "round", "member", "_order", "settings", "_settings"}
-_FIXED |= {"_deal", "_resend_at", "since", "planned_at", "_values", "_votes", "_squares"}
+_FIXED |= {"_deal", "_sent_at", "_lead_heard_at", "since", "planned_at", "_values", "_votes", "_squares"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched", "_changes"}
 
@@ -102,7 +102,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
         lead.eviction = replace(lead.eviction, since=NOW)
     machine._others_reported.at = None
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
-    machine._resend_at = DUE * DUE  # what was said stays said
+    machine._lead_heard_at = NOW
+    machine._sent_at = DUE * DUE  # what was said stays said
 
 
 def machine_key(machine: RoundMachine) -> Hashable:

@@ -15,7 +15,7 @@ from shoal.protocol.errors import LocalError
 from shoal.protocol.messages import NO_HASH, Evict, Held, Message, Plan, Propose, Ready, Report, ViewChange, Vote
 from shoal.testnet.explore_repair_copy import DUE, NOW, copy_of, kept_key, machine_key, reduction_key
 from shoal.testnet.explore_repair_judge import Parcel
-from shoal.testnet.explore_repair_run import Kit, Member, Run, new_machine
+from shoal.testnet.explore_repair_run import Kit, Member, Run, WayBack, new_machine
 from shoal.testnet.explore_repair_scope import RepairScope, World
 from shoal.testnet.explore_repair_steps import Context, Doing, Outcome, Step, Voice
 
@@ -95,7 +95,7 @@ class Members:
             self._id(member.posted),
             self._id((member.signed, member.closed, member.words)),
             self._id((kept_key(member.kept, member.reduction), frozenset(member.closed_to.items()))),
-            self._id((member.finals, member.lost, member.old, member.forgotten)),
+            self._id((member.finals, member.life, member.lost, member.old)),
         )
         number = self._numbers.setdefault(key, len(self.states))
         if number == len(self.states):
@@ -220,20 +220,26 @@ class Members:
             self._lacking[number] = None if under_way else plan
         return self._lacking[number]
 
+    def ways_back(self, position: int, member: Member) -> tuple[WayBack, ...]:
+        """How a member may return: with its contribution, if it has one, or without."""
+        has_one = position != self.scope.late and not member.lost
+        return (WayBack.WITH, WayBack.WITHOUT) if has_one else (WayBack.AS_BEFORE,)
+
     # -- outcomes ------------------------------------------------------------------------------------------------
 
     def outcomes(self, step: Step, run: Run) -> Iterator[Outcome]:
         """The step whole, and each way in which the member is killed in it and returns."""
         if self.scope.crashes and not step.crashes:
             for cut in run.cuts:
-                killed = Run(self.world, self.kit, step.position, cut, {})
-                killed.restart()
-                text = f"{step.text}, is killed within it, and returns"
-                yield from self.outcomes(replace(step, text=text, crashes=1), killed)
+                for way in self.ways_back(step.position, cut):
+                    killed = Run(self.world, self.kit, step.position, cut, {})
+                    killed.restart(way)
+                    text = f"{step.text}, is killed within it, and {way.value}"
+                    yield from self.outcomes(replace(step, text=text, crashes=1), killed)
         for finals in run.computed:
             self.finals.setdefault((finals.plan.hash, _digest_in(run, finals)), finals)
         member = run.member()
-        if self._out_of_scope(member, self.states[step.number]) or (run.amnesiac and not self.scope.amnesia):
+        if self._out_of_scope(member, self.states[step.number]):
             return
         after = self._number(step.position, member)
         if after == step.number and run.violation is None:

@@ -27,7 +27,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
-from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready
+from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.round import CloseOff, Effect, Evicted, Repair, RoundMachine, StartReduce
 from shoal.swarm.frame import FrameKind
 from shoal.testnet.explore_repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
@@ -55,8 +55,8 @@ Said = frozenset[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One member in one state, which never changes. `lost`: it was killed and has its contribution no more;
-    `old` are the plans it made before that, and `forgotten` the lineages in which it had signed something."""
+    """One member in one state, which never changes. `life` is the number of the life that it is in, from 0 on, and
+    `old` are the plans that it made in earlier ones; `lost`: it has its contribution no more."""
 
     machine: RoundMachine
     reduction: Reduction | None
@@ -72,9 +72,9 @@ class Member:
     """By lineage: what reductions of its present life left for when they are begun again."""
     closed_to: Mapping[bytes, frozenset[PeerId]] = field(default_factory=dict)
     """By lineage: the evictions that it heard in its present life, whether or not it had the plan."""
+    life: int = 0
     lost: bool = False
     old: Said = frozenset()
-    forgotten: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,14 @@ class Passed(enum.Enum):
     NOTHING = ""
     DEADLINES = ", and waits no longer for them"
     PATIENCE = ", and gives up the view"
+
+
+class WayBack(enum.Enum):
+    """How a member that was killed is there again: its contribution may be on disk, or lost, or none as before."""
+
+    WITH = "returns with its contribution"
+    WITHOUT = "returns without its contribution"
+    AS_BEFORE = "returns"
 
 
 class Run:
@@ -115,14 +123,12 @@ class Run:
         self.kept, self.closed_to = dict(member.kept), dict(member.closed_to)
         if self.reduction is not None:
             self.kept[self.reduction.lineage] = self.reduction._kept
-        self.lost, self.old, self.forgotten = member.lost, member.old, member.forgotten
+        self.life, self.lost, self.old = member.life, member.lost, member.old
         self.computed: list[Finals] = []
         self.votes: list[tuple[int, bytes]] = []
         self.cuts: list[Member] = []
         self.interrupted = False
         """Whether a reduction was closed off, revised or ended: then it matters what had arrived."""
-        self.amnesiac = False
-        """Whether a reduction was begun again in which this member had signed something in an earlier life."""
         self.violation: str | None = None
         self.readies = dict(member.machine._gathering._readies)
         self._before: Plan | None = member.machine.plan
@@ -162,26 +168,25 @@ class Run:
             finals=frozenset(self.finals),
             kept=dict(self.kept),
             closed_to=dict(self.closed_to),
+            life=self.life,
             lost=self.lost,
             old=self.old,
-            forgotten=self.forgotten,
         )
 
-    def restart(self) -> None:
-        """Killed: what was not on disk is gone, and so are the contribution and all that was kept of reductions."""
+    def restart(self, way: WayBack) -> None:
+        """Killed: what was not on disk is gone, and all that was kept of reductions."""
         world = self._world
-        self._machine = new_machine(world, self._kit, self._position)
+        self.life, self.lost = self.life + 1, self.lost or way is WayBack.WITHOUT
+        self._machine = new_machine(world, self._kit, self._position, self.life)
         self.machine._facts.alive = world.everyone
         self.readies = {}
-        self.reduction, self.lost, self._before = None, True, None
+        self.reduction = self._before = None
         self.closed, self.words = set(), set()
         self.kept, self.closed_to = {}, {}
-        self.forgotten = frozenset(lineage for lineage, *_ in self.signed)
         self.old = frozenset(m for m in self.said if isinstance(m, Plan))
-        announced = any(record.kind == "ready" for record in self.log)
         effects = self.machine.restore(self.log)
-        role = OBSERVER if announced else TRAINING
-        effects += self.machine.ready(absent_ready(role, world.previous, STATE), NOW)
+        ready = absent_ready(OBSERVER, world.previous, STATE) if self.lost else world.readies[self._position]
+        effects += self.machine.ready(ready, NOW)
         self.carry_out([*effects, *map(Broadcast, self.machine.current())])
 
     # -- inputs --------------------------------------------------------------------------------------------------
@@ -191,8 +196,7 @@ class Run:
         try:
             effects = self.machine.receive(self._world.peers[sender], message, NOW)
         except RemoteError as error:
-            if not self.lost:
-                self.violation = self.violation or f"an honest member was blamed: {error}"
+            self.violation = self.violation or f"an honest member was blamed: {error}"
             return
         if isinstance(message, Ready):
             self.readies = dict(self.machine._gathering._readies)
@@ -275,7 +279,6 @@ class Run:
     def _start(self, plan: Plan) -> None:
         place = plan.number(self._world.peers[self._position])
         counted = place is not None and plan.participants[place].weight > 0
-        self.amnesiac |= plan.lineage in self.forgotten
         left, self.kept[plan.lineage] = self.reduction, kept_copy(self.kept.get(plan.lineage, Kept()))
         self.reduction = self._kit.reduction(
             plan=plan,
@@ -405,12 +408,13 @@ def ignore(progress: ReduceProgress) -> None:
     """Progress is looked at after every step."""
 
 
-def new_machine(world: World, kit: Kit, position: int) -> RoundMachine:
-    """The machine of a member that has just started."""
+def new_machine(world: World, kit: Kit, position: int, life: int = 0) -> RoundMachine:
+    """The machine of a member that has just started, for the `life`-th time after the first."""
     return kit.machine(
         identity=world.identities[position],
         previous=world.previous,
         state=STATE,
+        life=world.life(position, life),
         settings=world.settings,
         deal=world.deal,
     )

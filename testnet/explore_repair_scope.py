@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import msgspec
 import numpy as np
 
 from shoal.collectives.contribution import EncodedContribution
@@ -31,7 +32,6 @@ class RepairScope:
     may be killed and return. Chunk c of the first plan is dealt to the participant `shift` + c places on, in the order
     of the plan. `late` is the member whose contribution comes too late for the plan, None if there is none.
     With `stale` a plan that its lead superseded may be heard late by who believed that lead dead for a moment.
-    With `amnesia` a member that was killed may begin again a reduction in which it had signed a chunk before that.
     `reduced` puts arrivals off until they matter (see `explore_repair.py`).
     Raises ConfigError for what is out of range.
     """
@@ -45,7 +45,6 @@ class RepairScope:
     late: int | None = None
     codec: str = "int8"
     stale: bool = False
-    amnesia: bool = False
     reduced: bool = True
 
     def __post_init__(self) -> None:
@@ -92,9 +91,14 @@ class World:
         dither = Dither(NO_HASH, "contribution", self.peers[number])
         return EncodedContribution.encode(values.astype(np.float32), self.grid, self.scope.codec, dither=dither)
 
+    def life(self, number: int, which: int) -> bytes:
+        """What stands for the random bytes of a member's life; its first is number 0."""
+        return domain_hash("explored life", self.peers[number].encode(), bytes([which]))
+
     def _ready(self, number: int) -> Ready:
         if number == self.scope.late:
-            return absent_ready(TRAINING, self.previous, STATE)
+            absent = absent_ready(TRAINING, self.previous, STATE)
+            return msgspec.structs.replace(absent, life=self.life(number, 0))
         encoded = self.contributions[number]
         return Ready(
             term=self.previous.term,
@@ -108,6 +112,7 @@ class World:
             upload=0,
             download=0,
             reaches=(),
+            life=self.life(number, 0),
         )
 
     def deal(self, rates: Sequence[tuple[int, int]], chunks: int) -> tuple[OwnedRange, ...]:

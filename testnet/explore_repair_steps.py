@@ -14,7 +14,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Held, Message, Plan
 from shoal.testnet.explore_repair_copy import NOW, unhear
 from shoal.testnet.explore_repair_judge import Parcel
-from shoal.testnet.explore_repair_run import Passed, Run, Said
+from shoal.testnet.explore_repair_run import Passed, Run, Said, WayBack
 
 if TYPE_CHECKING:
     from shoal.testnet.explore_repair_member import Members
@@ -172,8 +172,9 @@ class Context:
 
     def returns(self) -> Iterator[Outcome]:
         """Is killed, loses what is not on disk, and returns."""
-        run = _tried(self._run(), Run.restart)
-        yield from self._members.outcomes(self._step("is killed and returns", crashes=1), run)
+        for way in self._members.ways_back(self._position, self._members.states[self._number]):
+            run = _tried(self._run(), partial(_return, way))
+            yield from self._members.outcomes(self._step(f"is killed and {way.value}", crashes=1), run)
 
 
 def _tried(run: Run, act: Act) -> Run:
@@ -182,6 +183,10 @@ def _tried(run: Run, act: Act) -> Run:
     except LocalError as error:
         run.violation = run.violation or f"a machine failed: {error}"
     return run
+
+
+def _return(way: WayBack, run: Run) -> None:
+    run.restart(way)
 
 
 def _look(heard: tuple[tuple[int, Message], ...], alive: frozenset[PeerId], passed: Passed, run: Run) -> None:

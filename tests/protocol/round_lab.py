@@ -433,6 +433,7 @@ class RoundLab:
             identity=node.identity,
             previous=previous,
             state=state,
+            life=domain_hash("life", node.peer.encode(), bytes([node.life % 256])),
             settings=SETTINGS,
             deal=deal_evenly,
             returners=recent,

@@ -22,6 +22,7 @@ from shoal.protocol.messages import (
     NO_HASH,
     Held,
     Message,
+    OwnedRange,
     Plan,
     Propose,
     Ready,
@@ -278,6 +279,34 @@ def test_member_that_lost_its_contribution_in_a_restart_holds_nobody_up(nodes: i
         assert not any(node.blamed for node in lab.nodes)
 
 
+@pytest.mark.parametrize("keeps_contribution", [True, False])
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_node_that_is_back_at_once_reduces_under_plans_of_its_present_life_only(
+    nodes: int, keeps_contribution: bool
+) -> None:
+    for leads in (True, False):
+        lab = RoundLab(nodes, seed=nodes, keeps_contribution=keeps_contribution)
+        victim = lab.lead() if leads else next(n for n in range(nodes) if n != lab.lead())
+        followed: list[bool] = []
+
+        def intercept(
+            number: int, effect: Effect, lab: RoundLab = lab, followed: list[bool] = followed
+        ) -> Collection[int] | None:
+            if isinstance(effect, StartReduce | Repair):
+                machine = lab.nodes[number].running()
+                followed += [p.life == machine.life for p in effect.plan.participants if p.peer == machine.me]
+            return None
+
+        lab.intercept = intercept
+        lab.run_until(lab.reducing(victim), 10)
+        lab.kill(victim)
+        lab.restart(victim)
+        assert lab.run_until(lab.height_of_all(2), 60) < 5 * ROUND_S
+        assert all(followed)
+        assert len(followed) > nodes
+        assert not any(node.blamed for node in lab.nodes)
+
+
 # -- hangs, stalls -------------------------------------------------------------------------------------------
 
 
@@ -347,6 +376,7 @@ def contribution(machine: RoundMachine, **changes: object) -> Ready:
         upload=1,
         download=1,
         reaches=(),
+        life=machine.life,
     )
     return msgspec.structs.replace(ready, **changes)
 
@@ -398,6 +428,31 @@ def test_lead_to_whom_all_have_reported_has_as_long_again_to_propose(took_s: flo
         if number != leader:
             assert not moves(machine.tick(reported_at + patience_s - 0.1))
             assert moves(machine.tick(reported_at + patience_s + 0.1))
+
+
+def test_lead_that_is_still_reducing_says_so_and_is_not_silent() -> None:
+    lab, machines, leader, plan = planned(4)
+    all_but_the_lead_report(lab, machines, leader, plan, 2.0)
+    lead, others = machines[leader], [machine for number, machine in enumerate(machines) if number != leader]
+    for other in others:
+        lead.receive(other.me, lab.report(plan), 2.0)
+    now = 2.0
+    while now < 2.0 + PROPOSE_PATIENCE_S - 0.5:
+        now += 0.25
+        said = any(isinstance(effect, Broadcast) and effect.message == plan for effect in lead.tick(now))
+        for other in others:
+            effects = other.receive(lead.me, plan, now) if said else other.tick(now)
+            assert not moves(effects), now
+    assert moves(others[0].tick(now + 1.0)), "but not for ever"
+
+
+def test_lead_that_falls_silent_after_it_was_heard_is_passed_over() -> None:
+    lab, machines, leader, plan = planned(4)
+    all_but_the_lead_report(lab, machines, leader, plan, 2.0)
+    lead, other = machines[leader], next(machine for number, machine in enumerate(machines) if number != leader)
+    other.receive(lead.me, plan, 3.0)
+    assert not moves(other.tick(3.0 + SILENCE_S - 0.1))
+    assert moves(other.tick(3.0 + SILENCE_S + 0.1))
 
 
 def test_lead_that_waits_for_a_report_is_not_silent() -> None:
@@ -744,10 +799,114 @@ def test_plan_with_a_contribution_never_announced_is_blamed() -> None:
     place = plan.number(other.me)
     assert place is not None
     forged = list(plan.participants)
-    forged[place] = type(forged[place])(other.me, 5, 5, domain_hash("forged"))
+    forged[place] = msgspec.structs.replace(forged[place], root=domain_hash("forged"))
     with pytest.raises(RemoteError, match="did not announce"):
         other.receive(plan.planner, msgspec.structs.replace(plan, attempt=1, participants=tuple(forged)), 2.0)
     assert other.plan == plan
+
+
+def returned(lab: RoundLab, machine: RoundMachine) -> RoundMachine:
+    """The machine of the same node after a restart that nobody noticed; everyone else lives."""
+    identity = next(node.identity for node in lab.nodes if node.peer == machine.me)
+    again = RoundMachine(
+        identity=identity,
+        previous=machine.previous,
+        state=machine.previous.digest,
+        life=domain_hash("second life"),
+        settings=SETTINGS,
+        deal=deal_evenly,
+    )
+    again.peers_alive([node.peer for node in lab.nodes], 1.5)
+    return again
+
+
+def announced(effects: Sequence[Effect]) -> Ready:
+    (ready,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Ready)]
+    return ready
+
+
+def late_member_planned() -> tuple[RoundLab, list[RoundMachine], int, int, Plan]:
+    """Three machines and the plan that they follow, which names one of them, that still trained, without weight."""
+    lab, machines = machines_of(3)
+    leader = lab.lead()
+    late = (leader + 1) % 3
+    readies = [contribution(machine) for machine in machines]
+    absent = absent_ready(TRAINING, machines[late].previous, machines[late].previous.digest)
+    readies[late] = announced(machines[late].ready(absent, 1.0))
+    for sender, ready in zip(machines, readies, strict=True):
+        if sender is not machines[late]:
+            sender.ready(ready, 1.0)
+        for machine in machines:
+            if machine is not sender:
+                machine.receive(sender.me, ready, 1.0)
+    effects = machines[leader].tick(1.0 + SETTINGS.grace_s)
+    (plan,) = [e.plan for e in effects if isinstance(e, StartReduce)]
+    for machine in machines:
+        if machine is not machines[leader]:
+            assert StartReduce(plan) in machine.receive(plan.planner, plan, 1.1)
+    return lab, machines, leader, late, plan
+
+
+def test_plan_names_the_lives_that_were_announced() -> None:
+    _, machines, _, late, plan = late_member_planned()
+    assert {p.peer: p.life for p in plan.participants} == {machine.me: machine.life for machine in machines}
+    assert [p.peer for p in plan.participants if p.weight == 0] == [machines[late].me]
+
+
+@pytest.mark.parametrize("contributes", [False, True])
+def test_node_that_was_restarted_does_not_reduce_under_a_plan_of_its_earlier_life(contributes: bool) -> None:
+    if contributes:
+        lab, machines, leader, plan = planned(3)
+        number = (leader + 1) % 3
+        again = returned(lab, machines[number])
+        ready = contribution(again)  # the very same one: it was on disk
+    else:
+        lab, machines, leader, number, plan = late_member_planned()
+        again = returned(lab, machines[number])
+        ready = absent_ready(TRAINING, again.previous, again.previous.digest)
+    lead = machines[leader]
+    said = announced(again.ready(ready, 1.5))
+    assert said.life == again.life
+    later = msgspec.structs.replace(plan, attempt=1)
+    for old in (plan, later):
+        assert again.receive(plan.planner, old, 1.6) == []
+        assert again.plan is None
+    # Nobody noticed that it was gone; the lead goes on without it as soon as it hears its announcement.
+    effects = lead.receive(again.me, said, 1.1 + SETTINGS.grace_s + REPLAN_SETTLE_S)
+    assert CloseOff(plan.hash, frozenset({again.me})) in effects
+    assert lead._gathering.get(again.me) == said
+    place = plan.number(lead.me)
+    assert place is not None
+    evicted = msgspec.structs.replace(
+        plan, attempt=1, evicted=(again.me,), origin=plan.hash, owners=(OwnedRange(place, 0, plan.chunks),)
+    )
+    assert again.receive(plan.planner, evicted, 2.0) == [Evicted(evicted)]
+
+
+def test_plan_of_this_life_is_followed_after_a_restart() -> None:
+    lab, machines, _, late, plan = late_member_planned()
+    again = returned(lab, machines[late])
+    again.ready(absent_ready(TRAINING, again.previous, again.previous.digest), 1.5)
+    named = [msgspec.structs.replace(p, life=again.life) if p.peer == again.me else p for p in plan.participants]
+    fresh = msgspec.structs.replace(plan, attempt=1, participants=tuple(named))
+    assert again.receive(plan.planner, fresh, 1.6) == [StartReduce(fresh)]
+
+
+def test_lead_that_was_restarted_unnoticed_plans_anew_and_is_followed() -> None:
+    lab, machines, leader, plan = planned(3)
+    lead = returned(lab, machines[leader])
+    others = [machine for machine in machines if machine is not machines[leader]]
+    effects = [*lead.ready(contribution(lead), 1.5)]
+    for other in others:
+        effects += lead.receive(other.me, contribution(other), 1.6)
+    (fresh,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Plan)]
+    assert (fresh.view, fresh.attempt) == (plan.view, plan.attempt)
+    assert fresh.lineage != plan.lineage, "or what it signs would be about the same chunks as before"
+    for other in others:
+        assert other.receive(lead.me, fresh, 1.7) == [], "a second plan of one life"
+        other.receive(lead.me, announced(effects), 1.7)
+        assert other.receive(lead.me, fresh, 1.7) == [StartReduce(fresh)]
+        assert other.receive(lead.me, plan, 1.8) == []
 
 
 def test_older_plan_does_not_replace_a_newer() -> None:

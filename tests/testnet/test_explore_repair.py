@@ -24,8 +24,8 @@ from shoal.protocol import round as round_module
 from shoal.protocol.agreement import Agreement, AgreementEffect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import ChunkResults, Held, Plan, Propose, Report
-from shoal.protocol.planning import Deal, PlanSeat
+from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose, Report
+from shoal.protocol.planning import Deal, PlanSeat, make_plan
 from shoal.protocol.repair import revise_plan
 from shoal.protocol.round import CloseOff, Effect, RoundMachine
 from shoal.swarm.frame import FrameKind
@@ -55,7 +55,8 @@ def kinds(exploration: RepairExploration) -> list[str]:
         {"members": 2, "views": 2, "attempts": 2, "codec": "fp32"},
         {"members": 3, "views": 1, "attempts": 1, "shift": 1},
         {"members": 3, "views": 1, "attempts": 1, "late": 2, "shift": 2},
-        {"members": 2, "views": 1, "attempts": 2, "crashes": 1},
+        {"members": 2, "views": 1, "attempts": 2, "crashes": 1, "chunks": 1},
+        {"members": 2, "views": 1, "attempts": 2, "crashes": 1, "chunks": 1, "late": 0},
     ],
     ids=lambda scope: " ".join(f"{name} {value}" for name, value in scope.items()),
 )
@@ -172,6 +173,14 @@ class HoldsBack(RoundMachine):
         return super().closed_off(asked, (), now)
 
 
+class FollowsAnyLife(RoundMachine):
+    """Reduces under a plan that names it as it was before a restart, if it does not lack what the plan counts on."""
+
+    def _is_of_earlier_life(self, plan: Plan) -> bool:
+        mine = self._gathering.get(self.me)
+        return any(p.peer == self.me and p.weight and p.root != (mine and mine.root) for p in plan.participants)
+
+
 class HastyLead(leading_module.Lead):
     """Revises the plan as if who has not answered yet held nothing."""
 
@@ -271,12 +280,42 @@ def test_owner_that_is_taken_in_again_signs_what_it_signed(bug: type[Reduction],
     assert exploration.repaired
 
 
-def test_owner_without_contribution_that_is_killed_signs_again_and_is_left_out_by_default() -> None:
-    scope: dict[str, Any] = {"members": 2, "views": 1, "crashes": 1, "chunks": 1, "late": 0}
-    assert kinds(explore(**scope, amnesia=True)) == ["two results signed for one chunk"]
-    exploration = explore(**scope)
-    assert exploration.violations == ()
-    assert exploration.complete
+# Member 2 owns the chunk, sums what both others sent, and is killed; meanwhile member 1 is evicted.
+KILLED_AFTER_SIGNING = (
+    "member 0 finds member 1 dead, and waits no longer for them",
+    "member 1 hears member 0 plan 0.0",
+    "member 2 hears member 0 plan 0.0",
+    "member 2 gets contribution to 0 of member 0, contribution to 0 of member 1; hears member 0 evict member 1 for 0.1",
+    "member 0 with word from member 2 finds member 1, member 2 dead",
+)
+WITH_IT, WITHOUT_ANY = "member 2 is killed and returns with its contribution", "member 2 is killed and returns"
+
+
+@pytest.mark.parametrize(
+    ("bug", "found"),
+    [(FollowsAnyLife, ["two results signed for one chunk"]), (RoundMachine, [])],
+    ids=["seeded", "product"],
+)
+@pytest.mark.parametrize(
+    ("late", "returns"), [(None, WITH_IT), (2, WITHOUT_ANY)], ids=["contributor", "without weight"]
+)
+def test_owner_that_is_killed_and_returns_signs_nothing_twice(
+    late: int | None, returns: str, bug: type[RoundMachine], found: list[str]
+) -> None:
+    scope = RepairScope(members=3, views=1, attempts=2, chunks=1, shift=1, crashes=1, late=late)
+    exploration = led(RepairExplorer(scope, Kit(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
+    assert kinds(exploration) == found
+
+
+def test_plan_that_names_no_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_lives(*rest: Any, **named: Any) -> Plan:
+        plan = make_plan(*rest, **named)
+        nobody = tuple(msgspec.structs.replace(p, life=NO_HASH) for p in plan.participants)
+        return msgspec.structs.replace(plan, participants=nobody)
+
+    monkeypatch.setattr(leading_module, "make_plan", without_lives)
+    exploration = explore(Kit(machine=FollowsAnyLife), members=2, views=1, crashes=1, chunks=1, late=0)
+    assert kinds(exploration) == ["two results signed for one chunk"]
 
 
 def test_seeded_revision_that_drops_finals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
