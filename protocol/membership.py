@@ -5,15 +5,7 @@ no answer comes, it is pinged again and three others are asked to ping it; if th
 told so; if it still says nothing it is dead. A process that hangs (SIGSTOP) keeps its connections open and is caught
 exactly like one that vanished.
 
-    event        what happened                                      ALIVE     SUSPECT   DEAD
-    HEARD        the peer itself said something to us               ALIVE     ALIVE     ALIVE
-    VOUCHED      one whom we asked got an answer from it            ALIVE     ALIVE     DEAD
-    REFUTED      it signed a newer incarnation, and others told us  ALIVE     ALIVE     DEAD, ping now
-    ACCUSED      another suspects it                                ALIVE,    SUSPECT   DEAD
-                                                                    ping now
-    UNANSWERED   neither we nor those we asked reach it             SUSPECT   illegal   illegal
-    EXPIRED      a suspect had its time                             illegal   DEAD      illegal
-    LOST         its connections broke and cannot be re-made        DEAD      DEAD      DEAD
+What can happen to a peer, and what it is held for after that, is the table of `shoal.protocol.liveness`.
 
 Three rules keep it honest:
 
@@ -30,7 +22,7 @@ How fast.  `tick` is called every `TICK_S`. From the last sign of life of a sile
     probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
 
 pass, the ticks being how late each of four steps may be noticed: 7.4 s for up to 64 live peers. A broken connection
-shortens the first two terms to `LOST_ACK_DEADLINE_S`, and one that cannot be re-made ends it at once.
+leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
 evicts on lack of progress.
@@ -40,13 +32,27 @@ Source: Das, Gupta, Motivala, "SWIM" (DSN 2002), sections 3 and 4; the local sta
 
 from __future__ import annotations
 
-import enum
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.liveness import (
+    Died,
+    Effect,
+    Event,
+    Refute,
+    Revived,
+    SendAck,
+    SendNack,
+    SendPing,
+    SendPingRequest,
+    State,
+    Suspected,
+    next_state,
+)
 
 TICK_S = 0.1
 PROBE_INTERVAL_S = 1.0
@@ -58,8 +64,10 @@ INDIRECT_DEADLINE_S = 1.5
 SUSPICION_S = 3.0
 INDIRECT_PEERS = 3
 DEAD_PROBE_INTERVAL_S = 10.0
-LOST_ACK_DEADLINE_S = 0.5
-LOST_TWICE_WINDOW_S = 10.0
+LOST_WINDOW_S = 0.5
+"""Connections to one peer that break within this time broke together."""
+SILENCE_S = 0.5
+"""Beyond the probe interval: a peer that was pinged over its link, and from which nothing came back over it so long."""
 LOCAL_STALL_S = 1.0
 EXCUSES_PER_SILENCE_LIMIT = 3
 REFUTE_INTERVAL_S = 0.5
@@ -68,120 +76,6 @@ RELAY_LIMIT = 1024
 RELAYS_PER_PEER_LIMIT = 64
 INCARNATION_LIMIT = 2**62
 NONCE_BITS = 62
-
-
-class State(enum.Enum):
-    """What we hold a peer for."""
-
-    ALIVE = "alive"
-    SUSPECT = "suspect"
-    DEAD = "dead"
-
-
-class Event(enum.Enum):
-    """What can happen to a peer; see the table above."""
-
-    HEARD = "heard"
-    VOUCHED = "vouched"
-    REFUTED = "refuted"
-    ACCUSED = "accused"
-    UNANSWERED = "unanswered"
-    EXPIRED = "expired"
-    LOST = "lost"
-
-
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.ALIVE: {
-        Event.HEARD: State.ALIVE,
-        Event.VOUCHED: State.ALIVE,
-        Event.REFUTED: State.ALIVE,
-        Event.ACCUSED: State.ALIVE,
-        Event.UNANSWERED: State.SUSPECT,
-        Event.LOST: State.DEAD,
-    },
-    State.SUSPECT: {
-        Event.HEARD: State.ALIVE,
-        Event.VOUCHED: State.ALIVE,
-        Event.REFUTED: State.ALIVE,
-        Event.ACCUSED: State.SUSPECT,
-        Event.EXPIRED: State.DEAD,
-        Event.LOST: State.DEAD,
-    },
-    State.DEAD: {
-        Event.HEARD: State.ALIVE,
-        Event.VOUCHED: State.DEAD,
-        Event.REFUTED: State.DEAD,
-        Event.ACCUSED: State.DEAD,
-        Event.LOST: State.DEAD,
-    },
-}
-
-
-def next_state(state: State, event: Event) -> State:
-    """The table. Raises LocalError for what cannot happen in that state."""
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise LocalError(f"membership: {event.name} cannot happen to a peer that is {state.name}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPing:
-    """Send `peer` a Ping with `nonce` and our incarnation."""
-
-    peer: PeerId
-    nonce: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPingRequest:
-    """Ask `via` to ping `target` for us."""
-
-    via: PeerId
-    target: PeerId
-    nonce: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendAck:
-    """Answer `peer`: for ourselves, or (`about`) for the one it asked us to ping."""
-
-    peer: PeerId
-    nonce: int
-    about: PeerId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspected:
-    """Tell `peer` and the others that it is suspected in this incarnation."""
-
-    peer: PeerId
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Died:
-    """`peer` is dead to us."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revived:
-    """`peer` is alive after all, having been suspected or dead (`was`)."""
-
-    peer: PeerId
-    was: State
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refute:
-    """We are suspected: tell everyone that we live, in this new incarnation."""
-
-    incarnation: int
-
-
-Effect = SendPing | SendPingRequest | SendAck | Suspected | Died | Revived | Refute
 
 
 def probe_interval_s(peers: int) -> float:
@@ -197,25 +91,44 @@ def detection_bound_s(peers: int) -> float:
 
 @dataclass(slots=True)
 class _Probe:
-    """A ping under way to a live peer. `vias` is empty until others are asked too."""
+    """A ping under way to a live peer. `indirect`: others are asked too."""
 
     nonce: int
     deadline: float
-    vias: tuple[PeerId, ...] | None = None
+    indirect: bool = False
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """Others were asked to ping a peer; `without` are those who answered that they cannot reach it."""
+
+    nonce: int
+    vias: tuple[PeerId, ...]
+    without: set[PeerId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What we know of one peer."""
+    """What we know of one peer. heard_at: of it or about it. said_at: by itself, to us.
+
+    cut: it cannot be reached over a link since it last said something.
+    """
 
     incarnation: int
     heard_at: float
+    said_at: float
     state: State = State.ALIVE
     pinged_at: float = -math.inf
     lost_at: float = -math.inf
+    cut: bool = False
     suspect_until: float = math.inf
     excuses: int = 0
     probe: _Probe | None = None
+    inquiry: _Inquiry | None = None
+
+
+def _always(*_: PeerId) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +146,14 @@ class MembershipMachine:
     """The detector of one node. Every input returns what to do about it, in order.
 
     `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack.
+    has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     """
 
     me: PeerId
     rng: random.Random
     incarnation: int = 0
+    has_link: Callable[[PeerId], bool] = _always
+    can_ask: Callable[[PeerId, PeerId], bool] = _always
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
     _relays: dict[int, _Relay] = field(default_factory=dict)
     _ran_at: float | None = None
@@ -256,6 +172,12 @@ class MembershipMachine:
         """The peers that are not dead: suspects have not had their time yet."""
         return self.in_state(State.ALIVE, State.SUSPECT)
 
+    def silent(self, now: float) -> frozenset[PeerId]:
+        """The live peers that were pinged over their links and say nothing over them; others may vouch for them."""
+        alive = self.alive()
+        limit_s = probe_interval_s(len(alive)) + SILENCE_S
+        return frozenset(peer for peer in alive if now - self._peers[peer].said_at > limit_s)
+
     def forget(self, peer: PeerId) -> None:
         """Stop watching a peer that left or whose record expired."""
         self._peers.pop(peer, None)
@@ -270,11 +192,25 @@ class MembershipMachine:
         watched = self._peers.get(peer)
         if watched is None:
             if len(self._peers) < PEER_LIMIT:
-                self._peers[peer] = _Watched(incarnation, heard_at=now)
+                self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=now)
             return []
         watched.incarnation = max(watched.incarnation, incarnation)
         watched.lost_at = -math.inf
+        watched.said_at = now
+        watched.cut = False
         return self._happens(peer, watched, Event.HEARD, now)
+
+    def heard_through(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
+        """A message that `peer` signed, and that we did not have yet, was passed on to us by another."""
+        self._notice_stall(now)
+        watched = self._peers.get(peer)
+        if watched is None:
+            if peer != self.me and len(self._peers) < PEER_LIMIT:
+                self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=-math.inf, cut=True)
+                return [Revived(peer=peer, was=State.DEAD)]
+            return []
+        watched.incarnation = max(watched.incarnation, incarnation)
+        return self._happens(peer, watched, Event.REFUTED, now)
 
     def on_ping(self, peer: PeerId, nonce: int, incarnation: int, now: float) -> list[Effect]:
         """`peer` asks whether we are there."""
@@ -296,6 +232,10 @@ class MembershipMachine:
         full = len(self._relays) >= RELAY_LIMIT or mine >= RELAYS_PER_PEER_LIMIT
         if requester not in self._peers or target not in self._peers or target == requester or full:
             return []
+        if not self.has_link(target):
+            watched = self._peers[target]
+            is_gone = watched.cut or watched.state is State.DEAD  # else its link is being made again
+            return [SendNack(peer=requester, target=target, nonce=nonce)] if is_gone else []
         ours = self._nonce()
         self._relays[ours] = _Relay(requester, nonce, target, now + INDIRECT_DEADLINE_S)
         return [SendPing(peer=target, nonce=ours)]
@@ -303,12 +243,28 @@ class MembershipMachine:
     def on_indirect_ack(self, via: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
         """`via` says that `target` answered. Believed only from one whom we asked, about this very probe."""
         self._notice_stall(now)
+        watched = self._asked(via, target, nonce)
+        return [] if watched is None else self._happens(target, watched, Event.VOUCHED, now)
+
+    def on_nack(self, via: PeerId, target: PeerId, nonce: int, now: float) -> list[Effect]:
+        """`via` cannot reach `target` either. If all whom we asked say so, a broken connection is confirmed."""
+        self._notice_stall(now)
+        watched = self._asked(via, target, nonce)
+        if watched is None or watched.inquiry is None:
+            return []
+        watched.inquiry.without.add(via)
+        return self._confirmed_by_others(target, watched, now)
+
+    def _asked(self, via: PeerId, target: PeerId, nonce: int) -> _Watched | None:
+        """The target of an inquiry, if `via` is one of those whom we asked, and about this very one."""
         watched = self._peers.get(target)
-        if watched is None or watched.probe is None or watched.probe.nonce != nonce:
-            return []
-        if via not in (watched.probe.vias or ()):
-            return []
-        return self._happens(target, watched, Event.VOUCHED, now)
+        inquiry = None if watched is None else watched.inquiry
+        return watched if inquiry is not None and inquiry.nonce == nonce and via in inquiry.vias else None
+
+    def _confirmed_by_others(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
+        inquiry = watched.inquiry
+        nobody_has = inquiry is not None and bool(inquiry.vias) and inquiry.without == set(inquiry.vias)
+        return self._happens(peer, watched, Event.LOST, now) if watched.cut and nobody_has else []
 
     def on_suspicion(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
         """Somebody suspects `peer`, perhaps us, in `incarnation`."""
@@ -330,21 +286,26 @@ class MembershipMachine:
         return self._happens(peer, watched, Event.REFUTED, now)
 
     def connection_lost(self, peer: PeerId, now: float, *, confirmed: bool = False) -> list[Effect]:
-        """A connection to `peer` broke; `confirmed` if re-making it was refused.
-
-        Once: ask at once, and do not wait long. Again later, without a word from it between, or confirmed: dead.
-        """
+        """A connection to `peer` broke: ask others at once. `confirmed` if re-making it was refused: it is dead."""
         self._notice_stall(now)
         watched = self._peers.get(peer)
         if watched is None:
             return []
-        since_s = now - watched.lost_at
-        if confirmed or LOST_ACK_DEADLINE_S <= since_s <= LOST_TWICE_WINDOW_S:
+        if confirmed:
             return self._happens(peer, watched, Event.LOST, now)
-        if watched.state is not State.ALIVE or since_s < LOST_ACK_DEADLINE_S:
+        since_s, watched.lost_at = now - watched.lost_at, now
+        if watched.state is not State.ALIVE or since_s < LOST_WINDOW_S:
             return []  # already looking; several connections to one peer often break together
-        watched.lost_at = now
-        return self._ping(peer, watched, now, LOST_ACK_DEADLINE_S)
+        return self._ping(peer, watched, now, ACK_DEADLINE_S)
+
+    def unreachable(self, peer: PeerId, now: float) -> list[Effect]:
+        """A broken connection to `peer` could not be re-made: nobody refused it, but nobody answered either."""
+        self._notice_stall(now)
+        watched = self._peers.get(peer)
+        if watched is None:
+            return []
+        watched.cut = True
+        return self._confirmed_by_others(peer, watched, now)
 
     # --- time ---
 
@@ -368,14 +329,21 @@ class MembershipMachine:
         probe = watched.probe
         if probe is None or now < probe.deadline:
             return []
-        if probe.vias is not None:
+        if probe.indirect:
             return self._happens(peer, watched, Event.UNANSWERED, now)
-        others = [other for other in self.in_state(State.ALIVE) if other != peer]
-        probe.vias = tuple(self.rng.sample(others, min(INDIRECT_PEERS, len(others))))
+        probe.indirect = True
         probe.deadline = now + INDIRECT_DEADLINE_S
         # The direct path gets a second chance as well: one lost packet should not make a suspect.
-        again = SendPing(peer=peer, nonce=probe.nonce)
-        return [again, *(SendPingRequest(via=via, target=peer, nonce=probe.nonce) for via in probe.vias)]
+        return [SendPing(peer=peer, nonce=probe.nonce), *self._inquire(peer, watched, probe.nonce)]
+
+    def _inquire(self, peer: PeerId, watched: _Watched, nonce: int) -> list[Effect]:
+        """Ask others to ping `peer` for us: those to whom we have a link, first of all who may have one to it."""
+        others = [other for other in self.in_state(State.ALIVE) if other != peer and self.has_link(other)]
+        self.rng.shuffle(others)
+        others.sort(key=lambda other: not self.can_ask(other, peer))
+        vias = tuple(others[:INDIRECT_PEERS])
+        watched.inquiry = _Inquiry(nonce, vias)
+        return [SendPingRequest(via=via, target=peer, nonce=nonce) for via in vias]
 
     def _due(self, now: float) -> list[tuple[PeerId, _Watched]]:
         """Whom to ping now, the longest overdue first."""
@@ -407,6 +375,7 @@ class MembershipMachine:
         self._ran_at = now
         for watched in self._peers.values():
             watched.lost_at = -math.inf
+            watched.said_at = now
             if watched.excuses < EXCUSES_PER_SILENCE_LIMIT:
                 watched.excuses += 1
                 watched.probe = None
@@ -422,9 +391,9 @@ class MembershipMachine:
         if watched.state is State.ALIVE:
             if event is Event.ACCUSED:
                 # Look for ourselves, unless we just did or are at it.
-                idle = watched.probe is None and now - watched.heard_at >= LOST_ACK_DEADLINE_S
+                idle = watched.probe is None and now - watched.heard_at >= LOST_WINDOW_S
                 return self._ping(peer, watched, now, ACK_DEADLINE_S) if idle else []
-            watched.probe = None
+            watched.probe = watched.inquiry = None
             watched.heard_at = now
             watched.excuses = 0
             if was is not State.ALIVE:
@@ -437,17 +406,25 @@ class MembershipMachine:
             watched.probe = None
             watched.pinged_at = now
             effects.append(Died(peer=peer))
-        elif event is Event.REFUTED:  # dead, and yet it signs
+            # A firewall may refuse as well: whom others still reach is alive after all.
+            effects += self._inquire(peer, watched, self._nonce())
+        elif event is Event.REFUTED and now - watched.pinged_at >= LOST_WINDOW_S:  # dead, and yet it signs
             effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
         return effects
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float, deadline_s: float) -> list[Effect]:
-        """Ping `peer`. Of a live one an answer is expected within `deadline_s`; others just get their chance."""
-        nonce = self._nonce()
+        """Ping `peer`. Of a live one an answer is expected within `deadline_s`; others just get their chance.
+
+        One that is not live, or has no link to us, is asked after through others as well.
+        """
+        nonce, indirect = self._nonce(), not self.has_link(peer)
         watched.pinged_at = now
+        effects: list[Effect] = [SendPing(peer=peer, nonce=nonce)]
         if watched.state is State.ALIVE:
-            watched.probe = _Probe(nonce, now + deadline_s)
-        return [SendPing(peer=peer, nonce=nonce)]
+            watched.probe = _Probe(nonce, now + (INDIRECT_DEADLINE_S if indirect else deadline_s), indirect)
+        if indirect or watched.state is not State.ALIVE:
+            effects += self._inquire(peer, watched, nonce)
+        return effects
 
     def _refute(self, incarnation: int, now: float) -> list[Effect]:
         """Outbid an accusation against us; at most every `REFUTE_INTERVAL_S`, lest a liar make us flood."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.protocol.gossip_messages import AskStanding, Decline, Offer, Standing, Taken, Withdraw
 from shoal.protocol.messages import (
     Certificate,
     Consent,
@@ -17,6 +18,7 @@ from shoal.protocol.messages import (
     Leave,
     Message,
     Peer,
+    Peers,
     Plan,
     Propose,
     Ready,
@@ -88,6 +90,22 @@ class PingRequest(Message, frozen=True, kw_only=True):
     nonce: Nonce
 
 
+class Nack(Message, frozen=True, kw_only=True):
+    """You asked me to ping `target`: I cannot reach it either."""
+
+    target: Peer
+    nonce: Nonce
+
+
+class Reach(Message, frozen=True, kw_only=True):
+    """The live peers that the sender does not reach itself; replaces what it said before.
+
+    Whoever is linked to both of such a pair may pass on what the one broadcasts to the other.
+    """
+
+    lacks: Peers
+
+
 class Suspicion(Message, frozen=True, kw_only=True):
     """The sender hears nothing of `peer` in this incarnation; it may refute."""
 
@@ -101,7 +119,7 @@ class Announce(Message, frozen=True, kw_only=True):
     record: RecordBytes
 
 
-LinkMessage = (
+SwarmMessage = (
     Ready
     | Plan
     | Report
@@ -115,11 +133,24 @@ LinkMessage = (
     | Consent
     | Certificate
     | Rebase
+)
+"""What is said to everyone, and holds whoever passes it on."""
+
+LinkMessage = (
+    SwarmMessage
     | Ping
     | Ack
     | PingRequest
+    | Nack
+    | Reach
     | Suspicion
     | Announce
+    | Offer
+    | Decline
+    | Withdraw
+    | Taken
+    | AskStanding
+    | Standing
 )
 """Everything that travels on a message link between members."""
 

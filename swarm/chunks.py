@@ -6,12 +6,16 @@ A fetch asks any number of donors for any chunks. Which, whom and how many at on
 frame: it alone knows whether the bytes are right. A lane that verifies does not receive meanwhile, so a donor can be no
 faster than its bytes are checked, and donors on several lanes are checked side by side.
 
-Nothing is believed here. A donor can waste the time of its own chunks, no more. The bytes of a chunk lie in a buffer of
-their own until they are accepted: a frame that comes late, twice or forged can never reach what was verified.
+Nothing is believed here. A donor can waste the time of its own chunks, no more. The bytes of a chunk are decrypted
+into the place where it belongs, if its owner lends that (`Places`), or else into a buffer. Either has one writer: the
+request that it was given to. A request gives out each byte once and ends before its chunk is checked, so a frame that
+comes late, twice or forged can never reach what was verified. A request that is given up returns its place, and says
+whether a lane's thread may still be writing there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -44,11 +48,12 @@ class ChunkSpace(IntEnum):
     ANCHOR = 0
     MOMENTUM = 1
     FINAL = 2
+    VECTOR = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """The name of a chunk. `scope`: the first 8 bytes of a state's digest or of a plan's hash."""
+    """The name of a chunk. `scope`: the first 8 bytes of a state's digest, a plan's hash or an offer's root."""
 
     space: ChunkSpace
     scope: bytes
@@ -72,7 +77,18 @@ class Post(Protocol):
 
 Lookup = Callable[[ChunkRef], memoryview | None]
 Accept = Callable[[PeerId, ChunkRef, memoryview], None]
-"""Takes a complete chunk, in a lane's thread; raises RemoteError if the bytes are wrong. They last for the call."""
+"""Takes a complete chunk, in a lane's thread; raises RemoteError if the bytes are wrong. They last for the call, unless
+they are in a place that was lent: that is back with its owner from this call on."""
+
+
+class Places(Protocol):
+    """Where chunks belong, of an owner who has them decrypted there. Called in lanes' threads: be quick."""
+
+    def lend(self, ref: ChunkRef) -> memoryview | None:
+        """The place of a chunk, writable and of its size, for one request alone; None: it cannot be had."""
+
+    def give_back(self, ref: ChunkRef, *, clean: bool) -> None:
+        """The place was lent for nothing. Unless it is `clean`, somebody may yet write there, at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +123,35 @@ class _Incoming:
     """A chunk on its way: which frames' places were given out, by offset, and how many bytes are not authentic yet.
 
     Each place is given out once. Else a second lane could write where the first has delivered, during the check.
-    `data` is taken when the first frame comes.
+    `data` is taken when the first frame comes. lent: it belongs to the fetch's `Places`. writing: frames whose place
+    was given out, and of which nothing was heard since.
     """
 
     fetch: ChunkFetch
     size: int
     missing: int
-    data: bytearray | None = None
+    data: bytearray | memoryview | None = None
+    lent: bool = False
+    writing: int = 0
     given_out: set[int] = field(default_factory=set)
 
-    def place(self, header: FrameHeader) -> memoryview | None:
+    def place(self, ref: ChunkRef, header: FrameHeader) -> memoryview | None:
         """Where the bytes of a frame go; the lanes may bring a chunk's frames in any order."""
         length = min(FRAME_LIMIT_BYTES, self.size - header.offset)
         is_expected = header.total == self.size and header.offset % FRAME_LIMIT_BYTES == 0
         if not is_expected or header.length != length or header.offset in self.given_out:
             return None
         if self.data is None:
-            self.data = self.fetch.buffer(self.size)
+            place = self.fetch.lend(ref)
+            self.data, self.lent = (self.fetch.buffer(self.size), False) if place is None else (place, True)
         self.given_out.add(header.offset)
+        self.writing += 1
         return memoryview(self.data)[header.offset : header.offset + length]
+
+    def give_up(self, ref: ChunkRef) -> None:
+        """Nothing more is wanted of it."""
+        if self.lent:
+            self.fetch.give_back(ref, clean=self.writing == 0)
 
 
 class ChunkExchange:
@@ -144,9 +170,10 @@ class ChunkExchange:
         """Where the bytes of a STATE frame go; None for one that nobody asked for."""
         if header.kind is not FrameKind.STATE:
             return None
+        ref = ChunkRef.of(header)
         with self._lock:
-            incoming = self._incoming.get((peer, ChunkRef.of(header)))
-            return None if incoming is None else incoming.place(header)
+            incoming = self._incoming.get((peer, ref))
+            return None if incoming is None else incoming.place(ref, header)
 
     def received(self, peer: PeerId, header: FrameHeader) -> None:
         """A frame of one of `KINDS` is authentic and in its place."""
@@ -160,13 +187,16 @@ class ChunkExchange:
                 return
             incoming.fetch.count(peer, header.length)
             if header.kind is FrameKind.STATE:
+                incoming.writing -= 1
                 incoming.missing -= header.length
                 if incoming.missing:
                     return
+            else:
+                incoming.give_up(ref)
             del self._incoming[peer, ref]
         if header.kind is FrameKind.STATE:
             assert incoming.data is not None
-            incoming.fetch.complete(peer, ref, incoming.data)
+            incoming.fetch.complete(peer, ref, incoming.data, lent=incoming.lent)
         else:
             incoming.fetch.tell(ChunkFailed(peer, ref, NetworkError("does not hold it (any more)")))
 
@@ -189,12 +219,15 @@ class ChunkExchange:
 
     # -- called by who wants chunks --------------------------------------------------------------------------
 
-    def fetch(self, accept: Accept) -> ChunkFetch:
-        """Begin a fetch, to be used as a context manager in a trio task. Raises NetworkError if there are too many."""
+    def fetch(self, accept: Accept, places: Places | None = None) -> ChunkFetch:
+        """Begin a fetch, to be used as a context manager in a trio task. Raises NetworkError if there are too many.
+
+        places: where the chunks belong; without, each comes in a buffer.
+        """
         with self._lock:
             if len(self._fetches) >= FETCH_LIMIT:
                 raise NetworkError(f"{FETCH_LIMIT} fetches are under way already")
-            fetch = ChunkFetch(self, accept)
+            fetch = ChunkFetch(self, accept, places)
             self._fetches.append(fetch)
         return fetch
 
@@ -224,7 +257,7 @@ class ChunkExchange:
                 for key, incoming in self._incoming.items()
                 if incoming.fetch is fetch and peer in (None, key[0]) and ref in (None, key[1])
             ]:
-                del self._incoming[key]
+                self._incoming.pop(key).give_up(key[1])
 
     def end(self, fetch: ChunkFetch) -> None:
         """`ChunkFetch` is over."""
@@ -236,13 +269,17 @@ class ChunkExchange:
 class ChunkFetch:
     """One task's requests to several donors. A context manager: after it, bytes that still arrive are dropped."""
 
-    def __init__(self, exchange: ChunkExchange, accept: Accept) -> None:
+    def __init__(self, exchange: ChunkExchange, accept: Accept, places: Places | None) -> None:
         self._exchange = exchange
         self._accept = accept
+        self._places = places
         self._token = trio.lowlevel.current_trio_token()
         self._send, self._receive = trio.open_memory_channel[FetchEvent | None](2 * REQUEST_LIMIT)
         self._spare: list[bytearray] = []  # guarded by the interpreter: append and pop are atomic
         self._bytes: dict[PeerId, int] = {}
+        self._lock = threading.Lock()
+        self._told: list[FetchEvent] = []  # guarded by the lock: on their way to the fetching task
+        self._resting = False  # guarded by the lock
 
     def __enter__(self) -> Self:
         return self
@@ -278,11 +315,31 @@ class ChunkFetch:
         except trio.WouldBlock:
             return None
 
+    async def rest(self, seconds: float) -> None:
+        """Let events gather for so long, and be woken for none. Cancellation: none is lost."""
+        with self._lock:
+            self._resting = True
+        try:
+            await trio.sleep(seconds)
+        finally:
+            with self._lock:
+                self._resting = False
+            self._deliver()
+
     def wake(self) -> None:
         """Have `next` return. For trio's thread."""
         self._put(None)
 
     # Called in lanes' threads
+
+    def lend(self, ref: ChunkRef) -> memoryview | None:
+        """The place of a chunk, if it can be had. Called under the exchange's lock."""
+        return None if self._places is None else self._places.lend(ref)
+
+    def give_back(self, ref: ChunkRef, *, clean: bool) -> None:
+        """Return a place that was lent for nothing."""
+        assert self._places is not None
+        self._places.give_back(ref, clean=clean)
 
     def buffer(self, size: int) -> bytearray:
         """Room for a chunk."""
@@ -299,23 +356,33 @@ class ChunkFetch:
         """Bytes came. Called under the exchange's lock."""
         self._bytes[peer] = self._bytes.get(peer, 0) + size
 
-    def complete(self, peer: PeerId, ref: ChunkRef, data: bytearray) -> None:
+    def complete(self, peer: PeerId, ref: ChunkRef, data: bytearray | memoryview, *, lent: bool = False) -> None:
         """All frames of a chunk are here, so nobody writes into `data` any more: have it checked."""
         try:
             self._accept(peer, ref, memoryview(data))
         except Exception as error:  # whose fault it is, the fetching task decides
+            if lent:
+                self.give_back(ref, clean=True)
             self.tell(ChunkFailed(peer, ref, error.with_traceback(None)))  # a traceback would keep the buffer
             return
-        if len(self._spare) < SPARE_BUFFERS:
+        if isinstance(data, bytearray) and len(self._spare) < SPARE_BUFFERS:
             self._spare.append(data)
         self.tell(ChunkArrived(peer, ref))
 
     def tell(self, event: FetchEvent) -> None:
-        """Carry an event to the fetching task."""
-        try:
-            self._token.run_sync_soon(self._put, event)
-        except trio.RunFinishedError:
-            return
+        """Carry an event to the fetching task, which is woken once for all that are on their way."""
+        with self._lock:
+            self._told.append(event)
+            if self._resting or len(self._told) > 1:
+                return
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            told, self._told = self._told, []
+        for event in told:
+            self._put(event)
 
     def _put(self, event: FetchEvent | None) -> None:
         try:

@@ -41,6 +41,19 @@ DIAL_REASONS_SHOWN = 3
 Handler = Callable[[MessageStream], Awaitable[None]]
 
 
+class NotReached(NetworkError):
+    """None of a peer's addresses works. `refused` are the hosts on which nobody listens, `silent` the others."""
+
+    def __init__(self, text: str, *, refused: frozenset[str], silent: frozenset[str]) -> None:
+        super().__init__(text)
+        self.refused = refused
+        self.silent = silent
+
+    def proves_end(self, host: str | None) -> bool:
+        """Whether the peer, last connected from `host`, listens there no more; without that, nor anywhere else."""
+        return host in self.refused or (bool(self.refused) and not self.silent)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionChange:
     """A peer's connection began, or its last one ended."""
@@ -151,21 +164,31 @@ class Host:
         """Connect to `peer` at the first of `addresses` that works, each given an equal share of the time left.
 
         Addresses come from peers' records, so malformed ones and those of other peers are passed over.
-        Raises NetworkError if none works. Cancellation as for `dial`.
+        Raises NotReached if none works. Cancellation as for `dial`.
         """
         end = trio.current_time() + deadline_s
         reasons: list[str] = []
+        refused, silent = set[str](), set[str]()
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
             try:
                 address = parse_address(text)
                 if address.peer != peer:
                     raise ConfigError(f"{text} is not an address of {peer}")
+            except ConfigError as error:
+                reasons.append(str(error))
+                continue
+            try:
                 await self._network.dial(address, deadline_s=max(share_s, 0))
                 return
-            except (ConfigError, NetworkError) as error:
+            except NetworkError as error:
                 reasons.append(str(error))
-        raise NetworkError(f"cannot reach {peer}: {'; '.join(reasons[:DIAL_REASONS_SHOWN]) or 'no address known'}")
+                (refused if isinstance(error, transport.NobodyListens) else silent).add(address.host)
+        raise NotReached(
+            f"cannot reach {peer}: {'; '.join(reasons[:DIAL_REASONS_SHOWN]) or 'no address known'}",
+            refused=frozenset(refused),
+            silent=frozenset(silent - refused),
+        )
 
     def connected(self) -> frozenset[PeerId]:
         """The peers connected now."""
@@ -174,6 +197,10 @@ class Host:
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
         await self._network.drop_peer(peer)
+
+    def host_of(self, peer: PeerId) -> str | None:
+        """The IP address at the other end of the connection to a peer, None if it is not connected."""
+        return self._network.host_of(peer)
 
     def watch(self) -> Mailbox[ConnectionChange]:
         """Connections that begin and end from now on; close it to stop. Compare `connected` if it ever dropped any."""

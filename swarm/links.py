@@ -8,7 +8,9 @@
 
 A link is up when the hello was answered, and lost when either stream or the connection breaks; it is never half up.
 Sending never waits: each link has a bounded queue, and a peer that lets it fill loses the link (round messages are
-sent again anyway). Every message is an envelope signed by its sender, who must be the peer at the stream's end.
+sent again anyway). Every message is an envelope signed by its sender. What is said to the whole swarm (`SWARM_KIND`)
+holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.forwarding`); all else
+(`ENVELOPE_KIND`) must come from the peer at the stream's end.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Refusal, Welcome
-from shoal.protocol.wire import ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
+from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Reach, Refusal, SwarmMessage, Welcome
+from shoal.protocol.wire import Envelope, ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
+from shoal.swarm.forwarding import Forwarding
 from shoal.swarm.streams import MessageStream, StreamEnded
 
 HELLO_PROTOCOL = "/shoal/hello/1"
@@ -37,7 +40,10 @@ ADMISSION_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256
+FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
+"""Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 ENVELOPE_KIND = "link"
+SWARM_KIND = "swarm"
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +107,12 @@ class Gatekeeper(Protocol):
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """A message arrived; raises RemoteError when it breaks the protocol."""
 
+    def admits(self, peer: PeerId) -> bool:
+        """Whether a peer is known and may be heard through others."""
+
+    def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
+        """A message of a peer arrived through another."""
+
 
 class Links:
     """All message links of this node."""
@@ -111,7 +123,9 @@ class Links:
         self._sealer = sealer
         self._gate = gatekeeper
         self._links: dict[PeerId, _Link] = {}
+        self.forwarding = Forwarding(sealer.peer_id)
         self._guard = ReplayGuard()
+        self._passed_on = ReplayGuard()
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
         self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](LINK_LIMIT * 4)
@@ -147,16 +161,25 @@ class Links:
             await self._introduce(peer)
 
     def send(self, peer: PeerId, message: LinkMessage) -> None:
-        """Queue a message; a peer without a link, or with a full queue, does not get it."""
-        link = self._links.get(peer)
-        if link is not None:
-            self._post(link, self._sealer.seal(ENVELOPE_KIND, canonical(message)))
+        """Queue a message; a peer with a full queue does not get it.
+
+        Nor does one without a link, unless it is a message to the whole swarm: others who have one pass it on.
+        """
+        hops = {peer}
+        if peer in self.forwarding.lacking and isinstance(message, SwarmMessage):
+            hops.update(self.forwarding.through(self._sealer.peer_id, peer, self._links))
+        links = [self._links[hop] for hop in hops if hop in self._links]
+        if links:
+            self._post_all(links, message)
 
     def broadcast(self, message: LinkMessage) -> None:
         """Queue a message for everyone; it is signed once."""
-        sealed = self._sealer.seal(ENVELOPE_KIND, canonical(message))
-        for link in list(self._links.values()):
-            self._post(link, sealed)
+        self._post_all(list(self._links.values()), message)
+
+    def lack(self, peers: frozenset[PeerId]) -> None:
+        """This node does not reach these live peers over links: everyone else is told, and may help out."""
+        self.forwarding.lack(peers)
+        self.broadcast(Reach(lacks=tuple(sorted(peers))))
 
     async def drain(self, *, deadline_s: float) -> None:
         """Return when everything queued has been given to the streams, or the deadline passes."""
@@ -177,6 +200,7 @@ class Links:
             link.scope.cancel()
             self._parting[peer] = parted = trio.Event()
             self._jobs.send_nowait(partial(self._disconnect, peer, parted))
+            self.forwarding.forget(peer)
             self._gate.lost(peer)
 
     async def _disconnect(self, peer: PeerId, parted: trio.Event) -> None:
@@ -217,9 +241,17 @@ class Links:
         self._jobs.send_nowait(partial(self._write_messages, link))
         self._admitted.set()
         self._admitted = trio.Event()
+        if self.forwarding.lacking:
+            self.send(peer, Reach(lacks=tuple(sorted(self.forwarding.lacking))))
         self._gate.linked(peer)
 
     # -- streams ---------------------------------------------------------------------------------------------
+
+    def _post_all(self, links: Sequence[_Link], message: LinkMessage) -> None:
+        kind = SWARM_KIND if isinstance(message, SwarmMessage) else ENVELOPE_KIND
+        sealed = self._sealer.seal(kind, canonical(message))
+        for link in links:
+            self._post(link, sealed)
 
     def _post(self, link: _Link, sealed: bytes) -> None:
         try:
@@ -261,20 +293,36 @@ class Links:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
         try:
             while True:
-                message = self._open(stream.peer, await stream.receive(deadline_s=None))
-                if message is not None:
-                    self._gate.message(stream.peer, message)
+                self._hear(stream.peer, await stream.receive(deadline_s=None))
         except StreamEnded:
             logger.debug("%s closed its messages", stream.peer)
         finally:
             self._end(link)
 
-    def _open(self, peer: PeerId, sealed: bytes) -> LinkMessage | None:
-        """The message in an envelope; None for one that was opened before."""
+    def _hear(self, peer: PeerId, sealed: bytes) -> None:
+        """Deliver what came from `peer`, unless it is old, as its signer's; and pass on what is to be."""
         envelope = open_envelope(sealed, self._swarm_id, peer=peer)
-        if envelope.sender != peer or envelope.kind != ENVELOPE_KIND:
-            raise RemoteError(f"passed on a {envelope.kind} of {envelope.sender}", peer=peer)
-        if not self._guard.accept(envelope):
-            return None
-        message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
-        return message
+        signer = envelope.sender
+        if envelope.kind == SWARM_KIND:
+            word: SwarmMessage = decode(envelope.payload, SwarmMessage, peer=peer)  # type: ignore[arg-type]
+            if signer == peer:
+                self._pass_on(envelope, sealed)
+                if self._guard.accept(envelope):
+                    self._gate.message(peer, word)
+            elif self._gate.admits(signer) and self._guard.accept(envelope):
+                self._gate.passed_on(signer, word)
+            return
+        if signer != peer or envelope.kind != ENVELOPE_KIND:
+            raise RemoteError(f"passed on a {envelope.kind} of {signer}", peer=peer)
+        if self._guard.accept(envelope):
+            message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
+            self._gate.message(peer, message)
+
+    def _pass_on(self, envelope: Envelope, sealed: bytes) -> None:
+        """Give what its signer itself sent to those that have no link to it, if that is for this node to do."""
+        if not self.forwarding.needed or not self._passed_on.accept(envelope):
+            return
+        for target in self.forwarding.targets(envelope.sender, self._links, len(sealed), trio.current_time()):
+            link = self._links[target]
+            if link.outbox.statistics().current_buffer_used < FORWARDS_QUEUED_LIMIT:
+                self._post(link, sealed)

@@ -2,7 +2,8 @@
 
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
 `RecordBook` keeps the newest signed record of each. This module moves their bytes, and dials whoever is known and not
-linked: of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S.
+linked: of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S. Whom this node
+does not reach all the same it tells its neighbours, who help out (`shoal.swarm.forwarding`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import Manifest
-from shoal.protocol.membership import (
-    TICK_S,
+from shoal.protocol.liveness import (
     Died,
     Effect,
-    MembershipMachine,
     Refute,
     Revived,
     SendAck,
+    SendNack,
     SendPing,
     SendPingRequest,
     State,
     Suspected,
 )
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.membership import TICK_S, MembershipMachine
+from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
     RECORDS_IN_WELCOME_LIMIT,
@@ -40,15 +42,18 @@ from shoal.protocol.peering import (
     Hello,
     HelloAnswer,
     LinkMessage,
+    Nack,
     Ping,
     PingRequest,
+    Reach,
     Refusal,
     Suspicion,
+    SwarmMessage,
     Welcome,
 )
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
-from shoal.swarm.host import Host
+from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import Links, Refused
 from shoal.swarm.streams import Mailbox
 
@@ -59,10 +64,16 @@ DIALS_AT_ONCE_LIMIT = 16
 DIAL_BACKOFF_S = 1.0
 DIAL_BACKOFF_LIMIT_S = 30.0
 REDIAL_DEADLINE_S = 0.8
-"""Re-making a broken connection: a killed peer refuses at once, and is then known to be dead."""
+"""Re-making a broken connection: the machine of a killed peer refuses at once, and it is then known to be dead."""
 REDIAL_PAUSE_S = 0.1
 """Both ends re-make a link at once, and one attempt can spoil the other: one failure is no proof of a death."""
 RECORD_PERIOD_S = 5.0
+LACK_SETTLE_S = 0.5
+"""So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
+STRANGER_SETTLE_S = 3.0
+"""The same for one that was never heard; it may be about to be linked."""
+REACH_PERIOD_S = 0.5
+"""At most so often others are told."""
 CHANGE_LIMIT_ITEMS = 1024
 FOUND_LIMIT_PEERS = 1024
 
@@ -73,7 +84,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A peer was "linked" or its link "lost"; it was found "suspected", "died" or "revived"."""
+    """A peer was "linked" or its link "lost"; it was found "suspected", "died" or "revived".
+
+    "detoured": nothing comes over a link to it, so others are asked to pass on what the two have to say to each other.
+    """
 
     kind: str
     peer: PeerId
@@ -116,11 +130,20 @@ class Members:
         listed = frozenset((*swarm.founders, *swarm.allow, swarm.authority))
         self._listed = None if swarm.admission == "open" else listed
         self.book = RecordBook(swarm_id)
-        self.machine = MembershipMachine(me=self._me, rng=random.Random(self._me))
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self)
+        self.machine = MembershipMachine(
+            me=self._me,
+            rng=random.Random(self._me),
+            has_link=lambda peer: peer in self.links.linked(),
+            can_ask=lambda via, target: not self.links.forwarding.apart(via, target),
+        )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
         self._found: dict[PeerId, tuple[str, ...]] = {}
         self._dials: dict[PeerId, _Dial] = {}
+        self._hosts: dict[PeerId, str | None] = {}  # where links led to
+        self._strangers: frozenset[PeerId] = frozenset()
+        self._without_link: dict[PeerId, float] = {}  # since when
+        self._reach_told_at = -math.inf
         self._announce = trio.Event()
         self._dialling = trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT)
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
@@ -233,9 +256,8 @@ class Members:
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
         self._dials.pop(peer, None)
-        record = self.book.get(peer)
-        incarnation = 0 if record is None else record.incarnation
-        self._carry_out(self.machine.peer_seen(peer, incarnation, trio.current_time()))
+        self._hosts[peer] = self._host.host_of(peer)
+        self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
 
     def lost(self, peer: PeerId) -> None:
@@ -249,16 +271,24 @@ class Members:
         self._jobs.send_nowait(partial(self._remake, peer))
 
     async def _remake(self, peer: PeerId) -> None:
+        host = self._hosts.pop(peer, None)
+        ended = False
         for is_last in (False, True):
             try:
                 await self.links.meet(peer, self._addresses(peer), deadline_s=REDIAL_DEADLINE_S)
                 return
             except (NetworkError, RemoteError) as error:
                 logger.info("cannot re-make the link to %s: %s", peer, error)
+                ended = isinstance(error, NotReached) and error.proves_end(host)
             if not is_last:
                 await trio.sleep(REDIAL_PAUSE_S)
-        if peer not in self.links.linked():
-            self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
+        if peer in self.links.linked():
+            return
+        now = trio.current_time()
+        if ended:
+            self._carry_out(self.machine.connection_lost(peer, now, confirmed=True))
+        else:
+            self._carry_out(self.machine.unreachable(peer, now))
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
@@ -272,21 +302,58 @@ class Members:
                 self._carry_out(self.machine.on_indirect_ack(peer, message.about, message.nonce, now))
         elif isinstance(message, PingRequest):
             self._carry_out(self.machine.on_ping_request(peer, message.target, message.nonce, now))
+        elif isinstance(message, Nack):
+            self._carry_out(self.machine.on_nack(peer, message.target, message.nonce, now))
+        elif isinstance(message, Reach):
+            self.links.forwarding.told(peer, message.lacks)
         elif isinstance(message, Announce):
             self._take_record(message.record, blame=peer)
         elif isinstance(message, Suspicion):
             self._carry_out(self.machine.on_suspicion(message.peer, message.incarnation, now))
         else:
-            record = self.book.get(peer)
-            self._carry_out(self.machine.peer_seen(peer, 0 if record is None else record.incarnation, now))
+            self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), now))
             self._deliver(peer, message)
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether a peer may be heard through others: it is admitted, and said who it is."""
+        return peer != self._me and self.book.get(peer) is not None and self._reason_not_admitted(peer) is None
+
+    def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
+        """Take what a peer said to the whole swarm, as it came through another."""
+        self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
+        self._deliver(peer, message)
+
+    def _incarnation(self, peer: PeerId) -> int:
+        record = self.book.get(peer)
+        return 0 if record is None else record.incarnation
 
     # -- the detector ----------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
-            self._carry_out(self.machine.tick(trio.current_time()))
+            now = trio.current_time()
+            self._carry_out(self.machine.tick(now))
+            self._tell_reach(now)
             await trio.sleep(TICK_S)
+
+    def _tell_reach(self, now: float) -> None:
+        """Tell the others whom this node does not reach itself, when that changed."""
+        linked, alive = self.links.linked(), self.alive()
+        without = (alive | self._strangers) - linked
+        self._without_link = {peer: self._without_link.get(peer, now) for peer in without}
+        before = self.links.forwarding.lacking
+        settled = {
+            peer
+            for peer, since in self._without_link.items()
+            if peer in before or now - since >= (LACK_SETTLE_S if peer in alive else STRANGER_SETTLE_S)
+        }
+        found = sorted(settled | self.machine.silent(now), key=lambda peer: (peer not in alive, peer))
+        lacking = frozenset(found[:MEMBER_LIMIT])
+        if lacking != before and now - self._reach_told_at >= REACH_PERIOD_S:
+            self._reach_told_at = now
+            self.links.lack(lacking)
+            for peer in sorted(lacking - before):
+                self.changes.put(Change("detoured", peer))
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         mine = self.machine.incarnation
@@ -295,6 +362,8 @@ class Members:
                 self.links.send(effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
             elif isinstance(effect, SendAck):
                 self.links.send(effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
+            elif isinstance(effect, SendNack):
+                self.links.send(effect.peer, Nack(target=effect.target, nonce=effect.nonce))
             elif isinstance(effect, SendPingRequest):
                 self.links.send(effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
             elif isinstance(effect, Suspected):
@@ -349,10 +418,14 @@ class Members:
             self.book.expire(now)
             known = {*(record.peer for record in self.book.records()), *self._found}
             self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
+            strangers = []
             for peer in known - self.links.linked() - {self._me}:
                 record = self.book.get(peer)
                 if record is None or record.phase != "leaving":
                     self._dial_when_due(peer, now)
+                    if record is not None and self.machine.state_of(peer) is None:
+                        strangers.append(peer)
+            self._strangers = frozenset(strangers)
             await trio.sleep(DIAL_PERIOD_S)
 
     def _dial_when_due(self, peer: PeerId, now: float) -> None:

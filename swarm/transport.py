@@ -67,6 +67,10 @@ HANDSHAKE_DEADLINE_S = 10.0
 DAEMON_RESTART_DELAY_S = 1.0
 
 
+class NobodyListens(NetworkError):
+    """The machine is there and refused the connection."""
+
+
 class _Upgrader(TransportUpgrader):  # type: ignore[misc]
     """Makes our `Muxer`; libp2p's own upgrader makes its Yamux whatever class it was given for that protocol."""
 
@@ -203,9 +207,15 @@ class Network(Swarm):  # type: ignore[misc]
 
     async def _dial(self, address: Address, peer_id: ID) -> None:
         try:
-            wire = Wire(await trio.open_tcp_stream(address.host, address.port))
+            try:
+                wire = Wire(await trio.open_tcp_stream(address.host, address.port))
+            except OSError as error:
+                raise _reason_not_connected(address, error) from error
             with self._tracked(wire):
                 await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
+        except NobodyListens:
+            if self.link(peer_id) is None:
+                raise
         except Exception as error:  # the boundary: whoever listens there sent whatever it pleased
             if self.link(peer_id) is None:  # else the peer's own dial won, which is as good
                 raise NetworkError(f"cannot connect to {address.host}:{address.port}: {error}") from error
@@ -287,6 +297,12 @@ class Network(Swarm):  # type: ignore[misc]
         conn = self.link(ID.from_base58(peer))
         return None if conn is None else float(conn.muxed_conn.rtt())
 
+    def host_of(self, peer: PeerId) -> str | None:
+        """The IP address at the other end of the connection to a peer, None if there is none."""
+        conn = self.link(ID.from_base58(peer))
+        remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()
+        return None if remote is None else str(remote[0]).removeprefix("::ffff:")
+
     def link(self, peer_id: ID) -> Any | None:
         """The live connection to a peer, or None."""
         for conn in self.connections.get(peer_id, ()):
@@ -323,6 +339,14 @@ class Network(Swarm):  # type: ignore[misc]
         if not agreed:
             raise NetworkError(f"{peer} does not serve {protocol}")
         return NetStream(stream)
+
+
+def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
+    """Trio names the system's error as the cause where it tried one address, and a group of them where several."""
+    cause = error.__cause__ or error
+    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause,)
+    refused = all(isinstance(one, ConnectionRefusedError) for one in causes)
+    return (NobodyListens if refused else NetworkError)(f"cannot connect to {address.host}:{address.port}: {error}")
 
 
 async def _agree(stream: AnyStream, protocol: str) -> bool:

@@ -15,23 +15,28 @@ from hypothesis import strategies as st
 from shoal.protocol import membership
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.membership import (
-    SUSPICION_S,
-    TICK_S,
+from shoal.protocol.liveness import (
     TRANSITIONS,
     Died,
     Effect,
     Event,
-    MembershipMachine,
     Refute,
     Revived,
     SendAck,
+    SendNack,
     SendPing,
     SendPingRequest,
     State,
     Suspected,
-    detection_bound_s,
     next_state,
+)
+from shoal.protocol.membership import (
+    INDIRECT_DEADLINE_S,
+    SILENCE_S,
+    SUSPICION_S,
+    TICK_S,
+    MembershipMachine,
+    detection_bound_s,
     probe_interval_s,
 )
 
@@ -70,14 +75,28 @@ class Net:
         self.now = 0.0
         self.latency_s, self.loss = latency_s, loss
         self.cut: Callable[[PeerId, PeerId], bool] = lambda a, b: False
+        self.unlinked: set[frozenset[PeerId]] = set()
         self.sent = 0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self.nodes = {name(i): Node(MembershipMachine(name(i), random.Random(seed * 1000 + i))) for i in range(count)}
+        self.nodes = {name(i): Node(self._machine(name(i), seed * 1000 + i)) for i in range(count)}
         for me, other in itertools.permutations(self.nodes, 2):
             self.nodes[me].machine.peer_seen(other, 0, 0.0)
         for me in self.nodes:
             self.at(self.rng.uniform(0, TICK_S), lambda me=me: self._tick(me))
+
+    def _machine(self, me: PeerId, seed: int) -> MembershipMachine:
+        return MembershipMachine(me, random.Random(seed), has_link=lambda peer: {me, peer} not in self.unlinked)
+
+    def break_link(self, one: PeerId, other: PeerId) -> None:
+        """The connection between two breaks, and nothing passes between them any more; neither can dial the other."""
+        self.unlinked.add(frozenset({one, other}))
+        for me, peer in ((one, other), (other, one)):
+            self._carry_out(me, self.nodes[me].machine.connection_lost(peer, self.now))
+            self.at(self.now + 1.7, lambda me=me, peer=peer: self._carry_out(me, self._cannot_remake(me, peer)))
+
+    def _cannot_remake(self, me: PeerId, peer: PeerId) -> list[Effect]:
+        return self.nodes[me].machine.unreachable(peer, self.now) if self.nodes[me].running else []
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (when, next(self._order), action))
@@ -115,7 +134,7 @@ class Net:
 
     def _send(self, source: PeerId, target: PeerId, deliver: Deliver) -> None:
         self.sent += 1
-        if self.rng.random() < self.loss or self.cut(source, target):
+        if self.rng.random() < self.loss or self.cut(source, target) or {source, target} in self.unlinked:
             return
         delay = self.rng.uniform(0, 2 * self.latency_s)
         self.at(self.now + delay, lambda: self._arrive(target, deliver))
@@ -141,6 +160,8 @@ class Net:
                     self._send(me, peer, lambda m, t, n=n: m.on_ack(me, n, mine, t))
                 case SendAck(peer=peer, nonce=n, about=str() as about):
                     self._send(me, peer, lambda m, t, n=n, a=about: m.on_indirect_ack(me, PeerId(a), n, t))
+                case SendNack(peer=peer, target=target, nonce=n):
+                    self._send(me, peer, lambda m, t, n=n, to=target: m.on_nack(me, to, n, t))
                 case Suspected(peer=peer, incarnation=i):
                     for other in self.nodes:
                         if other != me:
@@ -190,7 +211,7 @@ def run_ticks(
 def test_table_is_the_documented_one() -> None:
     documented = {
         Event.HEARD: ("ALIVE", "ALIVE", "ALIVE"),
-        Event.VOUCHED: ("ALIVE", "ALIVE", "DEAD"),
+        Event.VOUCHED: ("ALIVE", "ALIVE", "ALIVE"),
         Event.REFUTED: ("ALIVE", "ALIVE", "DEAD"),
         Event.ACCUSED: ("ALIVE", "SUSPECT", "DEAD"),
         Event.UNANSWERED: ("SUSPECT", None, None),
@@ -300,9 +321,12 @@ def test_steps_against_a_silent_peer_come_in_order() -> None:
     requests = [(at, effect) for at, effect in wanted if isinstance(effect, SendPingRequest)]
     assert to_a[0][0] == pytest.approx(1.0)
     assert isinstance(to_a[0][1], SendPing)
-    assert [at for at, _ in requests] == pytest.approx([2.5] * 3)
-    assert len({effect.via for _, effect in requests} & {B, C, D, E}) == 3
-    assert {(effect.target, effect.nonce) for _, effect in requests} == {(A, to_a[0][1].nonce)}
+    first = [effect for at, effect in requests if at < 4.0]
+    assert [at for at, _ in requests][:3] == pytest.approx([2.5] * 3)
+    assert len({effect.via for effect in first} & {B, C, D, E}) == len(first) == 3
+    assert {(effect.target, effect.nonce) for effect in first} == {(A, to_a[0][1].nonce)}
+    # They are asked again while it is suspected, and once more when it is given up.
+    assert {round(at) for at, _ in requests[3:]} == {4, 5, 6, 7}
     marks = {type(effect): at for at, effect in to_a if isinstance(effect, Suspected | Died)}
     assert marks == {Suspected: pytest.approx(4.0), Died: pytest.approx(7.0)}
     asked_while_suspect = [at for at, effect in to_a if isinstance(effect, SendPing) and 4.0 <= at < 7.0]
@@ -323,29 +347,169 @@ def test_suspect_that_answers_is_revived() -> None:
 # --- broken connections ---
 
 
-def test_lost_connection_hurries_the_probe() -> None:
-    machine = watching(A, B)
-    (ping,) = machine.connection_lost(A, 0.2)
+def without_link(*peers: PeerId, to: PeerId) -> MembershipMachine:
+    machine = MembershipMachine(ME, random.Random(1), has_link=lambda peer: peer != to)
+    for peer in peers:
+        machine.peer_seen(peer, 0, 0.0)
+    machine.tick(0.0)
+    return machine
+
+
+def requests_in(effects: list[Effect]) -> list[SendPingRequest]:
+    return [effect for effect in effects if isinstance(effect, SendPingRequest)]
+
+
+def test_lost_connection_has_others_asked_at_once() -> None:
+    machine = without_link(A, B, to=A)
+    ping, request = machine.connection_lost(A, 0.2)
     assert isinstance(ping, SendPing)
+    assert request == SendPingRequest(via=B, target=A, nonce=ping.nonce)
     assert machine.connection_lost(A, 0.3) == []  # its other connections, breaking with the first
     wanted = run_ticks(machine, 0.2, 7.0, talking=(B,))
     (died,) = [at for at, effect in wanted if effect == Died(peer=A)]
-    assert died == pytest.approx(0.2 + 0.5 + 1.5 + 3.0, abs=3 * TICK_S)
+    assert died == pytest.approx(0.2 + INDIRECT_DEADLINE_S + SUSPICION_S, abs=3 * TICK_S)
 
 
-def test_connection_lost_twice_without_a_word_or_refused_is_death_at_once() -> None:
+def test_refused_connection_is_death_at_once() -> None:
     machine = watching(A, B)
-    machine.connection_lost(A, 0.2)
-    assert machine.connection_lost(A, 0.8) == [Died(peer=A)]
-    assert machine.connection_lost(B, 0.8, confirmed=True) == [Died(peer=B)]
+    died, request = machine.connection_lost(B, 0.8, confirmed=True)
+    assert died == Died(peer=B)
+    assert isinstance(request, SendPingRequest), "a firewall may refuse as well"
     assert machine.connection_lost(B, 0.9, confirmed=True) == []
+    assert machine.state_of(B) is State.DEAD
+    assert machine.on_indirect_ack(A, B, request.nonce, 1.0) == [Revived(peer=B, was=State.DEAD)]
 
 
-def test_connection_lost_again_after_a_word_is_the_first_time() -> None:
-    machine = watching(A)
+@pytest.mark.parametrize("nacks_first", [True, False])
+def test_broken_connection_is_confirmed_when_nobody_asked_has_one(nacks_first: bool) -> None:
+    machine = without_link(A, B, C, to=A)
+    requests = requests_in(machine.connection_lost(A, 0.2))
+    assert {request.via for request in requests} == {B, C}
+    effects: list[Effect] = []
+    if not nacks_first:
+        effects += machine.unreachable(A, 0.5)
+    for request in requests:
+        assert not effects
+        effects += machine.on_nack(request.via, A, request.nonce, 0.6)
+    if nacks_first:
+        assert not effects, "the connection may still be re-made"
+        effects += machine.unreachable(A, 0.7)
+    assert effects[0] == Died(peer=A)
+
+
+def test_connection_that_cannot_be_remade_is_no_death_while_one_may_still_have_one() -> None:
+    machine = without_link(A, B, C, to=A)
+    requests = requests_in(machine.connection_lost(A, 0.2))
+    asked = {request.via: request.nonce for request in requests}
+    assert machine.on_nack(B, A, asked[B], 0.3) == []
+    assert machine.unreachable(A, 0.4) == []
+    assert machine.on_nack(B, A, asked[B], 0.5) == []  # it said so before
+    assert machine.on_nack(D, A, asked[B], 0.5) == []  # it was not asked
+    assert machine.on_nack(C, A, asked[C] + 1, 0.5) == []  # of another time
+    assert machine.state_of(A) is State.ALIVE
+    machine.on_indirect_ack(C, A, asked[C], 0.6)
+    assert machine.on_nack(C, A, asked[C], 0.7) == []
+    assert machine.state_of(A) is State.ALIVE
+
+
+def test_alone_with_a_peer_that_cannot_be_reached_there_is_nobody_to_confirm_it() -> None:
+    machine = without_link(A, to=A)
     machine.connection_lost(A, 0.2)
-    machine.peer_seen(A, 0, 0.6)
-    assert [type(effect) for effect in machine.connection_lost(A, 0.9)] == [SendPing]
+    assert machine.unreachable(A, 1.9) == []
+    wanted = run_ticks(machine, 1.9, 8.0)
+    assert [effect for _, effect in wanted if isinstance(effect, Died)] == [Died(peer=A)]
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_pair_whose_link_breaks_and_cannot_be_remade_lives_on_through_others(count: int) -> None:
+    net = Net(count, latency_s=0.02)
+    net.run(3.0)
+    net.break_link(A, B)
+    net.run(60.0)
+    assert not any(node.events(Suspected) or node.events(Died) for node in net.nodes.values())
+    net.kill(A)
+    for other in set(net.nodes) - {A, B}:
+        net.nodes[other].machine.connection_lost(A, net.now, confirmed=True)
+        net.unlinked.add(frozenset({other, A}))
+    net.run(70.0)
+    assert net.nodes[B].events(Died)[-1][0] - 60.0 < 1.5, "those who know better say so"
+
+
+def test_machine_that_vanishes_with_all_its_connections_is_dead_as_soon_as_they_cannot_be_remade() -> None:
+    net = Net(5, latency_s=0.02)
+    net.run(3.0)
+    net.kill(A)
+    for other in set(net.nodes) - {A}:
+        net.break_link(other, A)
+    net.run(7.0)
+    died = net.died(A)
+    assert set(died) == set(net.nodes) - {A}
+    assert max(died.values()) - 3.0 < 3.0
+
+
+# --- heard through others ---
+
+
+def test_peer_that_is_heard_through_others_only_is_watched() -> None:
+    machine = without_link(B, to=A)
+    assert machine.heard_through(A, 0, 1.0) == [Revived(peer=A, was=State.DEAD)]
+    assert machine.alive() == (A, B)
+    assert machine.heard_through(A, 0, 1.5) == []
+    assert machine.heard_through(ME, 0, 1.5) == []
+    wanted = run_ticks(machine, 1.5, 9.0, talking=(B,))
+    assert {effect.via for _, effect in wanted if isinstance(effect, SendPingRequest)} == {B}
+    (died,) = [at for at, effect in wanted if effect == Died(peer=A)]
+    assert died <= 1.5 + detection_bound_s(2)
+
+
+def test_words_of_the_dead_that_others_pass_on_are_looked_into() -> None:
+    machine = without_link(A, B, to=A)
+    machine.connection_lost(A, 0.1, confirmed=True)
+    assert machine.heard_through(A, 0, 0.2) == []  # it may have been on its way; and others are being asked
+    _, request = machine.heard_through(A, 0, 0.9)
+    assert machine.state_of(A) is State.DEAD
+    assert isinstance(request, SendPingRequest)
+    assert machine.heard_through(A, 0, 1.0) == []
+    assert machine.on_indirect_ack(B, A, request.nonce, 1.1) == [Revived(peer=A, was=State.DEAD)]
+
+
+def test_silence_over_a_link_is_noticed_though_others_vouch() -> None:
+    net = Net(4, latency_s=0.02)
+    net.run(3.0)
+    net.cut = lambda a, b: {a, b} == {A, B}
+    noticed_s = 1.0 + SILENCE_S
+    net.run(3.0 + noticed_s + 0.1)
+    for _ in range(20):
+        net.run(net.now + 0.5)
+        for me, node in net.nodes.items():
+            assert node.machine.silent(net.now) == {A: {B}, B: {A}}.get(me, set())
+            assert len(node.machine.alive()) == 3
+    net.cut = lambda a, b: False
+    net.run(net.now + 2.5)
+    assert not any(node.machine.silent(net.now) for node in net.nodes.values())
+
+
+def test_those_who_lack_a_peer_themselves_are_asked_after_it_last() -> None:
+    others = [name(index) for index in range(2, 9)]
+    machine = without_link(A, *others, to=A)
+    machine.can_ask = lambda via, target: via in others[3:6]
+    assert {request.via for request in requests_in(machine.connection_lost(A, 0.2))} == set(others[3:6])
+    machine.can_ask = lambda via, target: via == others[3]
+    vias = [request.via for request in requests_in(machine.connection_lost(A, 0.9))]
+    assert len(set(vias)) == 3
+    assert vias[0] == others[3]
+
+
+def test_request_about_a_peer_without_a_link_is_answered_with_that() -> None:
+    machine = without_link(A, B, to=B)
+    assert machine.on_ping_request(A, B, 77, 0.5) == []  # it may be made again
+    machine.unreachable(B, 0.6)
+    assert machine.on_ping_request(A, B, 77, 0.7) == [SendNack(peer=A, target=B, nonce=77)]
+    machine.peer_seen(B, 0, 0.8)
+    assert machine.on_ping_request(A, B, 77, 0.9) == []
+    machine.connection_lost(B, 1.0, confirmed=True)
+    assert machine.on_ping_request(A, B, 77, 1.1) == [SendNack(peer=A, target=B, nonce=77)]
+    assert machine.on_ping_request(A, C, 77, 1.2) == []
 
 
 # --- suspicion and refutation ---
@@ -387,7 +551,8 @@ def test_refutation_clears_a_suspect_only_if_it_is_newer() -> None:
 def test_refutation_of_the_dead_is_checked_with_a_ping() -> None:
     machine = watching(A)
     machine.connection_lost(A, 0.1, confirmed=True)
-    assert [type(effect) for effect in machine.on_refutation(A, 1, 0.2)] == [SendPing]
+    assert machine.on_refutation(A, 1, 0.2) == []  # it may have been on its way
+    assert [type(effect) for effect in machine.on_refutation(A, 2, 0.7)] == [SendPing]
     assert machine.state_of(A) is State.DEAD
 
 
@@ -558,3 +723,12 @@ def _disturb(net: Net, peer: PeerId, rng: random.Random, silent_since: dict[Peer
     else:
         net.resume(peer, mail_first=rng.random() < 0.5)
         del silent_since[peer]
+
+
+def test_own_sleep_makes_nobody_silent() -> None:
+    machine = watching(A, B)
+    assert machine.silent(1.4) == frozenset()
+    machine.tick(30.0)
+    assert machine.silent(30.0) == frozenset()
+    machine.peer_seen(B, 0, 31.0)
+    assert machine.silent(31.6) == {A}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,11 +13,12 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Ping, Refusal, Welcome
+from shoal.protocol.messages import Leave, Term
+from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
 from shoal.swarm import links
 from shoal.swarm.host import Host
-from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Links, Refused
+from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND, Links, Refused
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -63,6 +65,7 @@ class Gate:
     ups: list[PeerId] = field(default_factory=list)
     downs: list[PeerId] = field(default_factory=list)
     heard: list[tuple[PeerId, LinkMessage]] = field(default_factory=list)
+    through_others: list[tuple[PeerId, SwarmMessage]] = field(default_factory=list)
 
     def hello(self) -> Hello:
         return HELLO
@@ -82,6 +85,12 @@ class Gate:
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         self.heard.append((peer, message))
+
+    def admits(self, peer: PeerId) -> bool:
+        return peer not in self.refusing
+
+    def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
+        self.through_others.append((peer, message))
 
 
 @dataclass
@@ -486,5 +495,189 @@ def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
                     await until(lambda: near.gate.heard == [(far.peer, ping(1))])
                     scope.cancel()
             await until(lambda: near.gate.downs == [far.peer])
+
+    run(main)
+
+
+# -- what others pass on -------------------------------------------------------------------------------------
+
+
+def leave(round: int = 1) -> Leave:
+    return Leave(term=Term(), round=round, base=bytes(32))
+
+
+@contextlib.asynccontextmanager
+async def chain(*between: int) -> AsyncIterator[list[Node]]:
+    """Nodes 1 and 2 without a link, each linked to all of `between`, who have been told; they come last."""
+    async with nodes(1, 2, *between) as made:
+        one, two, *others = made
+        for other in others:
+            await one.join(other)
+            await two.join(other)
+        for first, second in itertools.combinations(others, 2):
+            await first.join(second)
+        everybody = {node.peer for node in made}
+        ends = {one.peer: {two.peer, one.peer}, two.peer: {one.peer, two.peer}}
+        await until(lambda: all(n.links.linked() == everybody - ends.get(n.peer, {n.peer}) for n in made))
+        for node in others:
+            node.links.forwarding.told(one.peer, [two.peer])
+        one.links.forwarding.lack([two.peer])
+        yield made
+
+
+def test_broadcast_reaches_one_without_a_link_through_another_as_its_signers() -> None:
+    async def main() -> None:
+        async with chain(3) as (one, two, between):
+            for round in range(1, 20):
+                one.links.broadcast(leave(round))
+            two.links.broadcast(leave(99))
+            await until(lambda: len(two.gate.through_others) == 19 and one.gate.through_others)
+            assert two.gate.through_others == [(one.peer, leave(round)) for round in range(1, 20)]
+            assert one.gate.through_others == [(two.peer, leave(99))]
+            assert two.gate.heard == one.gate.heard == between.gate.through_others == []
+            assert [peer for peer, _ in between.gate.heard].count(one.peer) == 19
+
+    run(main)
+
+
+def test_message_to_one_without_a_link_goes_through_another() -> None:
+    async def main() -> None:
+        async with chain(3) as (one, two, between):
+            one.links.send(two.peer, ping())  # for who hears it, and nobody else
+            one.links.send(two.peer, leave(5))
+            await until(lambda: two.gate.through_others == [(one.peer, leave(5))])
+            assert between.gate.heard == [(one.peer, leave(5))]
+
+    run(main)
+
+
+def test_two_forwarders_deliver_once_and_a_third_keeps_out_of_it() -> None:
+    async def main() -> None:
+        async with chain(3, 4, 5) as (one, two, *between):
+            before = [node.host.traffic.bytes_sent for node in between]
+            for round in range(30):
+                one.links.broadcast(leave(round))
+            await until(lambda: len(two.gate.through_others) == 30)
+            assert two.gate.through_others == [(one.peer, leave(round)) for round in range(30)]
+            for node in between:
+                await until(lambda n=node: len(n.gate.heard) == 30)  # type: ignore[misc]
+                await node.links.drain(deadline_s=5)
+            assert len(two.gate.through_others) == 30
+            sent = [node.host.traffic.bytes_sent - was for node, was in zip(between, before, strict=True)]
+            assert sorted(count > 0 for count in sent) == [False, True, True]
+
+    run(main)
+
+
+def test_what_was_passed_on_is_not_passed_on_again() -> None:
+    """3 is between 1 and 2; 4, which 2 is linked to, lacks 1 as well, and hears nothing of it from 2."""
+
+    async def main() -> None:
+        async with chain(3) as (one, two, between), nodes(4) as (far,):
+            await far.join(two)
+            await until(lambda: far.peer in two.links.linked())
+            for node in (two, between):
+                node.links.forwarding.told(far.peer, [one.peer])
+            one.links.broadcast(leave(1))
+            await until(lambda: two.gate.through_others == [(one.peer, leave(1))])
+            two.links.send(far.peer, ping(3))
+            await far.hears(two, ping(3))
+            assert far.gate.through_others == []
+
+    run(main)
+
+
+def test_replayed_message_is_passed_on_once() -> None:
+    async def main() -> None:
+        async with nodes(1, 2) as (between, target), stranger(9) as origin:
+            await target.join(between)
+            await origin.say_hello(between)
+            between.links.forwarding.told(target.peer, [origin.peer])
+            stream = await origin.open_messages(between)
+            sealed = origin.sealer.seal(SWARM_KIND, canonical(leave(1)))
+            later = origin.sealer.seal(SWARM_KIND, canonical(leave(2)))
+            before = between.host.traffic.bytes_sent
+            for data in (sealed, sealed, sealed, later, sealed):
+                await stream.send(data, deadline_s=5)
+            await until(lambda: len(target.gate.through_others) == 2)
+            await stream.send(origin.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+            await until(lambda: between.gate.heard[-1:] == [(origin.peer, ping(1))])
+            await between.links.drain(deadline_s=5)
+            assert target.gate.through_others == [(origin.peer, leave(1)), (origin.peer, leave(2))]
+            assert between.host.traffic.bytes_sent - before == len(sealed) + len(later)
+
+    run(main)
+
+
+PASSED_ON: dict[str, tuple[Callable[[], bytes], bool]] = {
+    "of a member": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), True),
+    "with a bit flipped": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7)))[:-1] + b"?", False),
+    "that is no message to the swarm": (lambda: BY_ANOTHER.seal(SWARM_KIND, canonical(ping())), False),
+    "that was meant for a neighbour": (lambda: BY_ANOTHER.seal(ENVELOPE_KIND, canonical(leave(7))), False),
+    "of another swarm": (
+        lambda: Sealer(identity(77), SwarmId(bytes(32)), 1).seal(SWARM_KIND, canonical(leave(7))),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PASSED_ON)
+def test_message_through_another_is_taken_as_its_signers_or_ends_the_link(what: str) -> None:
+    make, good = PASSED_ON[what]
+
+    async def main() -> None:
+        async with nodes(1) as (node,), stranger(9) as between:
+            await between.say_hello(node)
+            stream = await between.open_messages(node)
+            await stream.send(make(), deadline_s=5)
+            if good:
+                await until(lambda: node.gate.through_others == [(BY_ANOTHER.peer_id, leave(7))])
+                assert node.gate.heard == []
+                assert node.links.linked() == {between.peer}
+            else:
+                await until(lambda: node.gate.downs == [between.peer])
+                assert node.gate.through_others == node.gate.heard == []
+
+    run(main)
+
+
+def test_stranger_is_not_heard_through_another() -> None:
+    async def main() -> None:
+        async with nodes(1) as (node,), stranger(9) as between:
+            node.gate.refusing[BY_ANOTHER.peer_id] = "who is that"
+            await between.say_hello(node)
+            stream = await between.open_messages(node)
+            await stream.send(BY_ANOTHER.seal(SWARM_KIND, canonical(leave(7))), deadline_s=5)
+            await stream.send(between.sealer.seal(ENVELOPE_KIND, canonical(ping(1))), deadline_s=5)
+            await until(lambda: node.gate.heard == [(between.peer, ping(1))])
+            assert node.gate.through_others == []
+
+    run(main)
+
+
+def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "QUEUE_LIMIT_MESSAGES", 8)
+    monkeypatch.setattr(links, "FORWARDS_QUEUED_LIMIT", 4)
+
+    async def main() -> None:
+        async with nodes(1, 2) as (between, good), stranger(8) as flooder, stranger(9) as slow:
+            open_stream = between.host.open
+
+            async def open_or_wait(peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
+                if peer == slow.peer:
+                    await trio.sleep_forever()
+                return await open_stream(peer, protocol, deadline_s=deadline_s)
+
+            between.host.open = open_or_wait  # type: ignore[method-assign, assignment]
+            await good.join(between)
+            await slow.say_hello(between)
+            await flooder.say_hello(between)
+            between.links.forwarding.told(slow.peer, [flooder.peer])
+            stream = await flooder.open_messages(between)
+            for round in range(50):
+                await stream.send(flooder.sealer.seal(SWARM_KIND, canonical(leave(round))), deadline_s=5)
+            await until(lambda: len(between.gate.heard) == 50)
+            assert slow.peer in between.links.linked()
+            await assert_still_talking(between, good)
 
     run(main)

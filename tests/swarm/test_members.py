@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
@@ -13,14 +14,14 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.liveness import State
 from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection, WorkloadSection
-from shoal.protocol.membership import State
 from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
 from shoal.swarm import members as members_module
-from shoal.swarm.host import Host
+from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import Change, Members
 from shoal.swarm.streams import MessageStream
@@ -489,7 +490,7 @@ def test_link_lost_between_the_living_is_made_again_and_nobody_dies() -> None:
                 await until(lambda o=other, e=ending: o.says("lost", e))  # type: ignore[misc]
                 await assert_linked(*nodes)
             for node in nodes:
-                assert {change.kind for change in node.changes} == {"linked", "lost"}
+                assert not {"suspected", "died"} & {change.kind for change in node.changes}
 
     run(main)
 
@@ -617,6 +618,157 @@ def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.Mon
             await until(lambda: len(node.members._dials) == 0)
 
     run(main)
+
+
+# -- two that do not reach each other ------------------------------------------------------------------------
+
+
+class Firewall:
+    """Between two nodes that run in this process: what they dial of each other times out, or is refused."""
+
+    def __init__(self, one: Node, other: Node, *, refuses: bool = False) -> None:
+        self._nodes = (one, other)
+        self._refuses = refuses
+        self._dial_peers = {node.peer: node.host.dial_peer for node in self._nodes}
+        for me, far in ((one, other), (other, one)):
+            me.host.dial_peer = partial(self._dial, me, far.peer)  # type: ignore[method-assign]
+
+    async def _dial(self, me: Node, far: PeerId, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        if peer != far:
+            await self._dial_peers[me.peer](peer, addresses, deadline_s=deadline_s)
+            return
+        hosts = frozenset({"127.0.0.1"})
+        if not self._refuses:
+            await trio.sleep(deadline_s)
+        refused, silent = (hosts, frozenset[str]()) if self._refuses else (frozenset[str](), hosts)
+        raise NotReached("a firewall", refused=refused, silent=silent)
+
+    def close(self) -> None:
+        """Break what there is between the two."""
+        one, other = self._nodes
+        one.members.links.drop(other.peer)
+        other.members.links.drop(one.peer)
+
+    def open(self) -> None:
+        """Let them reach each other again."""
+        for node in self._nodes:
+            node.host.dial_peer = self._dial_peers[node.peer]  # type: ignore[method-assign]
+            node.members._dials.clear()
+
+
+async def assert_talking_through_others(one: Node, other: Node) -> None:
+    """What each says to the swarm, and to the other, reaches the other though they have no link."""
+    assert other.peer not in one.linked()
+    assert one.peer not in other.linked()
+    await until(lambda: one.says("detoured", other) and other.says("detoured", one))
+    for me, far in ((one, other), (other, one)):
+        word = Leave(term=Term(), round=1000 + len(far.heard), base=bytes(32))
+        me.members.links.broadcast(word)
+        await until(lambda m=me, f=far, w=word: (m.peer, w) in f.heard)  # type: ignore[misc]
+        letter = Leave(term=Term(), round=2000 + len(far.heard), base=bytes(32))
+        me.members.links.send(far.peer, letter)
+        await until(lambda m=me, f=far, w=letter: (m.peer, w) in f.heard)  # type: ignore[misc]
+        assert [heard for heard in far.heard if heard[1] in (word, letter)] == [(me.peer, word), (me.peer, letter)]
+
+
+def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
+
+    async def main() -> None:
+        nodes = one, two, three, four = Node(1), Node(2), Node(3), Node(4)
+        async with running(*nodes):
+            for node in nodes[1:]:
+                await node.join(one)
+            await assert_linked(*nodes)
+            firewall = Firewall(one, two)
+            firewall.close()
+            await assert_talking_through_others(one, two)
+            await trio.sleep(1.0)  # both attempts to re-make it have failed
+            await assert_talking_through_others(one, two)
+            assert one.members.alive() == {two.peer, three.peer, four.peer}
+            firewall.open()
+            await assert_linked(*nodes)
+            await until(lambda: not any(node.members.links.forwarding.needed for node in nodes))
+            for node in nodes:
+                assert not {"suspected", "died"} & {change.kind for change in node.changes}
+
+    run(main)
+
+
+def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "STRANGER_SETTLE_S", 0.2)
+
+    async def main() -> None:
+        one, two, between = Node(1), Node(2), Node(3)
+        async with running(one, two, between):
+            Firewall(one, two)
+            await one.join(between)
+            await two.join(between)
+            await assert_talking_through_others(one, two)
+            assert one.members.alive() == {two.peer, between.peer}
+            assert one.says("revived", two)
+
+    run(main)
+
+
+def test_firewall_that_refuses_is_found_out_by_asking_others() -> None:
+    """A refusal is taken for a death at once; whom others still reach is back as soon as they say so."""
+
+    async def main() -> None:
+        one, two, between = nodes = Node(1), Node(2), Node(3)
+        async with running(*nodes):
+            await one.join(between)
+            await two.join(between)
+            await assert_linked(*nodes)
+            Firewall(one, two, refuses=True).close()
+            await until(lambda: one.says("died", two) and two.says("died", one))
+            await until(lambda: one.says("revived", two) and two.says("revived", one))
+            await assert_talking_through_others(one, two)
+
+    run(main)
+
+
+def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
+
+    async def main() -> None:
+        one, two, between = nodes = Node(1), Node(2), Node(3)
+        async with running(*nodes):
+            await one.join(between)
+            await two.join(between)
+            await assert_linked(*nodes)
+            Firewall(one, two).close()
+            await assert_talking_through_others(one, two)
+            await trio.sleep(0.6)  # both attempts to re-make the link have failed
+            began = trio.current_time()
+            two.kill()
+            await until(lambda: between.says("died", two))
+            await until(lambda: one.says("died", two))
+            assert trio.current_time() - began < 3  # the detector alone would take 6 s
+            assert one.members.alive() == {between.peer}
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("host", "refused", "silent", "ended"),
+    [
+        ("10.0.0.1", {"10.0.0.1"}, set(), True),
+        ("10.0.0.1", {"10.0.0.1"}, {"172.17.0.1"}, True),  # where it was reached nobody listens
+        ("10.0.0.1", {"172.17.0.1"}, {"10.0.0.1"}, False),  # one's own container network refuses what is not its own
+        ("10.0.0.1", set(), {"10.0.0.1"}, False),
+        ("10.0.0.1", set(), set(), False),
+        (None, {"10.0.0.1", "172.17.0.1"}, set(), True),
+        (None, {"172.17.0.1"}, {"10.0.0.1"}, False),
+    ],
+)
+def test_only_a_refusal_where_a_peer_was_reached_proves_its_end(
+    host: str | None, refused: set[str], silent: set[str], ended: bool
+) -> None:
+    error = NotReached("", refused=frozenset(refused), silent=frozenset(silent))
+    assert error.proves_end(host) is ended
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -59,20 +59,6 @@ def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_pa
     assert plan(report, tmp_path, 3).attempt == 0
 
 
-def test_pair_without_any_connection_costs_at_most_one_contribution(tmp_path: Path) -> None:
-    """Round messages are not relayed: a lead that does not hear of the other's contribution plans without it."""
-    report = run(scenario(4, Fault(kind="partition", groups=((0,), (1,)), round=2, phase="train")), tmp_path)
-    assert report.rounds[0].contributors == 4
-    assert min(r.contributors for r in report.rounds) >= 3
-    assert max(r.total_s for r in report.rounds) < REDUCE_DEADLINE_S
-    assert all(plan(report, tmp_path, round).evicted == () for round in range(1, 5))
-    outsiders = [node.rounds for node in report.nodes if node.index in (2, 3)]
-    assert outsiders == [4, 4], "who reaches everyone is in every round"
-    for index in (0, 1):
-        seen = [e["round"] for kind in ("certified", "caught_up") for e in events(tmp_path, index, kind)]
-        assert max(seen) >= 4, "the two follow, by themselves or through the others"
-
-
 def test_halves_do_not_both_go_on_and_come_together_again(tmp_path: Path) -> None:
     faults = (
         Fault(kind="partition", groups=((0, 1), (2, 3)), round=2, phase="train"),
