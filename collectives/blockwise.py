@@ -29,7 +29,7 @@ INT4_BLOCK_VALUES: Final = 128
 INT4_SCALE_LIMIT: Final = np.float32(18.125 * 2.0**57)
 """The largest bf16 of which the sevenfold is not over VALUE_LIMIT."""
 
-_SMALLEST_NORMAL: Final = np.float32(2.0**-126)
+SMALLEST_NORMAL: Final = np.float32(2.0**-126)
 
 
 class Int8(SpanCodec):
@@ -52,7 +52,7 @@ class Int8(SpanCodec):
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         scales, quantised = self._parts(source, n, start, out.size)
         bits = scales.view("<u4")
-        if not _are_scales(bits, 0x0080_0000, bits_of(INT8_SCALE_LIMIT)):
+        if not are_scales(bits, 0x0080_0000, bits_of(INT8_SCALE_LIMIT)):
             raise Undecodable("an int8 chunk with a scale that is negative, subnormal, not finite or too large")
         if quantised.min() == -128:
             raise Undecodable("an int8 chunk with the value -128")
@@ -95,7 +95,7 @@ class Int4(SpanCodec):
 
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         scales, nibbles = self._parts(source, n, start, out.size)
-        if not _are_scales(scales, 0x0080, bits_of(INT4_SCALE_LIMIT) >> 16):
+        if not are_scales(scales, 0x0080, bits_of(INT4_SCALE_LIMIT) >> 16):
             raise Undecodable("an int4 chunk with a scale that is negative, subnormal, not finite or too large")
         if n % 2 and start + out.size == n and nibbles[-1] >> 4:
             raise Undecodable("an int4 chunk whose padding is not zero")
@@ -140,8 +140,8 @@ def _peaks(values: F32, block_values: int, limit: np.float32) -> tuple[F32, F32]
 def _scales(peaks: F32, largest: np.float32) -> F32:
     """peak ÷ largest, or +0 where that is below 2^-126."""
     scale: F32 = np.divide(peaks, largest)
-    if scale.min() < _SMALLEST_NORMAL:
-        scale[scale < _SMALLEST_NORMAL] = 0
+    if scale.min() < SMALLEST_NORMAL:
+        scale[scale < SMALLEST_NORMAL] = 0
     return scale
 
 
@@ -160,7 +160,7 @@ def _spread(of_block: F32, block_values: int, n: int) -> F32:
     return work.values[:n]
 
 
-def _are_scales(bits: npt.NDArray[np.unsignedinteger], smallest: int, largest: int) -> bool:
+def are_scales(bits: npt.NDArray[np.unsignedinteger], smallest: int, largest: int) -> bool:
     """Whether all are +0, or positive normal numbers up to the largest, in patterns of their format."""
     below = bits.dtype.type(smallest)
     above_smallest = np.subtract(bits, below)  # what is below wraps around

@@ -19,6 +19,9 @@ All numbers are little-endian. A chunk of n values takes:
            scale = largest magnitude ÷ 7, or +0 where that is below 2^-126, rounded up to a bf16;
            value = floor(x ÷ scale + u), u from `dither`; decoded as value × scale
 
+The sparse codecs, topk with the numbers of values kept per block, are specified in `sparse`. They alone write what is
+reduced otherwise than what is contributed; so a plan's codec has two sides, `codec` and `final_codec`.
+
 −128 and −8, negative or subnormal scales, and padding other than zero are refused.
 
 An int4 scale is rounded up, so that nothing lies beyond 7 scales: what was clipped there would come out too small in
@@ -53,6 +56,7 @@ from shoal.collectives.spans import (
     within_limit,
     work,
 )
+from shoal.collectives.sparse import sparse_codecs
 from shoal.protocol.errors import ConfigError, LocalError
 
 __all__ = (
@@ -66,6 +70,7 @@ __all__ = (
     "Undecodable",
     "check_denormals",
     "codec",
+    "final_codec",
 )
 
 
@@ -109,11 +114,23 @@ class Codec(Protocol):
 
 
 def codec(name: str) -> Codec:
-    """The codec of that name. Raises ConfigError, naming those there are."""
-    try:
-        return _CODECS[name]
-    except KeyError:
-        raise ConfigError(f"there is no codec {name!r}; choose one of {', '.join(_CODECS)}") from None
+    """What contributions are written in under a plan's codec. Raises ConfigError, naming the codecs there are."""
+    return _both(name)[0]
+
+
+def final_codec(name: str) -> Codec:
+    """What reduced chunks are written in under a plan's codec: the same, but for the sparse. Raises ConfigError."""
+    return _both(name)[1]
+
+
+def _both(name: str) -> tuple[Codec, Codec]:
+    if name in _CODECS:
+        return _CODECS[name], _CODECS[name]
+    both = sparse_codecs(name)
+    if both is None:
+        known = ", ".join(_CODECS)
+        raise ConfigError(f"there is no codec {name!r}; choose one of {known}, or topk64-256 with any two numbers")
+    return both
 
 
 def check_denormals() -> None:

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec
+from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec, final_codec
 from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
@@ -72,13 +72,17 @@ class FinalChunk:
 
 
 class FinalFormat:
-    """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads."""
+    """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads.
+
+    codec: of the finals. contributed: of what they are sums of.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.lineage = plan.lineage
         self.grid = Grid.of(plan)
-        self.codec: Codec = codec(plan.codec)
+        self.codec: Codec = final_codec(plan.codec)
+        self.contributed: Codec = codec(plan.codec)
         self.owners = owner_by_chunk(plan)
         self._standing = {
             chunk: (results.place, result) for results in plan.standing for chunk, result in results.by_chunk().items()
@@ -233,7 +237,7 @@ class Finals:
 
     def decoded(self) -> F32:
         """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks."""
-        grid, how = Grid.of(self.plan), codec(self.plan.codec)
+        grid, how = Grid.of(self.plan), final_codec(self.plan.codec)
         update = np.empty(grid.numel, np.float32)
         for chunk, final in enumerate(self.chunks):
             how.decode_into(final.encoded, update[slice(*grid.span(chunk))])

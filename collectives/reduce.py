@@ -247,7 +247,7 @@ class Reduction:
                 return None
             pieces = inbox.assembling.get(place)
             if pieces is None:
-                size = payload_bytes(self.form.grid, self.form.codec, chunk)
+                size = payload_bytes(self.form.grid, self.form.contributed, chunk)
                 pieces = inbox.assembling[place] = Pieces(size, sender, self._memory.take)
             return pieces.region(offset, length)
 
@@ -267,8 +267,8 @@ class Reduction:
             if not pieces.add(offset, region):
                 return
             del inbox.assembling[place]
-        root = self.plan.participants[place].root
-        encoded = encoded_part(pieces.joined(), grid=self.form.grid, codec=self.form.codec, chunk=chunk, root=root)
+        form, root = self.form, self.plan.participants[place].root
+        encoded = encoded_part(pieces.joined(), grid=form.grid, codec=form.contributed, chunk=chunk, root=root)
         with self._lock:
             if place not in inbox.owing:
                 return  # evicted meanwhile
@@ -292,7 +292,7 @@ class Reduction:
             raise RemoteError("a contribution from who does not contribute", peer=sender)
         if not 0 <= chunk < self.plan.chunks:
             raise RemoteError(f"a contribution to chunk {chunk}, which there is not", peer=sender)
-        if offset < 0 or length < 1 or offset + length > payload_bytes(self.form.grid, self.form.codec, chunk):
+        if offset < 0 or length < 1 or offset + length > payload_bytes(self.form.grid, self.form.contributed, chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside contributed chunk {chunk}", peer=sender)
         return place
 
@@ -318,12 +318,12 @@ class Reduction:
         if self._contribution is not None and self._me in self._contributors:
             inbox.arrived[self._me] = self._contribution.encoded(chunk)
         terms = [
-            Term(place, form.plan.participants[place].weight, inbox.arrived[place])
+            Term(place, form.plan.participants[place].weight, inbox.arrived[place], form.plan.clip(place))
             for place in self._contributors
             if place in inbox.arrived
         ]
         mean = chunk_scratch(form.grid.length(chunk))
-        included, undecodable = weighted_mean(form.codec, terms, mean)
+        included, undecodable = weighted_mean(form.contributed, terms, mean)
         inbox.excluded += [Exclusion(form.plan.participants[p].peer, Reason.UNDECODABLE) for p in undecodable]
         return form.sign(self._identity, chunk, mean, included, self._memory)
 

@@ -1,7 +1,8 @@
 """The plain way to compute a round, for audits: slow, short, and sharing no arithmetic with the reduce.
 
 Given what every contributor committed to and who was included in which chunk, it says what the finals and the applied
-update must be, to the bit: decode(encode(plan-order weighted mean of the decoded contributions)).
+update must be, to the bit: decode(encode(plan-order weighted mean of the decoded contributions)), each multiplied by
+weight and clip, and counted with its weight.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, Encoded, codec
+from shoal.collectives.codecs import F32, Encoded, codec, final_codec
 from shoal.collectives.dither import Dither
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Plan
+from shoal.protocol.messages import CLIP_UNIT, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +37,7 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
     """
     if len(bitmaps) != plan.chunks:
         raise LocalError(f"{len(bitmaps)} bitmaps for {plan.chunks} chunks")
-    how = codec(plan.codec)
+    how, how_final = codec(plan.codec), final_codec(plan.codec)
     finals, updates, at = [], [], 0
     for chunk in range(plan.chunks):
         length = min(plan.chunk_values, plan.numel - chunk * plan.chunk_values)
@@ -48,14 +49,14 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
                 continue
             values = np.empty(length, np.float32)
             how.decode_into(contributions[participant.peer][at : at + size], values)
-            total = total + np.float32(participant.weight) * values
+            total = total + np.float32(participant.weight * plan.clip(place) / CLIP_UNIT) * values
             divisor = divisor + participant.weight
         mean = total / np.float32(divisor) if divisor else total
         owner = next(owned.owner for owned in plan.owners if owned.start <= chunk < owned.stop)
         dither = Dither(plan.base, "final", plan.participants[owner].peer)
-        encoded = how.encode(mean, dither=dither.chunk(chunk))
+        encoded = how_final.encode(mean, dither=dither.chunk(chunk))
         update = np.empty(length, np.float32)
-        how.decode_into(encoded, update)
+        how_final.decode_into(encoded, update)
         finals.append(encoded.tobytes())
         updates.append(update)
         at += size

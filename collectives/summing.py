@@ -1,7 +1,11 @@
 """The weighted mean of one chunk, exact: the one place where contributions are added up.
 
 In plan order, from +0, every operation rounded by itself, then divided by the sum of the weights that are in it; in
-spans that stay in the cache. A weight of 1 is not multiplied by, which changes no bit.
+spans that stay in the cache. A contribution is multiplied by its weight, or where the plan clips it by
+
+    fp32(weight × clip ÷ 2^16), to nearest, ties to even: exact in a double, and so rounded once
+
+and counts with its whole weight in the divisor. A factor of 1 is not multiplied by, which changes no bit.
 """
 
 from __future__ import annotations
@@ -13,15 +17,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, Undecodable, check_denormals
+from shoal.protocol.messages import CLIP_UNIT
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One contribution to a chunk: whose (its place in the plan), how heavy, and its encoded bytes."""
+    """One contribution to a chunk: whose (its place in the plan), how heavy, its encoded bytes, its clip in 1/65536."""
 
     place: int
     weight: int
     encoded: U8
+    clip: int = CLIP_UNIT
+
+    @property
+    def factor(self) -> np.float32:
+        """What it is multiplied by in the sum."""
+        return np.float32(self.weight * self.clip / CLIP_UNIT)
 
 
 def weighted_mean(how: Codec, terms: Sequence[Term], out: F32) -> tuple[list[int], list[int]]:
@@ -54,8 +65,9 @@ def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:
                 values = how.decode_span(term.encoded, out.size, start, stop, scratch)
             except Undecodable:
                 return term.place
-            if term.weight != 1:
-                values = np.multiply(values, np.float32(term.weight), out=scratch[: stop - start])
+            factor = term.factor
+            if factor != 1:
+                values = np.multiply(values, factor, out=scratch[: stop - start])
             np.add(total_before, values, out=total)
             total_before = total
         if terms:

@@ -15,7 +15,7 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
 from shoal.collectives.partition import deal
-from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
+from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity
@@ -151,7 +151,8 @@ def test_advance_is_the_plain_step_and_its_hashes(
 def test_advance_by_finals_that_do_not_follow_is_our_bug() -> None:
     other_grid = msgspec.structs.replace(plan_of(), chunk_values=4_999)
     later_term = msgspec.structs.replace(plan_of(), term=Term(0, 1))
-    NextState(start(), OuterSettings(), GRID, VectorPool(0)).follow(later_term)  # after a rollback to that state
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    after.complete(finals_of(later_term))  # after a rollback to that state
     for plan in (plan_of(round_=2), msgspec.structs.replace(plan_of(round_=2), term=Term(0, 1)), other_grid):
         after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
         with pytest.raises(LocalError, match="do not follow"):
@@ -186,64 +187,6 @@ def test_next_state_of_a_repaired_plan_makes_only_what_differs(monkeypatch: pyte
     state = after.take(headers[4])
     assert (state.anchor.tobytes(), state.momentum.tobytes()) == plainly(before, repaired, settings)
     assert headers[4] == header_of(state, GRID)
-
-
-def test_next_state_takes_finals_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, before = counted(monkeypatch), start()
-    finals = finals_of(plan_of("int8"))
-    after = NextState(before, OuterSettings(), GRID, VectorPool(0))
-    after.follow(finals.plan)
-    for chunk in (4, 0, 4, 2):
-        after.apply(finals.plan, chunk, finals.chunks[chunk])
-    header = after.complete(finals)
-    assert made == [4, 0, 2, 1, 3]
-    assert header == header_of(after.take(header), GRID)
-
-
-def test_final_that_comes_late_of_a_plan_given_up_changes_nothing() -> None:
-    old, new = finals_of(plan_of(), seed=1), finals_of(plan_of(attempt=1), seed=2)
-    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
-    after.follow(old.plan)
-    header = after.complete(new)
-    after.apply(old.plan, 2, old.chunks[2])
-    assert header == after.complete(new)
-    state = after.take(header)
-    after.apply(new.plan, 2, old.chunks[2])
-    assert header_of(state, GRID) == header
-
-
-class Held(list[Any]):
-    """A list in which one thread, when it looks something up, stays until it is let go."""
-
-    def hold(self, thread: threading.Thread) -> None:
-        self.thread, self.reached, self.let_go = thread, threading.Event(), threading.Event()
-
-    def __getitem__(self, index: Any) -> Any:
-        if threading.current_thread() is self.thread:
-            self.reached.set()
-            assert self.let_go.wait(10)
-        return super().__getitem__(index)
-
-
-def test_final_in_the_middle_of_being_applied_is_waited_for() -> None:
-    """The plan is given up when a thread has just begun on a chunk of it; what that leaves is not taken for the new."""
-    old, new = finals_of(plan_of(), seed=1), finals_of(plan_of(attempt=1), seed=2)
-    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
-    after.complete(new)
-    after.follow(old.plan)
-    late = threading.Thread(target=after.apply, args=(old.plan, 2, old.chunks[2]))
-    after._made_from = held = Held(after._made_from)
-    held.hold(late)
-    late.start()
-    assert held.reached.wait(10)
-    headers: list[StateHeader] = []
-    completing = threading.Thread(target=lambda: headers.append(after.complete(new)))
-    completing.start()
-    completing.join(0.05)
-    held.let_go.set()
-    late.join()
-    completing.join()
-    assert headers[0] == header_of(after.take(headers[0]), GRID) == advance(start(), new, OuterSettings())[1]
 
 
 def test_every_thread_that_applies_checks_its_denormals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,3 +132,94 @@ def test_state_refuses_vectors_that_could_change() -> None:
 def test_header_of_another_grid_is_our_bug() -> None:
     with pytest.raises(LocalError):
         header_of(make_state(), Grid(2501, 1000))
+
+
+# -- chunks that are written into their place ----------------------------------------------------------------
+
+
+def assembly_of(state: CertifiedState, *, but: tuple[StateKind, int]) -> StateAssembly:
+    """All of a state is here but one chunk."""
+    header = header_of(state, GRID)
+    assembly = StateAssembly(header, digest=header.digest)
+    for kind, chunk in PIECES:
+        if (kind, chunk) != but:
+            assembly.accept(kind, chunk, chunk_bytes(state, GRID, kind, chunk))
+    return assembly
+
+
+def same(found: CertifiedState, state: CertifiedState) -> bool:
+    return found.anchor.tobytes() == state.anchor.tobytes() and found.momentum.tobytes() == state.momentum.tobytes()
+
+
+PIECE = (StateKind.MOMENTUM, 2)
+
+
+def test_lent_place_takes_the_chunk_without_a_copy() -> None:
+    state = make_state()
+    assembly = assembly_of(state, but=PIECE)
+    place = assembly.lend(*PIECE)
+    assert place is not None
+    assert place.nbytes == 2000
+    assert assembly.lend(*PIECE) is None  # one writer at a time
+    place[:] = chunk_bytes(state, GRID, *PIECE)
+    assert assembly.missing() == [PIECE]  # nobody has vouched for it yet
+    assert assembly.chunk(*PIECE) is None
+    assert assembly.accept(*PIECE, place)
+    assert assembly.lend(*PIECE) is None  # nor any once it is here
+    memory = assembly.chunk(*PIECE)
+    assert memory is not None
+    found = assembly.finish()
+    assert same(found, state)
+    assert np.shares_memory(np.frombuffer(memory, np.float32), found.momentum)
+    assert np.shares_memory(np.frombuffer(place, np.float32), found.momentum)
+
+
+def test_wrong_bytes_in_a_place_are_not_the_chunk_and_the_place_can_be_had_again() -> None:
+    state = make_state()
+    assembly = assembly_of(state, but=PIECE)
+    place = assembly.lend(*PIECE)
+    assert place is not None
+    place[:] = bytes(2000)
+    with pytest.raises(RemoteError, match="not the certified one"):
+        assembly.accept(*PIECE, place)
+    assert assembly.chunk(*PIECE) is None
+    with pytest.raises(LocalError, match="1 chunks of the state are still missing"):
+        assembly.finish()
+    assembly.give_back(*PIECE, clean=True)
+    again = assembly.lend(*PIECE)
+    assert again is not None
+    again[:] = chunk_bytes(state, GRID, *PIECE)
+    assert assembly.accept(*PIECE, again)
+    assert same(assembly.finish(), state)
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_late_writer_cannot_reach_a_chunk_that_came_from_elsewhere(given_up: bool) -> None:
+    """Whether its request was given up in the middle of a write, or the other's copy was simply first."""
+    state = make_state()
+    assembly = assembly_of(state, but=PIECE)
+    place = assembly.lend(*PIECE)
+    assert place is not None
+    if given_up:
+        assembly.give_back(*PIECE, clean=False)
+        assert assembly.lend(*PIECE) is None  # two would write there
+    assert assembly.accept(*PIECE, chunk_bytes(state, GRID, *PIECE))
+    assert not assembly.accept(*PIECE, chunk_bytes(state, GRID, *PIECE))
+    place[:] = b"!" * 2000
+    served = assembly.chunk(*PIECE)
+    assert served == chunk_bytes(state, GRID, *PIECE)
+    found = assembly.finish()
+    place[:] = b"?" * 2000
+    assert same(found, state)
+
+
+def test_place_given_back_clean_costs_no_second_vector() -> None:
+    state = make_state()
+    assembly = assembly_of(state, but=PIECE)
+    place = assembly.lend(*PIECE)
+    assert place is not None
+    assert assembly.accept(*PIECE, chunk_bytes(state, GRID, *PIECE))
+    assembly.give_back(*PIECE, clean=True)
+    found = assembly.finish()
+    assert same(found, state)
+    assert np.shares_memory(np.frombuffer(place, np.float32), found.momentum)

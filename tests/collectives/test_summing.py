@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def plainly(name: str, n: int, terms: Sequence[Term]) -> F32:
     """The formula over whole arrays, multiplying by weights of 1 as well."""
     total = np.zeros(n, np.float32)
     for term in terms:
-        total = total + np.float32(term.weight) * decode(name, term.encoded.tobytes(), n)
+        total = total + np.float32(term.weight * (term.clip / 65536)) * decode(name, term.encoded.tobytes(), n)
     return total / np.float32(sum(term.weight for term in terms))
 
 
@@ -44,6 +45,34 @@ def test_mean_is_the_plain_formula_to_the_bit(name: str, n: int, weights: tuple[
     included, undecodable = weighted_mean(codec(name), terms, out)
     assert (included, undecodable) == ([term.place for term in terms], [])
     assert same_bits(out, plainly(name, n, terms))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "topk64-256"])
+@pytest.mark.parametrize("clips", [(65536, 0, 65535), (1, 40_000, 65536), (33_333, 33_333, 33_333)])
+@pytest.mark.parametrize("weights", [(1, 1, 1), (3, (1 << 24) - 1, 1000)])
+def test_clipped_mean_is_the_plain_formula_to_the_bit(
+    name: str, clips: tuple[int, ...], weights: tuple[int, ...]
+) -> None:
+    n = SPAN_VALUES + 77
+    terms = [replace(term, clip=clip) for term, clip in zip(terms_of(name, n, weights), clips, strict=True)]
+    out = np.full(n, np.nan, np.float32)
+    assert weighted_mean(codec(name), terms, out) == ([term.place for term in terms], [])
+    assert same_bits(out, plainly(name, n, terms))
+
+
+def test_clip_multiplies_the_sum_and_not_the_divisor() -> None:
+    out = np.empty(2, np.float32)
+    terms = [Term(0, 3, encode("fp32", f32(8, 0)), 1 << 14), Term(1, 1, encode("fp32", f32(2, 4)))]
+    weighted_mean(codec("fp32"), terms, out)
+    assert out.tolist() == [2.0, 1.0]  # (3 · ¼ · 8 + 2) ÷ 4, and 4 ÷ 4
+
+
+def test_factor_of_a_term_is_rounded_once() -> None:
+    one = encode("fp32", f32(1))
+    assert Term(0, (1 << 24) - 1, one, 65_535).factor == 16_776_959  # 16776959.00002
+    assert Term(0, (1 << 24) - 3, one, 1 << 15).factor == 8_388_606.5
+    assert Term(0, 12_582_913, one, 43_691).factor == 8_388_673  # 8388672.66669, of which fp32 has the halves
+    assert Term(0, 7, one).factor == 7
 
 
 def test_order_of_the_terms_shows_in_the_bits() -> None:

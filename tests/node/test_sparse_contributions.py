@@ -1,0 +1,136 @@
+"""Error feedback under the sparse codecs: three nodes over several rounds against a few plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.collectives.codecs import F32, codec
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import OuterSettings, advance
+from shoal.collectives.state import CertifiedState, frozen
+from shoal.node.catchup import replay_limit_rounds
+from shoal.node.contributions import Contributions
+from shoal.protocol.messages import Term
+from shoal.protocol.planning import norm_clips
+from tests.collectives.reduce_lab import Mesh, check_exact, make_plan, peer
+
+GRID = Grid(23_457, 5_000)
+NAME = "topk16-48"
+WEIGHTS = (3, 1, 2)
+BETA = 0.95
+
+
+def gradient(node: int, round: int) -> F32:
+    """One node's is ten times as large, and so is clipped."""
+    values = np.random.default_rng((node, round)).standard_normal(GRID.numel)
+    return (values * (10 if node == 2 else 1)).astype(np.float32)
+
+
+def through(values: F32) -> F32:
+    """Encoded and decoded, chunk by chunk."""
+    out = np.empty_like(values)
+    for chunk in range(GRID.chunks):
+        at = slice(*GRID.span(chunk))
+        codec(NAME).decode_into(codec(NAME).encode(values[at]), out[at])
+    return out
+
+
+def chosen(sent: Sequence[F32], clips: Sequence[int]) -> tuple[F32, F32]:
+    """The mean of what was sent, and which of its values the final has room for: per block the 48 largest."""
+    total = np.zeros(GRID.numel, np.float32)
+    for values, weight, clip in zip(sent, WEIGHTS, clips, strict=True):
+        total = total + np.float32(weight * clip / 65536) * values
+    mean = total / np.float32(sum(WEIGHTS))
+    kept = np.zeros_like(mean)
+    for chunk in range(GRID.chunks):
+        start, stop = GRID.span(chunk)
+        for first in range(start, stop, 4096):
+            at = np.arange(first, min(first + 4096, stop))
+            largest = at[np.argsort(-np.abs(mean[at]), kind="stable")[:48]]
+            kept[largest] = mean[largest]
+    return mean, kept
+
+
+def test_history_of_three_nodes_is_that_of_the_plain_recurrence() -> None:
+    nodes = [Contributions(Fragments(GRID), NAME, 3, sender=peer(n), error_feedback=BETA) for n in range(len(WEIGHTS))]
+    residuals = [np.zeros(GRID.numel, np.float32) for _ in nodes]
+    clipped = 0
+    for round in range(1, 6):
+        base = bytes([round]) * 32
+        made = [node.make(round, round, 10, gradient(n, round), base=base) for n, node in enumerate(nodes)]
+        inputs = [gradient(n, round) + np.float32(BETA) * residual for n, residual in enumerate(residuals)]
+        sent = [through(values) for values in inputs]
+        for one, values, decoded in zip(made, inputs, sent, strict=True):
+            assert one.values.tobytes() == values.tobytes()
+            assert one.encoded.decoded().tobytes() == decoded.tobytes()
+
+        by_peer = norm_clips({peer(n): one.encoded.squares for n, one in enumerate(made)})
+        clips = tuple(by_peer[peer(n)] for n in range(len(nodes)))
+        norms = [float(np.linalg.norm(decoded.astype(np.float64))) for decoded in sent]
+        assert clips == pytest.approx([min(1, sorted(norms)[1] / norm) * 65536 for norm in norms], abs=1)
+        clipped += sum(clip < 65536 for clip in clips)
+
+        contributions = [one.encoded for one in made]
+        plan = msgspec.structs.replace(make_plan(contributions, WEIGHTS, base=base), clips=clips)
+        mesh = Mesh(plan, contributions)
+        mesh.start()
+        mesh.run(round)
+        update = check_exact(mesh).decoded()
+        mean, kept = chosen(sent, clips)
+        steps = np.repeat([np.abs(mean[slice(*GRID.span(c))]).max() / 127 for c in range(5)], 5000)[: GRID.numel]
+        assert (np.abs(update - kept) <= 0.51 * steps).all()
+        assert np.count_nonzero(update) > 48 * 5
+
+        included = [[round != 4 or n != 1 or chunk != 3 for chunk in range(GRID.chunks)] for n in range(len(nodes))]
+        for n, node in enumerate(nodes):
+            residuals[n] = inputs[n] - sent[n]
+            for chunk in range(GRID.chunks):
+                at = slice(*GRID.span(chunk))
+                if not included[n][chunk]:
+                    residuals[n][at] = inputs[n][at]
+            node.settle(round, included[n])
+    assert clipped == 5  # the large one, each time
+
+
+def test_what_was_sent_and_what_is_carried_is_all_that_was_learnt() -> None:
+    node = Contributions(Fragments(GRID), NAME, 3, sender=peer(0))
+    learnt, sent = np.zeros(GRID.numel, np.float64), np.zeros(GRID.numel, np.float64)
+    for round in range(1, 31):
+        learnt += gradient(0, round)
+        made = node.make(round, round, 10, gradient(0, round), base=bytes(32))
+        sent += made.encoded.decoded()
+        node.settle(round, [True] * GRID.chunks)
+    carried = node.make(31, 31, 10, np.zeros(GRID.numel, np.float32), base=bytes(32)).values
+    np.testing.assert_allclose(sent + carried, learnt, atol=1e-4)
+    assert np.count_nonzero(sent) > 10 * 16 * 7  # ever other values, since what is left out grows until it is sent
+
+
+def test_what_no_certificate_counts_comes_again_less_the_decay() -> None:
+    node = Contributions(Fragments(GRID), NAME, 3, sender=peer(0), error_feedback=BETA)
+    node.make(1, 1, 10, gradient(0, 1), base=bytes(32))
+    node.settle(1, [False] * GRID.chunks)
+    again = node.make(2, 2, 10, gradient(0, 2), base=bytes(32))
+    assert again.values.tobytes() == (gradient(0, 2) + np.float32(BETA) * gradient(0, 1)).tobytes()
+    assert again.tokens == 20
+
+
+def test_outer_step_and_replay_read_the_finals_and_not_contributions() -> None:
+    nodes = [Contributions(Fragments(GRID), NAME, 3, sender=peer(n)) for n in range(len(WEIGHTS))]
+    contributions = [node.make(1, 1, 10, gradient(n, 1), base=bytes(32)).encoded for n, node in enumerate(nodes)]
+    mesh = Mesh(make_plan(contributions, WEIGHTS), contributions)
+    mesh.start()
+    mesh.run(1)
+    finals = check_exact(mesh)
+    anchor, momentum = frozen(gradient(7, 7)), frozen(np.zeros(GRID.numel, np.float32))
+    state = CertifiedState(term=Term(), round=0, tokens=0, layout_hash=bytes(32), anchor=anchor, momentum=momentum)
+    after, _ = advance(state, finals, OuterSettings(lr=1.0, momentum=0.0))
+    assert after.anchor.tobytes() == (anchor - finals.decoded()).tobytes()
+    assert finals.decoded().any()
+
+    # Of 64 blocks in a chunk 452 bytes each, and of every chunk a bitmap and a signature.
+    assert replay_limit_rounds("topk64-256", 1 << 20, 1 << 18) == (8 * (1 << 20) - 1) // (4 * (64 * 452 + 8 + 64))
