@@ -1,5 +1,8 @@
 """The outer optimizer: what turns the mean update of a round into the next anchor, to the bit.
 
+    momentum  m' = μ·m + g          on the chunks of the round's fragment (`fragments`); every other chunk of anchor and
+    anchor    θ' = θ − lr·(g + μ·m')    momentum is that of the state before
+
 Source: DiLoCo, arXiv 2311.08105, algorithm 1 (outer Nesterov, 0.7 and 0.9); the recurrence is that of
 torch.optim.SGD(nesterov=True).
 """
@@ -7,20 +10,22 @@ torch.optim.SGD(nesterov=True).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from blake3 import blake3
 
-from shoal.collectives.codecs import F32, Codec, check_denormals, codec
+from shoal.collectives.codecs import F32, Codec, check_denormals, final_codec
 from shoal.collectives.finals import FinalChunk, Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateHeader, check_grid, frozen
+from shoal.collectives.state import CertifiedState, StateHeader, StateKind, check_grid, frozen, header_of
 from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
-from shoal.protocol.messages import Plan
+from shoal.protocol.manifest import SyncSection
 
 SPAN_VALUES: Final = 1 << 17
 """Values that are decoded, applied and hashed together, in the cache: longer than the codecs' spans, for the hash."""
@@ -38,10 +43,19 @@ _own = _Own()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
-    """Learning rate and momentum of the outer step; `lr=1, momentum=0` just takes the mean update."""
+    """Learning rate and momentum of the outer step, and in how many fragments it is made, one a round.
+
+    `lr=1, momentum=0` just takes the mean update.
+    """
 
     lr: float = 0.7
     momentum: float = 0.9
+    fragments: int = 1
+
+    @classmethod
+    def of(cls, sync: SyncSection) -> Self:
+        """Those of a manifest."""
+        return cls(lr=sync.outer_lr, momentum=sync.outer_momentum, fragments=sync.fragments)
 
     def __post_init__(self) -> None:
         if not (0 < self.lr <= 100 and 0 <= self.momentum < 1):
@@ -68,54 +82,72 @@ def nesterov_step(
 class NextState:
     """S(e + 1) in the making over S(e): each chunk is applied and hashed while it is in the cache.
 
-    The finals may come one by one, in any number of threads, and the rest of them in the end. Those of a second plan of
-    the round, after a repair, cost what differs: a chunk made from the very same final is left as it is.
+    The finals are those of a round, so of its fragment; every other chunk is copied, and keeps its hash. Those of a
+    second plan of the round, after a repair, cost what differs: a chunk made from the very same final is left as it is.
 
-    grid: of the state, and of every plan. vectors: where the memory comes from. `state` is not changed.
+    grid: of the state. vectors: where the memory comes from. header: gives that of `state`, where it is known; it is
+    asked for only if there are chunks to copy, and hashed anew without it. `state` is not changed.
+
+    Raises LocalError if the grid is another state's or too fine, ConfigError if it has fewer chunks than fragments.
     """
 
-    def __init__(self, state: CertifiedState, settings: OuterSettings, grid: Grid, vectors: VectorPool) -> None:
+    def __init__(
+        self,
+        state: CertifiedState,
+        settings: OuterSettings,
+        grid: Grid,
+        vectors: VectorPool,
+        *,
+        header: Callable[[], StateHeader] | None = None,
+    ) -> None:
         check_grid(state, grid)
         self.base = state
         self._settings = settings
         self._grid = grid
+        self._fragment = Fragments(grid, settings.fragments).of_round(state.round + 1)
+        self._header = header or (lambda: header_of(state, grid))
         self._anchor, self._momentum = vectors.take(state.numel), vectors.take(state.numel)
-        self._locks = [threading.Lock() for _ in range(grid.chunks)]
-        self._made_from: list[FinalChunk | None] = [None] * grid.chunks
-        self._hashes = [(b"", b"")] * grid.chunks
-        self._plan: Plan | None = None
+        self._made_from: dict[int, FinalChunk] = {}
+        self._hashes: list[tuple[bytes, bytes]] = [(b"", b"")] * grid.chunks
+        self._rest = [chunk for chunk in range(grid.chunks) if chunk not in self._fragment.chunks]
 
-    def follow(self, plan: Plan) -> None:
-        """From now on take only the finals of `plan`, none that comes late of another.
+    def complete(self, finals: Finals, threads: int = 1) -> StateHeader:
+        """Apply what is missing of `finals`, in `threads` threads; the header of the state that they lead to.
 
-        Raises LocalError if it does not follow the state.
+        Raises LocalError if they do not follow the state, or a thread flushes subnormals; Undecodable for a final that
+        nobody checked.
         """
-        state = self.base
+        plan, state = finals.plan, self.base
         # The first round of a term stands on a state of an earlier one.
-        if (plan.round, Grid.of(plan)) != (state.round + 1, self._grid) or plan.term < state.term:
+        if (plan.round, Grid.of(plan)) != (state.round + 1, self._fragment.grid) or plan.term < state.term:
             raise LocalError(
                 f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
             )
-        self._settle_on(plan)
+        how = final_codec(plan.codec)
+        wanted = list(zip(self._fragment.chunks, finals.chunks, strict=True))
+        missing = [(chunk, final) for chunk, final in wanted if self._made_from.get(chunk) is not final]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda one: self._apply(one[0], how, one[1]), missing))
+            if self._rest:
+                before = self._header()
+                list(pool.map(lambda chunk: self._copy(chunk, before), self._rest))
+                self._rest = []
+        return StateHeader(
+            term=plan.term,
+            round=plan.round,
+            tokens=state.tokens + finals.tokens,
+            numel=state.numel,
+            chunk_values=plan.chunk_values,
+            layout=state.layout_hash,
+            anchor=b"".join(anchor for anchor, _ in self._hashes),
+            momentum=b"".join(momentum for _, momentum in self._hashes),
+        )
 
-    def _settle_on(self, plan: Plan | None) -> None:
-        """Take nothing of another plan, and wait for who is in the middle of a chunk of it."""
-        self._plan = plan
-        for lock in self._locks:
-            with lock:
-                pass
-
-    def apply(self, plan: Plan, chunk: int, final: FinalChunk) -> None:
-        """Make chunk `chunk` from its final, and hash it, in this thread; nothing if `plan` is not the one followed.
-
-        Raises LocalError if this thread flushes subnormals, Undecodable for a final that nobody checked.
-        """
-        with self._locks[chunk]:
-            if self._plan is not plan or self._made_from[chunk] is final:
-                return
-            self._made_from[chunk] = None
-            self._hashes[chunk] = self._make(chunk, codec(plan.codec), final)
-            self._made_from[chunk] = final
+    def _apply(self, chunk: int, how: Codec, final: FinalChunk) -> None:
+        """Make chunk `chunk` of the state from its final, and hash it, in this thread."""
+        self._made_from.pop(chunk, None)
+        self._hashes[chunk] = self._make(chunk, how, final)
+        self._made_from[chunk] = final
 
     def _make(self, chunk: int, how: Codec, final: FinalChunk) -> tuple[bytes, bytes]:
         check_denormals()
@@ -131,32 +163,14 @@ class NextState:
                 hasher.update(vector.data.cast("B"))
         return hashes[0].digest(), hashes[1].digest()
 
-    def complete(self, finals: Finals, threads: int = 1) -> StateHeader:
-        """Apply what is missing of `finals`, in `threads` threads; the header of the state that they lead to.
-
-        Raises LocalError as `follow` and `apply` do.
-        """
-        plan = finals.plan
-        if plan is not self._plan:
-            self.follow(plan)
-        missing = [chunk for chunk, final in enumerate(finals.chunks) if self._made_from[chunk] is not final]
-        if missing:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda chunk: self.apply(plan, chunk, finals.chunks[chunk]), missing))
-        return StateHeader(
-            term=plan.term,
-            round=plan.round,
-            tokens=self.base.tokens + finals.tokens,
-            numel=plan.numel,
-            chunk_values=plan.chunk_values,
-            layout=self.base.layout_hash,
-            anchor=b"".join(anchor for anchor, _ in self._hashes),
-            momentum=b"".join(momentum for _, momentum in self._hashes),
-        )
+    def _copy(self, chunk: int, before: StateHeader) -> None:
+        """Take over a chunk that the round leaves as it is."""
+        here = slice(*self._grid.span(chunk))
+        self._anchor[here], self._momentum[here] = self.base.anchor[here], self.base.momentum[here]
+        self._hashes[chunk] = before.chunk_hash(StateKind.ANCHOR, chunk), before.chunk_hash(StateKind.MOMENTUM, chunk)
 
     def take(self, header: StateHeader) -> CertifiedState:
         """The state that `complete` gave `header` of. Nothing can be applied any more: its memory is the state's."""
-        self._settle_on(None)
         return CertifiedState(
             term=header.term,
             round=header.round,
@@ -174,6 +188,6 @@ def advance(
 
     Raises LocalError if the finals are of another round, term or size, or if a thread flushes subnormals.
     """
-    after = NextState(state, settings, Grid.of(finals.plan), VectorPool(0))
+    after = NextState(state, settings, Grid(state.numel, finals.plan.chunk_values), VectorPool(0))
     header = after.complete(finals, threads)
     return after.take(header), header

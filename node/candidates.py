@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -77,7 +78,8 @@ class Candidates:
         Cancellation: finals may be on disk, nothing else happened.
         """
         if self._next is None or self._next.base is not state:
-            self._next = NextState(state, self._outer, Grid.of(finals.plan), self._shelf.vectors)
+            grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
+            self._next = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
         with self._writer(finals) as finish:
             header = await trio.to_thread.run_sync(self._next.complete, finals, APPLY_THREADS)
             await trio.to_thread.run_sync(finish)
@@ -95,10 +97,8 @@ class Candidates:
         if not self._durable:
             yield lambda: None
             return
-        writer = self._shelf.finals_writer(finals.plan)
+        writer = self._shelf.finals_writer(finals)
         try:
-            for chunk, final in enumerate(finals.chunks):
-                writer.add(chunk, final.payload)
             yield writer.finish
         finally:
             writer.abandon()

@@ -1,7 +1,7 @@
-"""The inner loop: AdamW steps on a replica, and the accounts of what it owes the swarm.
+"""The inner loop: AdamW steps on a replica, on this node's share of the data.
 
-Plain torch, no pipes and no processes, so that it can be read, tested and timed by itself. The rules by which
-progress is counted once stand at the top of `trainer_messages`; `Replica.apply` is where they are kept.
+Plain torch, no pipes and no processes, so that it can be read, tested and timed by itself. What is owed to the swarm is
+kept in `accounts`.
 
 Source: DiLoCo, arXiv 2311.08105, algorithm 1, lines 4-9 (the outer step is the daemon's).
 """
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from shoal.node.accounts import Accounts, SavedAccounts
 from shoal.node.adamw import AdamW
 from shoal.node.flat_parameters import FlatParameters
 from shoal.node.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
@@ -27,6 +27,7 @@ from shoal.node.trainer_messages import (
     Contribution,
     InnerSettings,
     Progress,
+    SyncSettings,
     Train,
     Trained,
 )
@@ -61,33 +62,24 @@ def warmed_up(settings: InnerSettings, tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """The replica as it was when contribution `number` was written."""
-
-    number: int
-    local: torch.Tensor
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Restored:
-    """What was read back and waits for the anchor, or for the share of the data, that it belongs to."""
+    """What was read back and waits for the share of the data that it belongs to."""
 
-    kept: torch.Tensor | None
     counters: InnerCounters
     random: RandomState
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stretch:
-    """The running `Train` order and what has been measured of it."""
+class _Tally:
+    """What has been measured since the newest contribution was written; times in seconds."""
 
-    order: Train
+    began: float
     steps: int = 0
     finite_steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
     seconds: float = 0.0
+    blocked_s: float = 0.0
     reported_seconds: float = 0.0
     reported_tokens: int = 0
 
@@ -99,11 +91,12 @@ class _Stretch:
 
 
 class Replica:
-    """One node's live copy of the model, its inner optimizer, and the three vectors of its accounts.
+    """One node's live copy of the model, its inner optimizer, its batches, and its accounts.
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
-    then `begin` stretches and `step` until one is over. The optimizer's moments live through `apply`; beyond the
-    process they live as far as `inner_state` was saved.
+    then `begin` a stretch and `step` while it is `training`. A stretch goes on beyond its contribution by the steps of
+    overlap, after which it waits for `apply`. The optimizer's moments live through `apply`; beyond the process they
+    live as far as `inner_state` was saved.
     """
 
     def __init__(
@@ -113,6 +106,7 @@ class Replica:
         seed: int,
         inner: InnerSettings,
         device: torch.device,
+        sync: SyncSettings | None = None,
         contributions: int = 0,
     ) -> None:
         torch.manual_seed(seed)
@@ -122,6 +116,7 @@ class Replica:
         self._device = device
         self._flat = FlatParameters(self.model)
         self.layout = self._flat.layout
+        self.accounts = Accounts(self._flat, sync=sync, contributions=contributions)
         trained = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         self._trained_names = tuple(name for name, _ in trained)
         self._optimizer = AdamW(
@@ -129,12 +124,11 @@ class Replica:
             betas=inner.betas,
             weight_decay=inner.weight_decay,
         )
-        self._base: torch.Tensor | None = None
-        self._mark: _Mark | None = None
-        self._tokens = 0  # of all work in local − base
-        self._issued = contributions
-        self._settled = contributions  # numbers up to this one belong to earlier bases
-        self._stretch: _Stretch | None = None
+        self._order: Train | None = None
+        self._order_steps = 0
+        self._steps_wanted = 0  # until the order's contribution, or its end
+        self._overlapping = False  # beyond its contribution
+        self._tally = _Tally(began=time.monotonic())
         self._assignment: Assignment | None = None
         self._batches: Iterator[Any] = iter(())
         self._drawn = 0  # batches of the assignment
@@ -143,50 +137,52 @@ class Replica:
 
     @property
     def training(self) -> bool:
-        """Whether a stretch is under way."""
-        return self._stretch is not None
+        """Whether there are steps to be made."""
+        return self._order is not None
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether steps are left to be made before the anchor after the newest contribution is applied."""
+        return self._order is not None and self.accounts.overlap_left > 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing can be done but wait for the anchor after the newest contribution."""
+        return self._order is None and self.accounts.waiting
+
+    def blocked(self, seconds: float) -> None:
+        """So long it stood still, `waiting`."""
+        self._tally.blocked_s += seconds
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
 
-        Raises `LocalError` after the first `apply`: they are gone then.
+        Raises LocalError after the first `apply`: they are gone then.
         """
-        if self._base is not None:
-            raise LocalError("the initial parameters are asked for after an anchor was applied")
-        self._flat.gather(torch.from_numpy(out))
+        self.accounts.write_initial(out)
 
-    def apply(self, anchor: Vector, *, taken: int = 0, fresh: bool = False) -> None:
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Stand on a new anchor, ``(numel,) float32``, and keep what nobody has taken of local progress.
 
-        Ends a running stretch. `taken` and `fresh` are those of the message `Apply`. Raises `LocalError`,
-        with nothing changed, if `taken` names neither the mark nor a number older than this base.
+        Ends a running stretch. `round`, `taken` and `fresh` are those of the message `Apply`, the rules those of
+        `accounts`. Raises LocalError, with nothing changed, if `taken` cannot be.
         """
-        kept: torch.Tensor | None = None
-        kept_tokens = 0
-        if self._base is not None and not fresh:
-            since, counted = self._taken_until(taken, self._base)
-            kept = self._local().sub_(since)
-            kept_tokens = self._tokens - counted
-        elif self._base is None and self._restored is not None and self._restored.kept is not None:
-            kept, kept_tokens = self._restored.kept, self._restored.counters.kept_tokens
-        base = self._base if self._base is not None else self._flat.new_vector()
-        np.copyto(base.numpy(), anchor)
-        self._flat.scatter(base if kept is None else kept.add_(base))
-        self._base = base
-        self._mark = None
-        self._tokens = kept_tokens
-        self._settled = self._issued if fresh else max(self._settled, taken)
-        self._stretch = None
+        first = self.accounts.base is None
+        self.accounts.apply(anchor, round=round, taken=taken, fresh=fresh)
+        self._order = None
+        if first or fresh:
+            self._tally = _Tally(began=time.monotonic())
 
     def begin(self, order: Train) -> None:
-        """Begin a stretch; one under way ends without a report, its steps stay in the replica."""
-        if self._base is None:
+        """Begin a stretch; one under way ends without a report, its steps stay in the replica and count."""
+        if self.accounts.base is None:
             raise LocalError("a stretch was ordered before any anchor was applied")
         if order.steps < 1:
             raise LocalError(f"a stretch of {order.steps} steps")
         if order.assignment != self._assignment:
             self._open_stream(order.assignment)
-        self._stretch = _Stretch(order=order)
+        self._order, self._order_steps, self._overlapping = order, 0, False
+        self._steps_wanted = max(1, order.steps - self.accounts.steps) if order.contribute else order.steps
 
     def _open_stream(self, assignment: Assignment) -> None:
         """Begin with this share of the data, or go on in it where a restored trainer had come to."""
@@ -202,25 +198,27 @@ class Replica:
     def step(self, out: Vector) -> Progress | Contribution | Trained | None:
         """Make one inner step; return a report where one is due.
 
-        The step that completes a contributing stretch writes base − local into `out` before it returns the
-        `Contribution`. Raises `LocalError` without a stretch; whatever the workload raises passes through.
+        The step that completes a contributing stretch writes base − local of the round's fragment into `out` before it
+        returns the `Contribution`. Raises LocalError without a stretch; whatever the workload raises passes through.
         """
-        stretch = self._stretch
-        if stretch is None:
+        order, tally = self._order, self._tally
+        if order is None:
             raise LocalError("a step without a stretch")
         began = time.monotonic()
         batch = next(self._batches, None)
         if batch is not None:
             self._drawn += 1
-            self._optimize(batch, stretch)
-            stretch.steps += 1
-        elif not stretch.steps:
+            self._order_steps += 1
+            tally.steps += 1
+            self._optimize(batch, order)
+        elif not self._order_steps:
             raise RuntimeError("the workload's batches() ended before it yielded one batch")
-        stretch.seconds += time.monotonic() - began
-        if batch is None or stretch.steps >= stretch.order.steps:
-            self._stretch = None
-            return self._contribute(stretch, out) if stretch.order.contribute else _trained(stretch)
-        return _progress(stretch)
+        tally.seconds += time.monotonic() - began
+        if self._overlapping:
+            self._order = None if batch is None or not self.accounts.overlap_left else order
+        elif batch is None or self._order_steps >= self._steps_wanted:
+            return self._contribute(order, out) if order.contribute else self._trained(order)
+        return _progress(order, tally)
 
     def new_vector(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory."""
@@ -241,51 +239,66 @@ class Replica:
 
         round: the last one whose contribution is in it. Raises before an `apply`.
         """
-        if self._base is None:
-            raise LocalError("a snapshot was ordered before any anchor was applied")
-        since, counted = (self._base, 0) if self._mark is None else (self._mark.local, self._mark.tokens)
-        kept = [("kept", self._local().sub_(since))] if self._tokens != counted else []
+        saved = self.accounts.saved(round)
+        kept = [(name, value) for name, value in (("kept", saved.kept), ("local", saved.local)) if value is not None]
         counters = InnerCounters(
             layout=self.layout.digest.hex(),
             round=round,
-            kept_tokens=self._tokens - counted,
+            steps=saved.steps,
+            kept_tokens=saved.tokens,
+            marked=saved.marked,
             assignment=self._assignment,
             drawn=self._drawn,
         )
         return InnerState([*self.inner_state_tensors(), *kept], counters, RandomState.capture(self._device))
 
     def inner_state_bytes(self) -> int:
-        """How much memory a copy of it takes, as long as no progress is to be kept."""
-        return room_bytes(tensor for _, tensor in self.inner_state_tensors())
+        """How much memory a copy of it takes, as long as no progress is to be kept where that is rare."""
+        tensors = [tensor for _, tensor in self.inner_state_tensors()]
+        return room_bytes([*tensors, self._flat.new_vector()] if self.accounts.mixes else tensors)
 
-    def restore(self, saved: SavedInner, *, exact: bool) -> None:
+    def restore(self, saved: SavedInner, *, exact: bool, spent: bool = False) -> None:
         """Take over what an earlier process knew, before the first `apply`.
 
         exact: the anchor to come is the one it stood before, so all of it holds; else only the optimizer's moments and
-        the buffers do. Raises DamagedFile, with nothing changed, if it is of another model, and LocalError.
+        the buffers do. spent: a contribution to the round after was made. Raises DamagedFile, with nothing changed, if
+        it is of another model, and LocalError.
         """
-        if self._base is not None:
+        if self.accounts.base is not None:
             raise LocalError("a snapshot is to be restored after an anchor was applied")
-        own = self.inner_state_tensors()
+        own, counters = self.inner_state_tensors(), saved.counters
         saved.check_layout(self.layout.digest)
         for name, tensor in own:
             saved.check(name, tensor)
-        kept: torch.Tensor | None = None
-        if exact and saved.has("kept"):
-            saved.copy_to("kept", kept := self._flat.new_vector())
+        kept: dict[str, torch.Tensor] = {}
+        for name in ("kept", "local"):
+            if exact and saved.has(name):
+                saved.copy_to(name, vector := self._flat.new_vector())
+                kept[name] = vector
+        if exact:
+            accounts = SavedAccounts(
+                kept=kept.get("kept"),
+                local=kept.get("local"),
+                round=counters.round,
+                steps=counters.steps,
+                tokens=counters.kept_tokens,
+                marked=counters.marked,
+            )
+            self.accounts.restore(accounts, spent=spent)
         for name, tensor in own:
             saved.copy_to(name, tensor)
         if exact:
             saved.random.restore(self._device)
-            self._restored = _Restored(kept=kept, counters=saved.counters, random=saved.random)
+            self._restored = _Restored(counters=counters, random=saved.random)
 
     @torch.no_grad()
     def evaluate(self) -> float:
         """Return the workload's metric of the base; the replica is untouched. Raises before an `apply`."""
-        if self._base is None:
+        base = self.accounts.base
+        if base is None:
             raise LocalError("an evaluation was ordered before any anchor was applied")
-        local = self._local()
-        self._flat.scatter(self._base)
+        local = self.accounts.local()
+        self._flat.scatter(base)
         self.model.eval()
         try:
             return float(self._workload.evaluate(self.model))
@@ -293,19 +306,7 @@ class Replica:
             self.model.train()
             self._flat.scatter(local)
 
-    def _local(self) -> torch.Tensor:
-        """Return a host copy of the replica, ``(numel,) float32``."""
-        return self._flat.gather(self._flat.new_vector())
-
-    def _taken_until(self, taken: int, base: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Return the point up to which progress is the daemon's, and the tokens between base and there."""
-        if self._mark is not None and taken == self._mark.number:
-            return self._mark.local, self._mark.tokens
-        if taken <= self._settled:
-            return base, 0
-        raise LocalError(f"contribution {taken} was taken, but a later one or an anchor has replaced it")
-
-    def _optimize(self, batch: Any, stretch: _Stretch) -> None:
+    def _optimize(self, batch: Any, order: Train) -> None:
         """Take one AdamW step and account for it; a step that is not finite changes nothing."""
         self._optimizer.zero_grad()
         loss, tokens = self._workload.loss(self.model, _to_device(batch, self._device))
@@ -313,14 +314,15 @@ class Replica:
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm))
         value = float(loss.detach())
         if not (math.isfinite(value) and math.isfinite(norm)):
+            self.accounts.count(0)
             self._count_nonfinite(value, norm)
             return
         self._nonfinite_steps = 0
-        stretch.finite_steps += 1
-        stretch.loss_sum += value
-        stretch.tokens += int(tokens)
-        self._tokens += int(tokens)
-        self._optimizer.step(warmed_up(self._settings, stretch.order.certified_tokens + self._tokens))
+        self._tally.finite_steps += 1
+        self._tally.loss_sum += value
+        self._tally.tokens += int(tokens)
+        self.accounts.count(int(tokens))
+        self._optimizer.step(warmed_up(self._settings, order.certified_tokens + self.accounts.tokens))
 
     def _count_nonfinite(self, loss: float, norm: float) -> None:
         self._nonfinite_steps += 1
@@ -330,48 +332,48 @@ class Replica:
                 "try a lower learning rate"
             )
 
-    def _contribute(self, stretch: _Stretch, out: Vector) -> Contribution:
-        """Write base − local into `out` and set the mark there."""
-        assert self._base is not None
-        local = self._local()
-        np.subtract(self._base.numpy(), local.numpy(), out=out)
-        if not np.isfinite(out).all():
-            raise FloatingPointError("the replica's parameters are no longer finite")
-        self._issued += 1
-        self._mark = _Mark(number=self._issued, local=local, tokens=self._tokens)
+    def _contribute(self, order: Train, out: Vector) -> Contribution:
+        """Write the contribution, and go on by the steps of overlap."""
+        written = self.accounts.contribute(out, order.round)
+        tally, self._tally = self._tally, _Tally(began=time.monotonic())
+        self._overlapping = self.accounts.overlap_left > 0
+        if not self._overlapping:
+            self._order = None
         return Contribution(
-            number=self._issued,
-            order=stretch.order.order,
-            round=stretch.order.round,
-            tokens=self._tokens,
-            steps=stretch.steps,
-            loss=stretch.mean_loss(),
-            seconds=stretch.seconds,
-            tokens_per_s=stretch.tokens_per_s(),
+            number=written.number,
+            order=order.order,
+            round=order.round,
+            tokens=written.tokens,
+            steps=tally.steps,
+            loss=tally.mean_loss(),
+            seconds=tally.seconds,
+            tokens_per_s=tally.tokens_per_s(),
+            wall_s=self._tally.began - tally.began,
+            blocked_s=tally.blocked_s,
+        )
+
+    def _trained(self, order: Train) -> Trained:
+        self._order, tally = None, self._tally
+        return Trained(
+            round=order.round,
+            steps=self._order_steps,
+            loss=tally.mean_loss(),
+            seconds=tally.seconds,
+            tokens_per_s=tally.tokens_per_s(),
         )
 
 
-def _trained(stretch: _Stretch) -> Trained:
-    return Trained(
-        round=stretch.order.round,
-        steps=stretch.steps,
-        loss=stretch.mean_loss(),
-        seconds=stretch.seconds,
-        tokens_per_s=stretch.tokens_per_s(),
-    )
-
-
-def _progress(stretch: _Stretch) -> Progress | None:
+def _progress(order: Train, tally: _Tally) -> Progress | None:
     """Return a report if the previous one is `PROGRESS_PERIOD_S` of training ago."""
-    seconds = stretch.seconds - stretch.reported_seconds
+    seconds = tally.seconds - tally.reported_seconds
     if seconds < PROGRESS_PERIOD_S:
         return None
-    tokens = stretch.tokens - stretch.reported_tokens
-    stretch.reported_seconds, stretch.reported_tokens = stretch.seconds, stretch.tokens
+    tokens = tally.tokens - tally.reported_tokens
+    tally.reported_seconds, tally.reported_tokens = tally.seconds, tally.tokens
     return Progress(
-        round=stretch.order.round,
-        step=stretch.steps,
-        loss=stretch.mean_loss(),
+        round=order.round,
+        step=tally.steps,
+        loss=tally.mean_loss(),
         tokens_per_s=tokens / seconds,
     )
 

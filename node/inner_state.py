@@ -4,6 +4,7 @@
     steps                                   how often each parameter was moved, int64
     buffer.<name>                           running means and other state of the model that does not travel
     kept                                    progress that no contribution holds, where there is any: replica − its mark
+    local                                   the replica itself, where anchors are mixed into it
     random.*                                generators of random numbers
 
 and as metadata the round whose contribution it includes, the tokens of what is kept, the share of the data it drew
@@ -53,12 +54,17 @@ _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 
 class InnerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of a trainer's state. round: the last one that its contribution was for; drawn: batches so far."""
+    """The numbers of a trainer's state. round: the last one that its contribution was for; drawn: batches so far.
+
+    steps: since that contribution; kept_tokens, marked: those of `accounts.SavedAccounts`.
+    """
 
     format: str = FORMAT
     layout: str
     round: Annotated[int, msgspec.Meta(ge=0)]
-    kept_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    kept_tokens: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    marked: Annotated[int, msgspec.Meta(ge=0)] | None
     assignment: Assignment | None
     drawn: Annotated[int, msgspec.Meta(ge=0)]
 

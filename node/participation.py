@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from shoal.collectives.grid import Grid
+from shoal.collectives.fragments import Fragments
 from shoal.node.contributions import Contributions, Made
 from shoal.node.engine_parts import EngineParts
 from shoal.node.trainer_messages import Contribution
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Participation:
     """What this node gives to the round after the head, whose state is here. All of it runs in the engine's task."""
 
-    def __init__(self, parts: EngineParts, grid: Grid) -> None:
+    def __init__(self, parts: EngineParts, fragments: Fragments) -> None:
         manifest = parts.config.manifest
         self._p = parts
         self._me = parts.identity.peer_id
@@ -35,7 +35,14 @@ class Participation:
         self._desk = parts.desk
         self._staleness_rounds = manifest.round.staleness_rounds
         self._stood_on: Value | None = None
-        self._contributions = Contributions(grid, manifest.sync.codec, self._staleness_rounds, sender=self._me)
+        self._contributions = Contributions(
+            fragments,
+            manifest.sync.plan_codec,
+            self._staleness_rounds,
+            sender=self._me,
+            error_feedback=manifest.sync.error_feedback,
+            mixing=manifest.sync.applied_mixing,
+        )
 
     @property
     def made(self) -> Made | None:
@@ -78,7 +85,8 @@ class Participation:
         if not again and found.files.position == position:
             return  # what the trainer knows is ahead of what is going to be made
         await self.settle(peers=())
-        await resumption.restore_trainer(found)
+        spent = not countable and found.files.position != position
+        await resumption.restore_trainer(found, spent=spent)
 
     def announcement(self, role: str) -> Ready:
         """What to say as the round begins: the contribution of before a restart again, or that there is none yet."""
@@ -136,7 +144,8 @@ class Participation:
     def _make(self, event: Contribution) -> Made:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
-        values, base = self._desk.pseudo_gradient(), self._custody.head.hash
+        fragment, base = self._contributions.fragment(event.round), self._custody.head.hash
+        values = self._desk.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
     async def settle(self, *, peers: Sequence[PeerId]) -> None:

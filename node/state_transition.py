@@ -24,7 +24,7 @@ class StateTransition:
         self._custody = parts.custody
         self._candidates = Candidates(
             shelf=parts.shelf,
-            outer=OuterSettings(lr=manifest.sync.outer_lr, momentum=manifest.sync.outer_momentum),
+            outer=OuterSettings.of(manifest.sync),
             durable=manifest.round.durability == "disk",
         )
         self._round_started = 0.0

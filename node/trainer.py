@@ -17,7 +17,7 @@ import trio
 
 from shoal.node import shared_tensors
 from shoal.node.shared_tensors import SharedTensors, Vector
-from shoal.node.trainer_child import ChildDied, ChildRaised, TrainerChild, logger, running_child
+from shoal.node.trainer_child import ChildDied, ChildRaised, TrainerConnection, logger, running_child
 from shoal.node.trainer_messages import (
     Applied,
     Apply,
@@ -40,6 +40,7 @@ from shoal.node.trainer_messages import (
     Snapshotted,
     Start,
     Started,
+    SyncSettings,
     Trained,
 )
 from shoal.node.workload import WorkloadError
@@ -65,6 +66,7 @@ class TrainerSpec:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     seed: int = 0
     inner: InnerSettings = field(default_factory=InnerSettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
     data: str | None = None
     device: str = "auto"
     threads: int = 1
@@ -122,17 +124,18 @@ class Trainer:
         self._publish: trio.MemorySendChannel[TrainerEvent]
         self.events: trio.MemoryReceiveChannel[TrainerEvent]
         self._publish, self.events = trio.open_memory_channel[TrainerEvent](EVENTS_LIMIT)
-        self._child: TrainerChild | None = None  # only while it takes orders
+        self._child: TrainerConnection | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
         self._contributions = 0
+        self._contributed_round = 0  # of the newest contribution
         self._announced = False
 
     @property
     def pid(self) -> int | None:
         """The process id of the running trainer, or None between two."""
-        return self._child.process.pid if self._child is not None else None
+        return self._child.pid if self._child is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a trainer running until cancelled, or until training has failed (event `TrainerFailed`).
@@ -195,7 +198,7 @@ class Trainer:
             finally:
                 self._child = None
 
-    async def _prepare(self, child: TrainerChild, memory: int) -> None:
+    async def _prepare(self, child: TrainerConnection, memory: int) -> None:
         """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
         with trio.move_on_after(START_DEADLINE_S) as scope:
             await self._start(child, memory)
@@ -213,7 +216,7 @@ class Trainer:
             anchored = None if self._anchored is None else self._anchored.round
             await self._publish.send(Restarted(cause=cause, round=anchored))
 
-    async def _start(self, child: TrainerChild, memory: int) -> None:
+    async def _start(self, child: TrainerConnection, memory: int) -> None:
         """Have the child build its model and map the shared vectors."""
         spec = self._spec
         await child.send(
@@ -223,6 +226,7 @@ class Trainer:
                 data=spec.data,
                 seed=spec.seed,
                 inner=spec.inner,
+                sync=spec.sync,
                 device=spec.device,
                 threads=spec.threads,
                 contributions=self._contributions,
@@ -241,7 +245,7 @@ class Trainer:
         if not isinstance(await child.receive(), Attached):
             raise LocalError("the trainer did not attach")
 
-    async def _restore(self, child: TrainerChild, anchored: Apply) -> None:
+    async def _restore(self, child: TrainerConnection, anchored: Apply) -> None:
         """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
 
         One of the round under way was ordered when its contribution had been taken.
@@ -250,7 +254,8 @@ class Trainer:
             return
         round = self._newest.round
         exact = round in (anchored.round, anchored.round + 1)
-        await child.send(Restore(path=self._newest.path, round=round, exact=exact))
+        spent = self._contributed_round > round
+        await child.send(Restore(path=self._newest.path, round=round, exact=exact, spent=spent))
         restored = await child.receive()
         if not isinstance(restored, Restored):
             raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
@@ -258,7 +263,7 @@ class Trainer:
             self._newest = None
         await self._publish.send(restored)
 
-    async def _stand_on_anchor(self, child: TrainerChild) -> None:
+    async def _stand_on_anchor(self, child: TrainerConnection) -> None:
         """Load the anchor afresh; again, if the daemon wrote a newer one meanwhile (the copy may be torn)."""
         loaded: Apply | None = None
         while loaded is not self._anchored:
@@ -276,7 +281,7 @@ class Trainer:
                 return
         elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated | Snapshotted | Restored):
             if isinstance(report, Contribution):
-                self._contributions = report.number
+                self._contributions, self._contributed_round = report.number, report.round
             elif isinstance(report, Snapshotted) and not report.failure:
                 self._newest = Restore(path=report.path, round=report.round, exact=True)
             elif isinstance(report, Restored) and report.refused:
@@ -294,7 +299,7 @@ class Trainer:
         await self._publish.send(TrainerFailed(summary=failed.summary, traceback=failed.traceback))
 
 
-async def _next_report(child: TrainerChild) -> Report:
+async def _next_report(child: TrainerConnection) -> Report:
     """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
     with trio.move_on_after(PING_PERIOD_S):
         return await child.receive()

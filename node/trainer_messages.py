@@ -5,25 +5,24 @@ ready. A frame is a 4-byte big-endian length and that many bytes of msgpack: one
 run code of one installation, yet every frame is bounded and converted strictly, so a confused trainer
 shows up as a clear error and not as a wrong number.
 
-**Progress is counted once.** The trainer keeps three host vectors, each ``(numel,) float32``:
-
-* *base* `b`: the certified anchor it stands on, copied at the last `Apply`;
-* *local* `l`: the live replica, `b` plus all progress no certificate has counted as far as it knows;
-* *mark* `c`: `l` as it was when the newest contribution was written.
-
-A `Contribution` number `n` is `b − l`: everything since `b`, so a later one *replaces* an earlier one of the
-same base and must never be added to it. Once the daemon has encoded contribution `n` for a round it has
-*taken* it: that work is the daemon's from then on (counted by a certificate, or kept by the daemon as a
-residual). Until the round ends it may ask for more local steps only with ``contribute=False``, which leaves
+**Progress is counted once.** By the trainer's accounts (`accounts`), a `Contribution` number `n` is what its replica
+has learnt since the base, the certified anchor of the last `Apply`, on the fragment that the round reduces; so a later
+one *replaces* an earlier one of the same base and must never be added to it. Once the daemon has encoded contribution
+`n` for a round it has *taken* it: that work is the daemon's from then on (counted by a certificate, or kept by the
+daemon as a residual). Until the round ends it may ask for more local steps only with ``contribute=False``, which leaves
 contribution and mark alone. `Apply` then names the newest number taken, ever:
 
-* ``taken == n`` of the mark: the replica becomes ``anchor + (l − c)``; steps after the mark are kept.
-* ``taken`` is older than this base: nothing of the replica was taken, ``anchor + (l − b)`` keeps it all.
+* ``taken == n`` of the newest contribution: its fragment moves to the anchor by the rule of the strategy.
+* ``taken`` is older than this base: nothing of the replica was taken, and all of it is kept.
 * anything else would lose or double work, and is refused as a bug of the daemon.
 
 ``fresh=True`` drops local progress: the replica becomes the anchor exactly. That is also what a restarted
 trainer begins with; numbers go on rising across restarts, so an `Apply` that names a contribution of the
 dead process is understood as older than this base.
+
+**Training goes on beside the round**, by the steps of overlap and no further: an `Apply` that comes before they are
+made is carried out after exactly these, one that comes later finds the trainer waiting. Whatever is ordered after
+an `Apply` waits with it, but for `Ping`, `Pause`, `Resume` and `Stop`; a pause and a `Hurry` end the overlap.
 
 **A restart loses nothing where a snapshot was written.** `Snapshot` has the trainer copy all that it knows
 beside the anchor, and write it to a file while it goes on; it is ordered right after a contribution was taken,
@@ -40,6 +39,7 @@ import blake3
 import msgspec
 
 from shoal.protocol.errors import LocalError
+from shoal.protocol.manifest import Manifest
 
 FRAME_LIMIT_BYTES = 4 << 20
 TRACEBACK_LIMIT_CHARS = 16_000
@@ -63,6 +63,26 @@ class InnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 1.0
     warmup_tokens: int = 0
+
+
+class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How contributions are cut and anchors applied: the rules at the top of `accounts`. mixing: None for diloco."""
+
+    chunk_values: int = 262_144
+    fragments: int = 1
+    overlap_steps: int = 0
+    mixing: float | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> SyncSettings:
+        """Those of a swarm."""
+        sync = manifest.sync
+        return cls(
+            chunk_values=manifest.round.chunk_values,
+            fragments=sync.fragments,
+            overlap_steps=sync.overlap_steps,
+            mixing=sync.applied_mixing,
+        )
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +127,7 @@ class Start(Message, frozen=True, kw_only=True):
     data: str | None
     seed: int
     inner: InnerSettings
+    sync: SyncSettings = SyncSettings()
     device: str
     threads: int
     contributions: int
@@ -123,11 +144,12 @@ class WriteInitial(Message, frozen=True, kw_only=True):
 
 
 class Train(Message, frozen=True, kw_only=True):
-    """Make `steps` inner steps on the replica as it is; replaces a running `Train`, whose steps stay.
+    """Train on the replica as it is; replaces a running `Train`, whose steps stay.
 
-    An assignment equal to the last one goes on in the same stream of batches. `certified_tokens` is what
-    the swarm has certified so far (for schedules). With `contribute` the stretch ends in a `Contribution`,
-    without it in a `Trained`. `order` numbers the daemon's orders, so that it can tell which one was carried out.
+    With `contribute` a `Contribution` is written when `steps` have been made since the one before, one more at least;
+    without it, `Trained` comes after `steps` more. An assignment equal to the last one goes on in the same stream of
+    batches. `certified_tokens` is what the swarm has certified so far (for schedules). `order` numbers the daemon's
+    orders, so that it can tell which one was carried out.
     """
 
     round: int
@@ -146,6 +168,10 @@ class Apply(Message, frozen=True, kw_only=True):
     fresh: bool = False
 
 
+class Hurry(Message, frozen=True, kw_only=True):
+    """Do not make the steps of overlap that an `Apply` still waits for: the next anchor is here."""
+
+
 class Snapshot(Message, frozen=True, kw_only=True):
     """Copy the inner state at this step boundary, and write it to the file `path` beside what follows.
 
@@ -159,12 +185,14 @@ class Snapshot(Message, frozen=True, kw_only=True):
 class Restore(Message, frozen=True, kw_only=True):
     """Take over the snapshot at `path`, before the first `Apply`; without `exact` its moments only.
 
+    spent: a contribution to the round after was made, and may be counted; what it held is not kept.
     Answered by `Restored`. A file that is not what was written is refused, and training begins without.
     """
 
     path: str
     round: int
     exact: bool
+    spent: bool = False
 
 
 class Pause(Message, frozen=True, kw_only=True):
@@ -189,7 +217,9 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit cleanly at the next step boundary."""
 
 
-Command = Start | Attach | WriteInitial | Train | Apply | Snapshot | Restore | Pause | Resume | Evaluate | Ping | Stop
+Command = (
+    Start | Attach | WriteInitial | Train | Apply | Hurry | Snapshot | Restore | Pause | Resume | Evaluate | Ping | Stop
+)
 
 
 # Trainer to daemon.
@@ -222,10 +252,11 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Contribution(Message, frozen=True, kw_only=True):
-    """The contribution vector holds base − local.
+    """The contribution vector begins with base − local of the round's fragment.
 
-    `tokens` are those of all work in it, the stretch's and what was kept from before; `steps`, mean `loss`,
-    `seconds` and `tokens_per_s` are the stretch's alone.
+    `tokens` are those of all work in it; `steps`, mean `loss`, `seconds` and `tokens_per_s` are of the inner steps
+    since the contribution before. Since then `wall_s` have passed, of which it stood still for `blocked_s`, waiting for
+    the anchor: neither evaluating nor paused.
     """
 
     number: int
@@ -236,6 +267,8 @@ class Contribution(Message, frozen=True, kw_only=True):
     seconds: float
     tokens_per_s: float
     order: int = 0
+    wall_s: float = 0.0
+    blocked_s: float = 0.0
 
 
 class Trained(Message, frozen=True, kw_only=True):
@@ -342,6 +375,11 @@ _REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 def pack(message: Command | Report) -> bytes:
     """Frame one message. Raises `LocalError` if it is over `FRAME_LIMIT_BYTES`."""
+    return frame_of(message)
+
+
+def frame_of(message: Message) -> bytes:
+    """Frame any message of these pipes. Raises `LocalError` if it is over `FRAME_LIMIT_BYTES`."""
     payload = msgspec.msgpack.encode(message)
     if len(payload) > FRAME_LIMIT_BYTES:
         raise LocalError(f"{type(message).__name__} of {len(payload)} bytes, over {FRAME_LIMIT_BYTES}")

@@ -18,7 +18,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -38,6 +40,7 @@ from shoal.node.trainer_messages import (
     Evaluated,
     Failed,
     Framing,
+    Hurry,
     Initial,
     Pause,
     Ping,
@@ -116,21 +119,44 @@ class TrainerProcess:
         self._tensors: shared_tensors.SharedTensors | None = None
         self._snapshotter = Snapshotter()
         self._paused = False
+        self._held: deque[Command] = deque()  # an `Apply` that waits for the steps of overlap, and what came after it
+        self._hurried = False
 
     def run(self) -> None:
         """Train while there is a stretch, listen between steps, wait when there is nothing to do."""
         while True:
-            replica = self._replica
-            busy = replica is not None and replica.training and not self._paused
-            command = self._control.receive(wait=not busy)
+            command = self._next_command()
             if isinstance(command, Stop):
                 return
             if command is not None:
                 self._follow(command)
-            elif replica is not None and self._tensors is not None:
-                report = replica.step(self._tensors.contribution)
+            elif self._replica is not None and self._tensors is not None:
+                report = self._replica.step(self._tensors.contribution)
                 if report is not None:
                     self._control.send(report)
+
+    def _next_command(self) -> Command | None:
+        """The next order, or None where it is time for a step.
+
+        An anchor that is here before the steps of overlap are made waits for them, and what was ordered after it too,
+        so that what is learnt does not depend on how fast the round was.
+        """
+        replica = self._replica
+        running = replica is not None and not self._paused
+        overlapping = replica is not None and running and replica.overlapping
+        while True:
+            if self._held and (self._hurried or not overlapping):
+                return self._held.popleft()
+            self._hurried = False
+            began = time.monotonic()
+            command = self._control.receive(wait=not (replica is not None and running and replica.training))
+            if replica is not None and running and replica.waiting:
+                replica.blocked(time.monotonic() - began)
+            anchor = isinstance(command, Apply) and not command.fresh and overlapping
+            at_once = isinstance(command, Hurry | Pause | Resume | Ping | Stop)
+            if command is None or at_once or not (self._held or anchor):
+                return command
+            self._held.append(command)
 
     def _follow(self, command: Command) -> None:
         if isinstance(command, Start):
@@ -164,6 +190,7 @@ class TrainerProcess:
             seed=start.seed,
             inner=start.inner,
             device=device,
+            sync=start.sync,
             contributions=start.contributions,
         )
         self._control.send(
@@ -175,7 +202,7 @@ class TrainerProcess:
             case Train():
                 replica.begin(command)
             case Apply():
-                replica.apply(tensors.anchor, taken=command.taken, fresh=command.fresh)
+                replica.apply(tensors.anchor, round=command.round, taken=command.taken, fresh=command.fresh)
                 self._control.send(Applied(round=command.round))
             case Evaluate():
                 self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
@@ -186,6 +213,8 @@ class TrainerProcess:
             case WriteInitial():
                 replica.write_initial(tensors.contribution)
                 self._control.send(Initial())
+            case Hurry():
+                self._hurried = True
             case Pause():
                 self._paused = True
             case Resume():
@@ -225,7 +254,7 @@ def _restore(order: Restore, replica: Replica) -> Restored:
         saved = SavedInner(Path(order.path))
         if saved.counters.round != order.round:
             raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
-        replica.restore(saved, exact=order.exact)
+        replica.restore(saved, exact=order.exact, spent=order.spent)
     except (StorageError, FileNotFoundError) as error:
         refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
     return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])

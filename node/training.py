@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import trio
@@ -17,6 +19,7 @@ from shoal.node.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,
+    Hurry,
     Initial,
     Pause,
     Progress,
@@ -50,12 +53,17 @@ class TrainingDesk:
         self._evaluated.set()
         self._orders = 0
         self._initial_wanted = False
-        self._steps_before = 0
-        self._steps_made = 0  # of the stretch that is to end in the next contribution
+        self._wall_s = 0.0
+        self._blocked_s = 0.0
         self.paused = False
         self.loss: float | None = None
         self.metric: float | None = None
         self.tokens_per_s = 0.0
+
+    @property
+    def blocked_fraction(self) -> float | None:
+        """The share of its time in which the trainer stood still and waited for a round; None before it was timed."""
+        return self._blocked_s / self._wall_s if self._wall_s else None
 
     @property
     def layout_hash(self) -> bytes:
@@ -73,12 +81,9 @@ class TrainingDesk:
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
-            if isinstance(event, Progress):
-                self._steps_made = max(self._steps_made, self._steps_before + event.step)
-            else:
-                self._steps_made = self._steps_before = 0
+            if isinstance(event, Contribution):
+                self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
-            self._steps_made = self._steps_before = 0
             self._applied.set()
             self._evaluated.set()
 
@@ -115,12 +120,12 @@ class TrainingDesk:
 
         Cancellation: the anchor is written whole or not at all.
         """
+        if not self._applied.is_set():
+            await self._trainer.send(Hurry())
         with trio.move_on_after(APPLY_DEADLINE_S):
             await self._applied.wait()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
-        if fresh:
-            self._steps_before = self._steps_made = 0
         self._applied = trio.Event()
         self._evaluated = trio.Event()
         await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
@@ -130,33 +135,43 @@ class TrainingDesk:
         """Have it make this round's inner steps on this node's own share of the data.
 
         A node too slow for the last round goes on where it was, so that it contributes at all: what it lacks of its
-        inner steps is all it makes now.
+        inner steps since its last contribution is all it makes now.
         """
-        self._steps_before = self._steps_made
         self._orders += 1
         order = Train(
             order=self._orders,
             round=previous.next_round,
-            steps=max(1, self._inner_steps - self._steps_made),
+            steps=self._inner_steps,
             assignment=self._assignment(previous, me),
             certified_tokens=tokens,
             contribute=contribute,
         )
         await self._trainer.send(order)
 
+    async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:
+        """Have it make the inner steps of a round without an electorate: shares of the data are as in `numbered`."""
+        self._orders += 1
+        order = Train(
+            order=self._orders,
+            round=round,
+            steps=self._inner_steps,
+            assignment=Assignment(seed=self._seed, round=round, member=_number(me, numbered), members=len(numbered)),
+            certified_tokens=tokens,
+        )
+        await self._trainer.send(order)
+
     def _assignment(self, previous: Value, me: PeerId) -> Assignment:
         members = previous.members
-        number = members.index(me) if me in members else len(members) + _draw(me)
         seed = _seed_of(self._seed, previous.next_term)
-        return Assignment(seed=seed, round=previous.next_round, member=number, members=len(members))
+        return Assignment(seed=seed, round=previous.next_round, member=_number(me, members), members=len(members))
 
     def is_current(self, event: Contribution) -> bool:
         """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
         return event.order == self._orders
 
-    def pseudo_gradient(self) -> F32:
-        """A copy of what the trainer contributed last: (numel,) float32."""
-        return self._trainer.contribution.copy()
+    def pseudo_gradient(self, numel: int) -> F32:
+        """A copy of what the trainer contributed last, of a fragment of so many values: (numel,) float32."""
+        return self._trainer.contribution[:numel].copy()
 
     async def pause(self) -> None:
         """Stop after the current step."""
@@ -172,6 +187,10 @@ class TrainingDesk:
         """Return when the evaluation under way is done, or the deadline passes."""
         with trio.move_on_after(deadline_s):
             await self._evaluated.wait()
+
+
+def _number(me: PeerId, members: Sequence[PeerId]) -> int:
+    return members.index(me) if me in members else len(members) + _draw(me)
 
 
 def _draw(peer: PeerId) -> int:

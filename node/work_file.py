@@ -1,7 +1,8 @@
 """A node's own contribution to a round, on disk: what a restart needs to make it again the same, and to count it once.
 
-    values      (numel,) float32: the pseudo-gradient and the residual of earlier rounds, as they were encoded
-    metadata    term and round, the hash of the certificate's value that the round follows, weight, root, residual's age
+    values        (numel,) float32: the pseudo-gradient and the residual of earlier rounds, as they were encoded
+    residual.<p>  the residual of fragment p, of each that the round is not of and that has one
+    metadata      term and round, the hash of the certificate's value that the round follows, weight, root, ages
 
 With the finals of the round the residual follows from it (contributions.py), so nothing has to be written after the
 round is certified. The encoding is a function of values, codec and that hash: made again it has the same root.
@@ -9,7 +10,8 @@ round is certified. The encoding is a function of values, codec and that hash: m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +26,14 @@ METADATA = "work"
 FORMAT = "shoal work 1"
 
 
+class Carried(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of the residual of a fragment that the round is not of."""
+
+    fragment: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: Count
+    rounds_excluded: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+
+
 class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers of a contribution. base: the value that its round follows; root: what was announced."""
 
@@ -34,20 +44,23 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     root: Hash
     tokens: Count
     rounds_excluded: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+    carried: tuple[Carried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedWork:
-    """A contribution as it is, or was, on disk."""
+    """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried."""
 
     account: WorkAccount
     values: F32
+    residuals: Mapping[int, F32] = field(default_factory=dict)
 
 
 def write_work(path: Path, work: SavedWork) -> None:
     """Write it durably; a crash leaves it whole or not there. Raises StorageError."""
     metadata = {METADATA: msgspec.json.encode(work.account).decode()}
-    write_tensors(path, [TensorBytes.of("values", work.values)], metadata)
+    residuals = [TensorBytes.of(f"residual.{fragment}", values) for fragment, values in work.residuals.items()]
+    write_tensors(path, [TensorBytes.of("values", work.values), *residuals], metadata)
 
 
 def read_account(file: TensorFile) -> WorkAccount:
@@ -66,7 +79,12 @@ def read_work(path: Path) -> SavedWork:
     file = TensorFile(path)
     file.check_whole()
     account = read_account(file)
-    values = file.array("values")
+    residuals = {one.fragment: _vector(file, f"residual.{one.fragment}") for one in account.carried}
+    return SavedWork(account, _vector(file, "values"), residuals)
+
+
+def _vector(file: TensorFile, name: str) -> F32:
+    values = file.array(name)
     if values.dtype != np.float32 or values.ndim != 1:
-        raise DamagedFile(f"{path} holds no contribution; remove it")
-    return SavedWork(account, values.astype(np.float32))
+        raise DamagedFile(f"{file.path} holds no contribution; remove it")
+    return values.astype(np.float32)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.contributions import Contributions, Made
 from shoal.protocol.errors import LocalError
@@ -29,7 +30,7 @@ def real(seed: int) -> F32:
 
 
 def contributions_in(codec: str, staleness_rounds: int = 3, *, sender: str = "me") -> Contributions:
-    return Contributions(GRID, codec, staleness_rounds, sender=PeerId(sender))
+    return Contributions(Fragments(GRID), codec, staleness_rounds, sender=PeerId(sender))
 
 
 def make(contributions: Contributions, round: int, number: int, tokens: int, gradient: F32) -> Made:
@@ -188,11 +189,11 @@ def test_settling_another_round_counts_nothing() -> None:
     assert make(contributions, 5, 8, 50, whole(2)).tokens == 50
 
 
-def test_forgotten_residual_is_in_no_later_contribution() -> None:
+def test_dropped_residual_is_in_no_later_contribution() -> None:
     contributions = contributions_in("int8")
     make(contributions, 1, 1, 100, real(1))
     contributions.settle(1, NONE)
-    contributions.forget()
+    contributions.drop()
     made = make(contributions, 2, 2, 10, real(2))
     assert made.values.tobytes() == real(2).tobytes()
     assert made.tokens == 10

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
 from shoal.node.inner_loop import Replica
 from shoal.node.inner_state import SavedInner, Snapshotter
 from shoal.node.regression import Batch, RegressionWorkload
 from shoal.node.shared_tensors import Vector
 from shoal.node.tensor_files import DamagedFile
-from shoal.node.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
+from shoal.node.trainer_messages import Assignment, Contribution, InnerSettings, SyncSettings, Train, Trained
 from shoal.protocol.errors import LocalError
 
 
@@ -57,8 +59,9 @@ class Seeking(Noisy):
         return batches
 
 
-def new_replica(workload: RegressionWorkload | None = None) -> Replica:
-    return Replica(workload or Noisy(), seed=3, inner=InnerSettings(warmup_tokens=500), device=torch.device("cpu"))
+def new_replica(workload: RegressionWorkload | None = None, sync: SyncSettings | None = None) -> Replica:
+    inner = InnerSettings(warmup_tokens=500)
+    return Replica(workload or Noisy(), seed=3, inner=inner, device=torch.device("cpu"), sync=sync)
 
 
 def order(round_: int, *, steps: int = 3, contribute: bool = True) -> Train:
@@ -77,27 +80,30 @@ def train(replica: Replica, stretch: Train, numel: int) -> tuple[Vector, Contrib
 class Life:
     """A replica's rounds: each takes the contribution as the update of the anchor."""
 
-    def __init__(self, replica: Replica, anchor: Vector) -> None:
-        self.replica, self.anchor = replica, anchor
+    def __init__(self, replica: Replica, anchor: Vector, sync: SyncSettings | None = None) -> None:
+        self.replica, self.anchor, self.sync = replica, anchor, sync or SyncSettings()
 
     @staticmethod
-    def new() -> Life:
+    def new(sync: SyncSettings | None = None) -> Life:
         random.seed(7)
         np.random.seed(7)
-        replica = new_replica()
+        replica = new_replica(sync=sync)
         anchor = np.zeros(replica.layout.numel, np.float32)
         replica.write_initial(anchor)
         replica.apply(anchor)
-        return Life(replica, anchor)
+        return Life(replica, anchor, sync)
 
     def round(self, number: int) -> Vector:
         out, report = train(self.replica, order(number), self.anchor.size)
         assert isinstance(report, Contribution)
         return self.certify(out, report)
 
-    def certify(self, out: Vector, report: Contribution | None) -> Vector:
-        self.anchor = self.anchor - out
-        self.replica.apply(self.anchor, taken=0 if report is None else report.number)
+    def certify(self, out: Vector, report: Contribution) -> Vector:
+        fragments = Fragments(Grid(self.anchor.size, self.sync.chunk_values), self.sync.fragments)
+        update, fragment = np.zeros_like(out), fragments.of_round(report.round)
+        fragment.scatter(out, update)
+        self.anchor = self.anchor - update
+        self.replica.apply(self.anchor, round=report.round, taken=report.number)
         return out
 
     def save(self, path: Path, round_: int) -> SavedInner:
@@ -138,6 +144,31 @@ def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path) -> None:
         assert torch.equal(value, replica.model.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("certified", [False, True])
+def test_streaming_after_a_restart_is_that_without_one(tmp_path: Path, certified: bool) -> None:
+    """In three fragments: what two of them hold is in no contribution yet, and is saved to the bit."""
+    sync = SyncSettings(chunk_values=16, fragments=3, mixing=0.5)
+    life = Life.new(sync)
+    for number in (1, 2, 3):
+        life.round(number)
+    out, report = train(life.replica, order(4), life.anchor.size)
+    assert isinstance(report, Contribution)
+    before, saved = life.anchor.copy(), life.save(tmp_path / "4.trainer", 4)
+    life.certify(out, report)
+    anchor = life.anchor.copy()
+    expected = [life.round(number) for number in (5, 6, 7)]
+
+    scramble()
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    if not certified:
+        replica.apply(before, round=3)
+    replica.apply(anchor, round=4)
+    again = Life(replica, anchor, sync)
+    for number, vector in zip((5, 6, 7), expected, strict=True):
+        np.testing.assert_array_equal(again.round(number), vector)
+
+
 @pytest.mark.parametrize("seeks", [False, True])
 def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) -> None:
     life = Life.new()
@@ -145,9 +176,9 @@ def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) ->
     train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
     saved = life.save(tmp_path / "1.trainer", 1)
     assert saved.counters.drawn == 2
-    assert saved.counters.kept_tokens == 64
+    assert (saved.counters.kept_tokens, saved.counters.steps) == ((64,), 2)
     anchor = life.anchor.copy()
-    expected, report = train(life.replica, order(2, steps=3), anchor.size)
+    expected, report = train(life.replica, order(2, steps=5), anchor.size)
     assert isinstance(report, Contribution)
     assert report.tokens == 160
 
@@ -158,7 +189,7 @@ def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) ->
     replica = new_replica(workload)
     replica.restore(saved, exact=True)
     replica.apply(anchor, fresh=True)
-    found, again = train(replica, order(2, steps=3), anchor.size)
+    found, again = train(replica, order(2, steps=5), anchor.size)
     assert isinstance(again, Contribution)
     assert again.tokens == 160
     # The replica is the anchor plus what was kept: rounded once more than where it never stopped.

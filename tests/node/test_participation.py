@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import trio
 
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
 from shoal.node.participation import Participation
 from shoal.node.training import TrainingDesk
+from shoal.protocol.manifest import SyncSection
 from shoal.protocol.messages import Term, Value
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
@@ -20,12 +22,13 @@ from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
 class Part:
     """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, *, error_feedback: float = 1.0) -> None:
         self.ledger = Ledger(codec="fp32")
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
         me = self.ledger.founders[0]
-        sections = {"sync": SimpleNamespace(codec="fp32"), "round": SimpleNamespace(staleness_rounds=3)}
+        sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
+        sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
         manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
         self.custody = SimpleNamespace(chain=self.ledger.chain, state=self.ledger.state, finals=self._finals)
         parts = SimpleNamespace(
@@ -34,7 +37,7 @@ class Part:
             custody=self.custody,
             desk=SimpleNamespace(stand_on=self._stand_on, paused=False),
         )
-        self.part = Participation(parts, GRID)  # type: ignore[arg-type]
+        self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))
@@ -59,7 +62,8 @@ class Part:
     @property
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
-        return bool(np.any(self.part._contributions._residual))
+        residual = self.part._contributions._left[0].residual
+        return residual is not None and bool(np.any(residual))
 
 
 def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> None:
@@ -71,7 +75,17 @@ def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> Non
     here.settle()
     assert here.part.made is None
     assert here.residual
-    assert here.part._contributions._carried_tokens == 100
+    assert here.part._contributions._left[0].tokens == 100
+
+
+def test_work_that_was_not_counted_comes_again_as_far_as_the_manifest_says() -> None:
+    here = Part(3, error_feedback=0.5)
+    here.make()
+    here.ledger.certify()
+    here.settle()
+    here.make()
+    assert here.part.made is not None
+    assert np.array_equal(here.part.made.values, vector(5) + np.float32(0.5) * vector(5))
 
 
 @pytest.mark.parametrize("later", [0, 1])
@@ -86,7 +100,7 @@ def test_work_on_a_state_that_was_abandoned_is_dropped(later: int) -> None:
     here.stand()
     assert here.part.made is None
     assert not here.residual
-    assert here.part._contributions._carried_tokens == 0
+    assert here.part._contributions._left[0].tokens == 0
     assert here.stood == [(5, False), (3 + later, True)]
 
 
@@ -114,7 +128,7 @@ def test_work_is_kept_whole_where_a_rebase_ended_its_round_undecided() -> None:
     here.stand()
     assert here.part.made is None
     assert here.residual
-    assert here.part._contributions._carried_tokens == 100
+    assert here.part._contributions._left[0].tokens == 100
     assert here.stood == [(4, False), (4, False)]
 
 
@@ -158,4 +172,4 @@ def test_work_is_kept_for_as_many_rounds_as_the_limit_says_though_nothing_else_w
     here.settle()
     assert here.part.made is None
     assert here.residual is kept
-    assert here.part._contributions._carried_tokens == (100 if kept else 0)
+    assert here.part._contributions._left[0].tokens == (100 if kept else 0)

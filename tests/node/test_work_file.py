@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.contributions import Contributions, Made
 from shoal.node.tensor_files import DamagedFile, TensorBytes, write_tensors
@@ -19,7 +20,7 @@ SOME = (True, False, True)
 
 
 def contributions_in(codec: str, *, grid: Grid = GRID, sender: str = "me") -> Contributions:
-    return Contributions(grid, codec, 3, sender=PeerId(sender))
+    return Contributions(Fragments(grid), codec, 3, sender=PeerId(sender))
 
 
 def make(contributions: Contributions, round: int) -> Made:

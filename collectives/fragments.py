@@ -1,0 +1,103 @@
+"""Fragments of the parameters: what one round reduces, where not all of them travel every time.
+
+    fragment p of n  =  the chunks c of the grid with c mod n == p        (strided, so that all are of nearly one size)
+    round e          reduces fragment e mod n
+
+A round of a fragment is an ordinary round on a shorter vector, that of its chunks in ascending order: plan, finals and
+repair know nothing of the rest. One fragment is the whole vector.
+
+Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2 (the strided pattern; there of layers, here of chunks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.grid import Grid
+from shoal.protocol.errors import ConfigError
+
+CHUNK_VALUES_STEP = 4096
+"""What a manifest's chunk_values is a multiple of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Fragment `number` of `count` of the vectors on the grid `whole`."""
+
+    whole: Grid
+    number: int
+    count: int
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of its chunks on the whole grid, ascending."""
+        return range(self.number, self.whole.chunks, self.count)
+
+    @property
+    def numel(self) -> int:
+        """How many values it has."""
+        short = self.whole.chunk_values - self.whole.length(self.whole.chunks - 1)
+        return len(self.chunks) * self.whole.chunk_values - short * (self.chunks[-1] == self.whole.chunks - 1)
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of its own values: its chunks in order, of which only the last may be short."""
+        return Grid(self.numel, self.whole.chunk_values)
+
+    def spans(self) -> Iterator[tuple[slice, slice]]:
+        """Per chunk, where it lies in the whole vector, and where among the fragment's values."""
+        at = 0
+        for chunk in self.chunks:
+            start, stop = self.whole.span(chunk)
+            yield slice(start, stop), slice(at, at + stop - start)
+            at += stop - start
+
+    def gather(self, vector: F32, out: F32) -> F32:
+        """Copy its values out of `vector`, ``(whole.numel,)``, into `out`, ``(numel,)``, and return that."""
+        for there, here in self.spans():
+            out[here] = vector[there]
+        return out
+
+    def scatter(self, values: F32, vector: F32) -> None:
+        """Copy `values`, ``(numel,)``, to their places in `vector`, ``(whole.numel,)``."""
+        for there, here in self.spans():
+            vector[there] = values[here]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """The vectors on `grid` in `count` fragments.
+
+    Raises ConfigError if there are fewer chunks than fragments.
+    """
+
+    grid: Grid
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.grid.chunks:
+            raise ConfigError(
+                f"{self.grid.numel} parameters are {self.grid.chunks} chunks of {self.grid.chunk_values} values, too "
+                f"few for {self.count} fragments; {_advice(self.grid.numel, self.count)}"
+            )
+
+    def __iter__(self) -> Iterator[Fragment]:
+        return (self.fragment(number) for number in range(self.count))
+
+    def fragment(self, number: int) -> Fragment:
+        """Fragment `number` of them."""
+        return Fragment(self.grid, number, self.count)
+
+    def of_round(self, round: int) -> Fragment:
+        """What the round `round` reduces."""
+        return self.fragment(round % self.count)
+
+
+def _advice(numel: int, count: int) -> str:
+    """Which manifest would do."""
+    finest = (numel - 1) // max(1, count - 1) // CHUNK_VALUES_STEP * CHUNK_VALUES_STEP
+    if finest:
+        return f"found the swarm with chunk_values = {finest} or less"
+    return f"found the swarm with fragments = {max(1, -(-numel // CHUNK_VALUES_STEP))} or less"

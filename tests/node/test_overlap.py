@@ -1,0 +1,215 @@
+"""The trainer beside a round: how many steps it makes before an anchor, whenever that comes, and how long it stands.
+
+The real loop of the trainer, and the real replica; the orders come from a list that says at which step each is here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.node import shared_tensors
+from shoal.node.inner_loop import Replica
+from shoal.node.regression import RegressionWorkload
+from shoal.node.shared_tensors import Vector
+from shoal.node.trainer_messages import (
+    Applied,
+    Apply,
+    Assignment,
+    Attach,
+    Command,
+    Contribution,
+    Evaluate,
+    Evaluated,
+    Hurry,
+    InnerSettings,
+    Pause,
+    Ping,
+    Pong,
+    Report,
+    Resume,
+    Start,
+    Stop,
+    SyncSettings,
+    Train,
+    Trained,
+)
+from shoal.node.trainer_process import Control, TrainerProcess
+
+STEPS, TAU = 4, 3
+SYNC = SyncSettings(chunk_values=16, fragments=2, overlap_steps=TAU, mixing=0.5)
+
+
+def new_replica(sync: SyncSettings | None = None) -> Replica:
+    return Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"), sync=sync)
+
+
+NUMEL = new_replica().layout.numel
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Orders(Control):
+    """Orders, each with the step of the process at which it is here; asked to wait, the next comes, a second later."""
+
+    def __init__(self, orders: list[tuple[int, Command]], clock: list[float]) -> None:
+        self.orders, self.steps, self.clock = deque(orders), 0, clock
+        self.reports: list[tuple[int, Report]] = []
+
+    def send(self, report: Report) -> None:
+        self.reports.append((self.steps, report))
+
+    def receive(self, *, wait: bool) -> Command | None:
+        late = self.steps < self.orders[0][0]
+        if wait and late:
+            self.clock[0] += 1.0
+        return self.orders.popleft()[1] if wait or not late else None
+
+    def of(self, kind: type[Report]) -> list[int]:
+        """At which step each report of this kind was made."""
+        return [at for at, report in self.reports if isinstance(report, kind)]
+
+    def contributions(self) -> list[Contribution]:
+        return [report for _, report in self.reports if isinstance(report, Contribution)]
+
+
+def share(round: int) -> Assignment:
+    return Assignment(seed=3, round=round, member=0, members=1)
+
+
+def train(round: int, *, contribute: bool = True, steps: int = STEPS) -> Train:
+    return Train(round=round, steps=steps, assignment=share(round), contribute=contribute)
+
+
+def live(orders: list[tuple[int, Command]], monkeypatch: pytest.MonkeyPatch) -> tuple[Orders, Vector]:
+    """Carry out the orders, from S(0) and the order for round 1 on, to the last; what was contributed last."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    step = Replica.step
+
+    def count(replica: Replica, out: Vector) -> Report | None:
+        control.steps += 1
+        return step(replica, out)
+
+    monkeypatch.setattr(Replica, "step", count)
+    memory = shared_tensors.open_memory()
+    try:
+        tensors = shared_tensors.create(memory, NUMEL)
+        start = Start(
+            workload="regression",
+            options={},
+            data=None,
+            seed=3,
+            inner=InnerSettings(),
+            sync=SYNC,
+            device="cpu",
+            threads=1,
+            contributions=0,
+        )
+        first = [start, Attach(numel=NUMEL), Apply(round=0, fresh=True), train(1)]
+        control = Orders([*((0, order) for order in first), *orders, (orders[-1][0] + 20, Stop())], clock)
+        tensors.anchor[:] = anchor()
+        TrainerProcess(control, memory, import_s=0.0).run()
+        return control, tensors.contribution.copy()
+    finally:
+        os.close(memory)
+
+
+def anchor() -> Vector:
+    return np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32)
+
+
+def plainly(steps_before_the_anchor: int) -> Vector:
+    """The contribution to round 2 of a replica that is given the anchor after so many steps of overlap."""
+    replica = new_replica(SYNC)
+    out = np.zeros(NUMEL, np.float32)
+    replica.apply(anchor(), round=0, fresh=True)
+    replica.begin(train(1))
+    while not isinstance(replica.step(out), Contribution):
+        pass
+    for _ in range(steps_before_the_anchor):
+        replica.step(out)
+    replica.apply(anchor(), round=1, taken=1)
+    replica.begin(train(2))
+    while not isinstance(replica.step(out), Contribution):
+        pass
+    return out
+
+
+@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU, STEPS + TAU + 10])
+def test_anchor_is_applied_after_exactly_the_steps_of_overlap(here_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, early, just in time and late: the same history to the bit. What is ordered with it waits with it."""
+    after = [(here_at, order) for order in (Apply(round=1, taken=1), Evaluate(round=1), train(2))]
+    control, contributed = live(after, monkeypatch)
+    assert control.of(Applied) == [0, STEPS + TAU]
+    assert control.of(Evaluated) == [STEPS + TAU]
+    assert control.of(Contribution) == [STEPS, 2 * STEPS]
+    np.testing.assert_array_equal(contributed, plainly(TAU))
+    assert not np.array_equal(contributed, plainly(TAU - 1))
+    first, second = control.contributions()
+    assert (first.steps, second.steps) == (STEPS, STEPS)
+    assert (first.blocked_s, second.blocked_s) == (0, 1.0 if here_at > STEPS + TAU else 0)
+    assert second.wall_s == (3.0 if here_at > STEPS + TAU else 0)  # once the anchor is here, nothing is blocked
+
+
+def test_questions_are_answered_before_the_overlap_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[tuple[int, Command]] = [(STEPS, Apply(round=1, taken=1)), (STEPS + 1, Ping()), (STEPS + 1, train(2))]
+    control, contributed = live(orders, monkeypatch)
+    assert control.of(Pong) == [STEPS + 1]
+    assert control.of(Applied) == [0, STEPS + TAU]
+    np.testing.assert_array_equal(contributed, plainly(TAU))
+
+
+@pytest.mark.parametrize("ends", [[Hurry()], [Pause(), Resume()]])
+def test_overlap_is_cut_short_by_a_pause_and_by_the_next_round(
+    ends: list[Command], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[tuple[int, Command]] = [(STEPS, Apply(round=1, taken=1)), (STEPS + 1, train(2))]
+    control, contributed = live([*orders, *((STEPS + 1, order) for order in ends)], monkeypatch)
+    assert control.of(Applied) == [0, STEPS + 1]
+    np.testing.assert_array_equal(contributed, plainly(1))
+
+
+@pytest.mark.parametrize("paused_at", [STEPS, STEPS + TAU])
+def test_paused_trainer_is_not_blocked(paused_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pause nor what it has nothing to do in is waiting for the network."""
+    late = STEPS + TAU + 100
+    after = [(late, Apply(round=1, taken=1)), (late, Resume()), (late, train(2))]
+    control, _ = live([(paused_at, Pause()), *after], monkeypatch)
+    assert [made.blocked_s for made in control.contributions()] == [0, 0]
+
+
+def test_training_on_without_a_quorum_is_no_waiting_and_counts_towards_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = STEPS + TAU + 6
+    orders: list[tuple[int, Command]] = [
+        (STEPS + 1, train(1, contribute=False, steps=8)),
+        (end, Apply(round=1, taken=1)),
+        (end, train(2)),
+    ]
+    control, _ = live(orders, monkeypatch)
+    assert control.of(Trained) == [STEPS + 1 + 8]
+    assert control.of(Applied) == [0, STEPS + 1 + 8]
+    assert control.of(Contribution) == [STEPS, STEPS + 1 + 8 + 1]  # they were made: one more at least
+    assert control.contributions()[1].steps == 10
+
+
+def test_memory_of_the_shared_vectors_holds_the_fragment_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = STEPS + TAU + 1
+    control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
+    assert len(control.contributions()) == 2
+    fragment = sum(min(16, NUMEL - at) for at in range(0, NUMEL, 32))
+    assert contributed[:fragment].any()
