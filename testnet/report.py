@@ -16,7 +16,7 @@ from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import CaughtUp, Certified, Evaluated, RolledBack, RoundStarted
+from shoal.testnet.journal import CaughtUp, Certified, Contributed, Evaluated, RolledBack, RoundStarted
 from shoal.testnet.scenario import Scenario
 
 
@@ -29,7 +29,10 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. rounds: how many it certified. digests: by round. lives: (start, end) of its processes, in seconds."""
+    """One node. rounds: how many it certified. digests: by round. lives: (start, end) of its processes, in seconds.
+
+    blocked_fraction: the share of its time between contributions in which it stood still and waited for a round.
+    """
 
     index: int
     peer_id: str
@@ -38,6 +41,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[str, str]
     lives: tuple[tuple[float, float], ...] = ()
     spans: tuple[Span, ...] = ()
+    blocked_fraction: float | None = None
 
 
 class LossReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +90,18 @@ class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time."""
+    """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time.
+
+    Under the strategy gossip there is no common state: a round is certified where somebody made its step, there are no
+    digests, and `digests_equal` is None.
+    """
 
     scenario: Scenario
     wall_s: float
     rounds_certified: int
     forks: int
     wrong_values: int
-    digests_equal: bool
+    digests_equal: bool | None
     nodes: tuple[NodeReport, ...]
     loss: LossReport
     faults: tuple[FaultReport, ...]
@@ -109,10 +117,15 @@ def ok(report: Report) -> bool:
         report.rounds_certified == report.scenario.rounds
         and report.forks == 0
         and report.wrong_values == 0
-        and report.digests_equal
+        and report.digests_equal is not False
         and not report.unverified
         and all(fault.at_s is not None and fault.error is None for fault in report.faults)
     )
+
+
+def digests_word(report: Report, differ: str) -> str:
+    """`equal`, `differ` as it is given, or `none` where there is no common state."""
+    return {True: "equal", False: differ, None: "none"}[report.digests_equal]
 
 
 def to_json(report: Report) -> bytes:
@@ -129,7 +142,7 @@ def make_report(course: Course, check: Check) -> Report:
         rounds_certified=len({event.round for _, event in certified}),
         forks=count_forks(course.decided()),
         wrong_values=check.wrong_values,
-        digests_equal=_digests_equal(certified),
+        digests_equal=None if course.scenario.strategy == "gossip" else _digests_equal(certified),
         nodes=tuple(_node_report(node, course) for node in course.nodes),
         loss=_loss(course),
         faults=_fault_reports(course),
@@ -171,10 +184,17 @@ def _node_report(node: NodeFacts, course: Course) -> NodeReport:
         peer_id=node.peer_id,
         outcome=node.outcome,
         rounds=len({event.round for event in events}),
-        digests={str(event.round): event.digest for event in events},
+        digests={str(event.round): event.digest for event in events if event.digest},
         lives=tuple((_since(course, start), _since(course, end)) for start, end in node.lives),
         spans=_spans(node.index, course),
+        blocked_fraction=_blocked_fraction(node.index, course),
     )
+
+
+def _blocked_fraction(index: int, course: Course) -> float | None:
+    made = [entry.event for entry in course.entries if entry.node == index and isinstance(entry.event, Contributed)]
+    wall_s = sum(event.wall_s for event in made)
+    return round(sum(event.blocked_s for event in made) / wall_s, 4) if wall_s else None
 
 
 def _since(course: Course, at: float) -> float:
@@ -207,11 +227,20 @@ def _spans(index: int, course: Course) -> tuple[Span, ...]:
 
 
 def _loss(course: Course) -> LossReport:
-    """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice."""
+    """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice.
+
+    Under the strategy gossip each holds its own: a round's loss is the mean of theirs.
+    """
     found: dict[int, Evaluated] = {}
+    counts: dict[int, int] = defaultdict(int)
     for entry in course.entries:
         if isinstance(entry.event, Evaluated) and entry.event.round <= course.scenario.rounds:
-            found[entry.event.round] = entry.event
+            event, number = entry.event, entry.event.round
+            counts[number] += 1
+            if course.scenario.strategy == "gossip" and number in found:
+                mean = found[number].loss + (event.loss - found[number].loss) / counts[number]
+                event = msgspec.structs.replace(event, loss=mean)
+            found[number] = event
     last_round = max((event.round for _, event in course.certified()), default=0)
     by_round = tuple(found[number].loss if number in found else None for number in range(1, last_round + 1))
     return LossReport(
@@ -246,16 +275,24 @@ def _round_reports(certified: Sequence[tuple[int, Certified]], check: Check) -> 
 
 
 def _bytes(course: Course, check: Check) -> BytesReport:
-    numel = max((found.numel for found in check.rounds), default=0)
-    rounds = len({event.round for _, event in course.certified()})
+    numel: dict[int, int] = defaultdict(int)  # by certified round, of which each reduced one fragment
+    for found in check.rounds:
+        numel[found.round] = max(numel[found.round], found.numel)
     last = _last_of_each_life(course)
     nodes, steps = course.scenario.nodes, course.scenario.inner_steps
     return BytesReport(
         lanes_sent=sum(event.lanes_sent for event in last),
         control_sent=sum(event.control_sent for event in last),
-        # Each of n nodes sends 2 (n-1)/n of the gradients, so all together 2 (n-1) times.
-        fp32_allreduce_every_step=rounds * steps * 2 * (nodes - 1) * numel * 4,
+        fp32_allreduce_every_step=allreduce_bytes(nodes=nodes, steps=steps, numel=sum(numel.values())),
     )
+
+
+def allreduce_bytes(*, nodes: int, steps: int, numel: int) -> int:
+    """What all nodes send if they sum `numel` fp32 gradients in a ring, or a butterfly, after each of `steps` steps.
+
+    Each of n nodes sends 2 (n-1)/n of the gradients, so all together 2 (n-1) times.
+    """
+    return steps * 2 * (nodes - 1) * numel * 4
 
 
 def _last_of_each_life(course: Course) -> list[Certified]:

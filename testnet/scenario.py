@@ -105,16 +105,24 @@ def whom(node: int | None, groups: tuple[tuple[int, ...], ...]) -> str:
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole scenario. Beyond the documented keys: what is trained, in steps of which length."""
+    """A whole scenario. Beyond the documented keys: what is trained, in steps of which length.
+
+    tokens: the run is over when so many are certified, if that is before the last round. codec: None is the strategy's
+    own. sync, inner, round: further keys of those sections of the manifest, in place of the testnet's own.
+    """
 
     nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
     rounds: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] = 8
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
     strategy: str = "diloco"
-    codec: str = "int8"
+    codec: str | None = None
     workload: str = "text"
     options: dict[str, Option] = msgspec.field(default_factory=dict)
     inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
+    tokens: Annotated[int, Meta(ge=1)] | None = None
+    sync: dict[str, Option] = msgspec.field(default_factory=dict)
+    inner: dict[str, Option] = msgspec.field(default_factory=dict)
+    round: dict[str, Option] = msgspec.field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
     uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
 

@@ -20,28 +20,29 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import trio
 
+from shoal.collectives.gossip import GossipSettings
 from shoal.node.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import (
-    InnerSection,
     Manifest,
-    RoundSection,
     SwarmSection,
     WorkloadSection,
     render_manifest,
     validate_manifest,
 )
 from shoal.testnet.check import Witness, check_swarm
+from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
-from shoal.testnet.journal import CaughtUp, Failed, Journal
+from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Journal
 from shoal.testnet.namespaces import LOOPBACK, Network, network, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.page import render_page
@@ -92,10 +93,16 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
         "sync": {
             "inner_steps": scenario.inner_steps,
             "strategy": scenario.strategy,
-            "codec": scenario.codec,
+            **({} if scenario.codec is None else {"codec": scenario.codec}),
+            **scenario.sync,
         },
-        "inner": InnerSection(warmup_tokens=WARMUP_TOKENS),
-        "round": RoundSection(chunk_values=CHUNK_VALUES, grace_s=GRACE_S, reduce_deadline_s=REDUCE_DEADLINE_S),
+        "inner": {"warmup_tokens": WARMUP_TOKENS, **scenario.inner},
+        "round": {
+            "chunk_values": CHUNK_VALUES,
+            "grace_s": GRACE_S,
+            "reduce_deadline_s": REDUCE_DEADLINE_S,
+            **scenario.round,
+        },
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
 
@@ -294,9 +301,23 @@ class Testnet:
         await self.journal.until(lambda: not self._busy())
         with trio.move_on_after(FINISH_DEADLINE_S):
             await self.journal.until(lambda: all(self._has_followed(node) for node in self._nodes.values()))
+            if self.scenario.tokens is not None:
+                last = self._last_round()
+                await self.journal.until(lambda: any(event.round == last for event in self.journal.of(Evaluated)))
+
+    def _last_round(self) -> int:
+        """The scenario's last round, or the one that certified the last of its tokens."""
+        if self.scenario.tokens is not None:
+            tokens = {event.round: event.tokens for event in self.journal.of(Certified)}
+            rounds = sorted(tokens)
+            for number, total in zip(rounds, accumulate(tokens[number] for number in rounds), strict=True):
+                if total >= self.scenario.tokens:
+                    return min(number, self.scenario.rounds)
+        return self.scenario.rounds
 
     def _last_round_certified(self) -> bool:
-        return any(node.certified(self.scenario.rounds) for node in self._nodes.values())
+        last = self._last_round()
+        return any(node.certified(last) for node in self._nodes.values())
 
     def _nobody_left(self) -> bool:
         return not any(node.alive for node in self._nodes.values()) and not self._busy()
@@ -310,7 +331,7 @@ class Testnet:
 
     def _finished(self, node: NodeProcess) -> bool:
         caught_up = self.journal.of(CaughtUp, node.index)
-        last = self.scenario.rounds
+        last = self._last_round()
         return node.certified(last) or any(event.round >= last for event in caught_up)
 
     async def _ask_all_to_leave(self) -> None:
@@ -371,6 +392,10 @@ class Testnet:
             return "crashed"
         return "running" if self._finished(node) else "left"
 
+    def _gossip_settings(self) -> GossipSettings:
+        founders = [node.peer_id for node in self._nodes.values() if node.index < self.scenario.nodes]
+        return GossipSettings.of(testnet_manifest(self.scenario, founders).sync)
+
     def write_report(self) -> Report:
         """Check the values, write the report's files, and return it. Blocks. Raises StorageError."""
         course = Course(
@@ -386,7 +411,11 @@ class Testnet:
             Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(course, n.index))
             for n in self._nodes.values()
         ]
-        report = make_report(course, check_swarm(witnesses, course.certified_rounds()))
+        if self.scenario.strategy == "gossip":
+            check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
+        else:
+            check = check_swarm(witnesses, course.certified_rounds())
+        report = make_report(course, check)
         with disk_errors(self._out):
             (self._out / "report.json").write_bytes(to_json(report))
             (self._out / "report.html").write_text(render_page(report), encoding="utf-8")
