@@ -1,0 +1,153 @@
+"""What a training loop of the user's own does between two calls: which steps its optimizer made, and how fast it is."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shoal.protocol.errors import ConfigError
+
+
+def bare(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside the wrappers that give its parameters other names: torch.compile's and DataParallel's."""
+    wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, wrappers):
+            inner = model.module
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
+def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError if the optimizer moves none of the model, or the model is spread over processes."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"this loop is one of {distributed.get_world_size()} processes of torch.distributed; a node is one "
+            "process: run one per GPU, each with a data folder of its own"
+        )
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not trained:
+        raise ConfigError("no parameter of the model needs a gradient: there is nothing to train")
+    if not trained & moved:
+        raise ConfigError(
+            "the optimizer holds none of the model's parameters; make it from model.parameters() after the model is "
+            "wrapped, adapted and moved to its device"
+        )
+
+
+class OptimizerSteps:
+    """Counts the steps that an optimizer really made.
+
+    A GradScaler that finds an infinite gradient does not call the optimizer; a fused one it does call, and has skip the
+    update by itself. Neither is a step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = _innermost(optimizer)
+        self._hook: Any = None
+        self._made = 0
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.end()
+        self._hook = self._optimizer.register_step_post_hook(self._stepped)
+
+    def end(self) -> None:
+        """Leave the optimizer as it was."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook, self._made = None, 0
+
+    def made(self) -> int:
+        """How many steps since the last call."""
+        made, self._made = self._made, 0
+        return made
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        found = getattr(optimizer, "found_inf", None)  # a GradScaler puts it there for the time of a fused step
+        if found is None or not float(found):
+            self._made += 1
+
+
+def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that moves the parameters, inside wrappers such as Accelerate's."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+class Tally:
+    """What has been measured since the newest contribution was written; times in seconds.
+
+    Losses are summed where they are, so that a step on a GPU is not waited for.
+    """
+
+    def __init__(self) -> None:
+        self.began = self._resumed_at = time.monotonic()
+        self.steps = 0
+        self.tokens = 0
+        self.seconds = 0.0
+        self.blocked_s = 0.0
+        self._loss: torch.Tensor | float = 0.0
+        self._losses = 0
+        self._reported_s = 0.0
+        self._reported_tokens = 0
+
+    def resumed(self) -> None:
+        """The loop goes on."""
+        self._resumed_at = time.monotonic()
+
+    def trained(self) -> None:
+        """The loop has trained since `resumed`."""
+        now = time.monotonic()
+        self.seconds += now - self._resumed_at
+        self._resumed_at = now
+
+    def add(self, steps: int, tokens: int, loss: torch.Tensor | float | None) -> None:
+        """Steps were made."""
+        self.steps += steps
+        self.tokens += tokens
+        if loss is not None:
+            self._loss = self._loss + (loss.detach().float() if isinstance(loss, torch.Tensor) else float(loss))
+            self._losses += 1
+
+    def mean_loss(self) -> float:
+        """Over the steps that told one; not a number without any."""
+        return float(self._loss) / self._losses if self._losses else math.nan
+
+    def tokens_per_s(self) -> float:
+        """While it trained."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def since_report_s(self) -> float:
+        """Seconds of training since the last report of progress."""
+        return self.seconds - self._reported_s
+
+    def rate_since_report(self) -> float:
+        """Tokens per second since then; the next report counts from here."""
+        rate = (self.tokens - self._reported_tokens) / self.since_report_s
+        self._reported_s, self._reported_tokens = self.seconds, self.tokens
+        return rate
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model in eval mode and without gradients; then every module in the mode in which it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,452 @@
+"""Your own training loop as a node of a swarm: any model, any optimizer of torch, your data, your schedule.
+
+    from shoal.node.own_loop import join
+
+    with join(model, optimizer, "swarm.toml", data_dir="node") as swarm:
+        for batch in loader:
+            loss = model(batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            swarm.step(tokens=batch.numel(), loss=loss)
+
+`join` starts the node's daemon, or attaches to the one that runs on the data folder, and returns when the model stands
+on the swarm's state. From then on `swarm.step`, called after every optimizer step, is where the swarm may act: it
+counts the work, writes this node's contribution when enough steps are made, waits for the round, and moves the
+parameters to the new common ones, in place. What was learnt beside a round is kept. Nothing else of the loop is
+touched: not the optimizer's moments, the learning rate, random numbers, buffers, or parameters that need no gradient.
+These do not travel: of a model with LoRA adapters the adapters alone do.
+
+Steps that the optimizer did not make, such as those a GradScaler skips, are noticed and not counted. If the daemon
+ends, training goes on locally, with a warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import blake3
+import platformdirs
+import torch
+
+from shoal.node.accounts import Accounts
+from shoal.node.flat_parameters import FlatParameters
+from shoal.node.loop_client import AnchorHere, LoopClient, Order
+from shoal.node.loop_daemon import LoopDaemon, found_or_started
+from shoal.node.loop_snapshots import LoopSnapshots
+from shoal.node.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.trainer_messages import (
+    Contribution,
+    Evaluate,
+    Evaluated,
+    Hurry,
+    Initial,
+    Pause,
+    Progress,
+    Restore,
+    Resume,
+    Snapshot,
+    Stop,
+    Train,
+    Trained,
+    WriteInitial,
+)
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, ShoalError
+from shoal.protocol.identity import Identity
+
+JOIN_DEADLINE_S = 600.0
+WAIT_S = 1.0
+"""A wait for orders looks up so often: at the daemon, and at Ctrl-C."""
+LIVENESS_PERIOD_S = 30.0
+"""A daemon that orders nothing for so long is asked for a sign of life."""
+SILENCES_LIMIT = 3
+PROGRESS_PERIOD_S = 1.0
+
+logger = logging.getLogger("shoal.loop")
+
+
+class Swarm:
+    """This process's place in the swarm; a context manager. Use from the thread that trains."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        manifest: Path | str,
+        *,
+        data_dir: Path | str | None = None,
+        peers: Sequence[str] = (),
+        evaluate: Callable[[torch.nn.Module], float] | None = None,
+        options: Sequence[str] = (),
+        wait_s: float = JOIN_DEADLINE_S,
+    ) -> None:
+        """See `join`. Raises ConfigError if the model or the optimizer cannot be used."""
+        self._model = bare(model)
+        check_trainable(self._model, optimizer)
+        self._flat = FlatParameters(self._model, frozen=False)
+        self._steps = OptimizerSteps(optimizer)
+        self._manifest = Path(manifest)
+        self._data_dir = _data_folder(data_dir)
+        self._peers, self._options, self._wait_s = tuple(peers), tuple(options), wait_s
+        self._evaluate = evaluate
+        self._metric = "training loss" if evaluate is None else "held-out loss"
+        self._tally = Tally()
+        self._held: deque[Order] = deque()
+        self._order: Train | None = None
+        self._order_steps = 0
+        self._steps_wanted = 0  # until the order's contribution, or its end
+        self._overlapping = False  # beyond its contribution
+        self._paused = False
+        self._last_loss: float | None = None
+        self._device = next(self._model.parameters()).device
+        self._daemon: LoopDaemon | None = None
+        self._client: LoopClient | None = None
+        self._accounts: Accounts
+        self._snapshots: LoopSnapshots
+        self.peer_id = ""
+        """This node's name in the swarm, once joined."""
+        self.round = 0
+        """The round whose state the model stands on."""
+        self.over = False
+        """Whether the daemon has ended in order: its rounds are done, or it was told to leave."""
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Join; returns when there are steps to be made.
+
+        Raises ConfigError, one line that says what to do, and NetworkError if the swarm is not reached in time.
+        """
+        atexit.register(self.close)
+        try:
+            self._daemon = found_or_started(self._manifest, self._data_dir, peers=self._peers, options=self._options)
+            self._client = client = self._daemon.attach(
+                layout=self._flat.layout, metric=self._metric, device=str(self._device)
+            )
+            self.peer_id = client.peer_id
+            self._accounts = Accounts(self._flat, sync=client.sync, contributions=client.contributions)
+            self._snapshots = LoopSnapshots(self._accounts, self._flat.layout, self._device, client.send)
+            self._obey(ends_at=time.monotonic() + self._wait_s)
+            if self._client is None:
+                raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
+        except BaseException:
+            self.close()
+            raise
+        self._steps.begin()
+        self._tally = Tally()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the swarm in order with a daemon that `join` started; detach from one that ran before. Once is enough.
+
+        The model keeps the parameters that it has.
+        """
+        atexit.unregister(self.close)
+        self._steps.end()
+        client, self._client = self._client, None
+        daemon, self._daemon = self._daemon, None
+        try:
+            if daemon is not None:
+                daemon.ask_to_leave()
+        finally:
+            if client is not None:
+                client.close()
+            if daemon is not None:
+                daemon.end()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a daemon to train for; without one the loop trains locally."""
+        return self._client is not None
+
+    @property
+    def seed(self) -> int:
+        """`node_seed` of this node."""
+        return _seed_of(self.peer_id)
+
+    # -- what the loop calls ---------------------------------------------------------------------------------
+
+    def step(self, *, tokens: int, loss: torch.Tensor | float | None = None) -> bool:
+        """Say that an optimizer step was made, on so many tokens (or samples); returns whether the swarm is there.
+
+        Call it after every `optimizer.step()`: with gradients accumulated over several batches once, with the tokens
+        of all of them. A step that the optimizer did not make counts nothing. `loss` is the mean loss of the step, for
+        reports. May wait for the other nodes, and changes the parameters when a round is done.
+
+        Raises FloatingPointError if the parameters are no longer finite; such are never contributed.
+        """
+        if tokens < 0:
+            raise ValueError(f"{tokens} tokens")
+        made = self._steps.made()
+        if self._client is None:
+            return False
+        self._tally.trained()
+        if made:
+            self._count(made, int(tokens), loss)
+        self._obey()
+        self._tally.resumed()
+        return self._client is not None
+
+    @contextmanager
+    def at_anchor(self) -> Iterator[torch.nn.Module]:
+        """The model with the certified parameters of round `round` for as long as the context lasts, then as it was.
+
+        For an evaluation or a checkpoint of what the swarm has in common. Parameters changed inside are changed back.
+        """
+        base = self._accounts.base
+        assert base is not None
+        local = self._accounts.local()
+        self._flat.scatter(base)
+        try:
+            yield self._model
+        finally:
+            self._flat.scatter(local)
+
+    # -- counting --------------------------------------------------------------------------------------------
+
+    def _count(self, made: int, tokens: int, loss: torch.Tensor | float | None) -> None:
+        for number in range(made):
+            self._accounts.count(0 if number else tokens)
+        self._tally.add(made, tokens, loss)
+        self._order_steps += made
+        order = self._order
+        if order is None or self._client is None:
+            return
+        if self._overlapping:
+            self._order = order if self._accounts.overlap_left else None
+        elif self._order_steps >= self._steps_wanted:
+            self._finish(order, self._client)
+        elif self._tally.since_report_s >= PROGRESS_PERIOD_S:
+            rate = self._tally.rate_since_report()
+            self._client.send(
+                Progress(round=order.round, step=self._tally.steps, loss=self._tally.mean_loss(), tokens_per_s=rate)
+            )
+
+    def _finish(self, order: Train, client: LoopClient) -> None:
+        """The steps of an order are made: report them, with a contribution if it is to end in one."""
+        tally = self._tally
+        loss, seconds = tally.mean_loss(), tally.seconds
+        if not order.contribute:
+            self._order = None
+            client.send(
+                Trained(
+                    round=order.round,
+                    steps=self._order_steps,
+                    loss=loss,
+                    seconds=seconds,
+                    tokens_per_s=tally.tokens_per_s(),
+                )
+            )
+            return
+        try:
+            written = self._accounts.contribute(client.contribution, order.round)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; lower the learning rate: the swarm's state is as it was") from None
+        self._tally = Tally()
+        self._last_loss = loss
+        self._overlapping = self._accounts.overlap_left > 0
+        if not self._overlapping:
+            self._order = None
+        client.send(
+            Contribution(
+                number=written.number,
+                order=order.order,
+                round=order.round,
+                tokens=written.tokens,
+                steps=tally.steps,
+                loss=loss,
+                seconds=seconds,
+                tokens_per_s=tally.tokens_per_s(),
+                wall_s=self._tally.began - tally.began,
+                blocked_s=tally.blocked_s,
+            )
+        )
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def _obey(self, *, ends_at: float | None = None) -> None:
+        """Follow the daemon's orders, until there are steps to be made and none is left.
+
+        Raises NetworkError if that is not before `ends_at`, in seconds of the monotonic clock.
+        """
+        quiet_since, silences = time.monotonic(), 0
+        while self._client is not None:
+            client = self._client
+            idle = self._paused or self._order is None
+            began = time.monotonic()
+            order = self._next_order(client, WAIT_S if idle else 0.0)
+            now = time.monotonic()
+            if idle and not self._paused and self._accounts.waiting:
+                self._tally.blocked_s += now - began
+            if order is not None:
+                self._follow(order, client)
+                quiet_since, silences = time.monotonic(), 0
+            elif client.gone:
+                self._go_on_alone(client)
+            elif not idle:
+                return
+            elif ends_at is not None and now > ends_at:
+                raise NetworkError(
+                    f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? See "
+                    f"`shoal status --data-dir {self._data_dir}`"
+                )
+            elif now - quiet_since >= LIVENESS_PERIOD_S:
+                silences = 0 if self._hears() else silences + 1
+                quiet_since = time.monotonic()
+                if silences >= SILENCES_LIMIT:
+                    client.close()
+
+    def _next_order(self, client: LoopClient, wait_s: float) -> Order | None:
+        """The next order; those that come with an anchor wait with it until the steps of overlap are made."""
+        overlapping = self._order is not None and self._accounts.overlap_left > 0 and not self._paused
+        if self._held and not overlapping:
+            return self._held.popleft()
+        while (order := client.receive(wait_s)) is not None:
+            anchor = isinstance(order, AnchorHere) and not order.fresh
+            if not (overlapping and (self._held or anchor)) or isinstance(order, Pause | Resume):
+                return order
+            self._held.append(order)
+        return None
+
+    def _hears(self) -> bool:
+        """Whether the daemon answers; says what it waits for."""
+        assert self._daemon is not None
+        try:
+            status = self._daemon.status()
+        except NetworkError as error:
+            logger.warning("%s", error)
+            return False
+        if status is not None:
+            logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
+        return status is not None
+
+    def _go_on_alone(self, client: LoopClient) -> None:
+        """The daemon is gone: from here on this loop trains locally."""
+        assert self._daemon is not None
+        self.over = not self._daemon.failed() and client.ended_in_order
+        self._client, self._order = None, None
+        if self.over:
+            logger.info("the node has left the swarm; training goes on locally")
+        else:
+            why = self._daemon.last_words() or f"see {self._daemon.log_path}"
+            logger.warning("the node is gone (%s); training goes on locally, and nothing is shared any more", why)
+
+    def _follow(self, order: Order, client: LoopClient) -> None:
+        match order:
+            case AnchorHere():
+                self._stand_on_anchor(client)
+            case Train():
+                self._begin(order)
+            case Evaluate():
+                self._report_evaluation(order, client)
+            case WriteInitial():
+                self._accounts.write_initial(client.contribution)
+                client.send(Initial())
+            case Snapshot():
+                self._snapshots.write(order)
+            case Restore():
+                client.send(self._snapshots.restore(order))
+            case Pause():
+                self._paused = True
+            case Resume():
+                self._paused = False
+            case Hurry():
+                pass  # the daemon waits for no anchor: each is copied when it comes
+            case Stop():
+                client.close()
+            case _:
+                raise LocalError(f"the daemon sent {type(order).__name__} out of turn")
+
+    def _stand_on_anchor(self, client: LoopClient) -> None:
+        self._order = None
+        with client.take_anchor() as anchor:
+            if anchor is not None:
+                self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
+                self.round = anchor.round
+
+    def _begin(self, order: Train) -> None:
+        self._order, self._order_steps, self._overlapping = order, 0, False
+        self._steps_wanted = max(1, order.steps - self._accounts.steps) if order.contribute else order.steps
+
+    def _report_evaluation(self, order: Evaluate, client: LoopClient) -> None:
+        """The user's evaluation of the anchor, or the loss that this node trained at last."""
+        if order.round != self.round:
+            return  # of an anchor that another has replaced
+        value = self._last_loss
+        if self._evaluate is not None:
+            with self.at_anchor() as model, evaluating(model):
+                value = float(self._evaluate(model))
+        if value is not None:
+            client.send(Evaluated(round=order.round, value=value))
+
+
+def node_seed(data_dir: Path | str | None = None) -> int:
+    """A 31-bit number of the node of this data folder: shuffle data with it, or all nodes learn from the same batches.
+
+    Makes the node's key if there is none.
+    """
+    folder = _data_folder(data_dir)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _seed_of(Identity.load_or_create(folder / "node.key").peer_id)
+
+
+def _seed_of(peer_id: str) -> int:
+    return int.from_bytes(blake3.blake3(peer_id.encode()).digest(4), "little") >> 1
+
+
+def _data_folder(given: Path | str | None) -> Path:
+    """Where `shoal run` would keep this node's things."""
+    named = given or os.environ.get("SHOAL_DATA_DIR")
+    return Path(named) if named else platformdirs.user_data_path("shoal", appauthor=False)
+
+
+def join(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    manifest: Path | str,
+    *,
+    data_dir: Path | str | None = None,
+    peers: Sequence[str] = (),
+    evaluate: Callable[[torch.nn.Module], float] | None = None,
+    options: Sequence[str] = (),
+    wait_s: float = JOIN_DEADLINE_S,
+) -> Swarm:
+    """Make this process the trainer of a node of the swarm; to be used as a context manager.
+
+    manifest: of a swarm whose workload is `own-loop`. data_dir: the node's folder; if a node runs on it, the loop
+    attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of `shoal
+    run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the mean
+    training loss is reported. wait_s: how long to wait for a part in the rounds.
+
+    The optimizer must hold the model's parameters, which are float32 where they need a gradient. One process is one
+    node. The first founder's parameters, as they are at this call, are the swarm's first state.
+
+    Raises ConfigError.
+    """
+    return Swarm(
+        model,
+        optimizer,
+        manifest,
+        data_dir=data_dir,
+        peers=peers,
+        evaluate=evaluate,
+        options=options,
+        wait_s=wait_s,
+    )
+
+
+__all__ = ["ConfigError", "NetworkError", "ShoalError", "Swarm", "join", "node_seed"]

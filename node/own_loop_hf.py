@@ -1,0 +1,85 @@
+"""A Hugging Face `Trainer` as a node of a swarm, by one callback.
+
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SwarmCallback("swarm.toml", data_dir="node")])
+    trainer.train()
+
+The callback joins when training begins, says every optimizer step, and leaves when training ends. Batches are weighed
+by their `input_ids`, or by their samples where a model has none. Needs the extra `shoal[hf]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal.node.own_loop import Swarm, join
+from shoal.protocol.errors import ConfigError
+
+try:
+    from transformers import TrainerCallback
+except ImportError:  # the extra is not installed: said when a callback is made
+    TrainerCallback = object
+
+
+class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
+    """Takes what `join` takes, beside the model and the optimizer, which are the Trainer's.
+
+    When the node's rounds are done, or it is told to leave, training stops; if its daemon is gone, training goes on.
+    """
+
+    def __init__(self, manifest: str, **settings: Any) -> None:
+        """Raises ConfigError where transformers is not installed."""
+        if TrainerCallback is object:
+            raise ConfigError("SwarmCallback needs transformers; install it with `pip install 'shoal[hf]'`")
+        self._manifest = manifest
+        self._settings = settings
+        self._hook: Any = None
+        self._weight = 0
+        self._losses: list[torch.Tensor] = []
+        self._summed = False
+        self.swarm: Swarm | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Join the swarm. Raises ConfigError, NetworkError."""
+        model = parts["model"]
+        self._hook = model.register_forward_hook(self._saw_batch, with_kwargs=True)
+        self.swarm = join(model, parts["optimizer"], self._manifest, **self._settings)
+        self.swarm.__enter__()
+        self._forget_batches()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Say what the step was made of."""
+        assert self.swarm is not None
+        loss: torch.Tensor | None = None
+        if self._losses:
+            losses = torch.stack(self._losses)
+            loss = losses.sum() if self._summed else losses.mean()
+        weight = self._weight
+        self._forget_batches()
+        self.swarm.step(tokens=weight, loss=loss)
+        if self.swarm.over:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Leave the swarm."""
+        if self._hook is not None:
+            self._hook.remove()
+        if self.swarm is not None:
+            self.swarm.close()
+
+    def _saw_batch(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note the size and the loss of a batch; several may make one step."""
+        if not model.training or not torch.is_grad_enabled():
+            return
+        tokens = kwargs.get("input_ids")
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.ndim]
+        self._weight += tokens.numel() if tokens is not None else len(tensors[0]) if tensors else 1
+        loss = getattr(output, "loss", None)
+        if loss is not None:
+            self._losses.append(loss.detach().float())
+            # Batches of one step share the number that their losses are divided by, if the Trainer gives one.
+            self._summed = kwargs.get("num_items_in_batch") is not None
+
+    def _forget_batches(self) -> None:
+        self._weight, self._losses, self._summed = 0, [], False

@@ -1,0 +1,98 @@
+"""Training loops of a user's own in processes of their own, each with its daemon: as docs/own-loop.md has them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+
+from shoal.node.loop_messages import OWN_LOOP
+from shoal.protocol.manifest import render_manifest
+from tests.node.lab import Node, Swarm, environment
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
+LOOPBACK = {
+    "SHOAL_LISTEN": "/ip4/127.0.0.1/tcp/0",
+    "SHOAL_LANE_LISTEN": "127.0.0.1:0",
+    "SHOAL_MDNS": "0",
+    "SHOAL_TEST_MODE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def example(name: str) -> str:
+    """The script of the document that is introduced by its file's name, as a reader would copy it."""
+    text = DOCUMENT.read_text()
+    found = re.search(rf"^`{re.escape(name)}`.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+class LoopNode(Node):
+    """A node whose process is a training loop, of which the daemon is a child."""
+
+    def begin(self, script: Path, *arguments: str, **settings: str) -> None:
+        """Run `script` with the data folder and `arguments`; `settings` are added to the environment."""
+        assert not self.running
+        self._events_began = len(self.all_events())
+        with self._log_path.open("ab") as log:
+            self._log_began = log.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(script), str(self.folder), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment() | LOOPBACK | settings,
+                cwd=self._workplace,
+                start_new_session=True,
+            )
+        self.lives.append([time.time(), float("inf")])
+
+    def end(self) -> None:
+        """As any node's, and its daemon's even if the loop died without it."""
+        super().end()
+        for event in self.all_events():
+            if event["event"] == "started":
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    daemon = psutil.Process(event["pid"])
+                    if str(self.folder) in daemon.cmdline():
+                        daemon.kill()
+
+
+class LoopSwarm(Swarm):
+    """Some loops of one swarm, with few inner steps to a round."""
+
+    nodes: Sequence[LoopNode]  # type: ignore[assignment]
+
+    def __init__(self, workplace: Path, *, nodes: int, founders: int | None = None, inner_steps: int = 10) -> None:
+        super().__init__(workplace, nodes=nodes, founders=founders, workload=OWN_LOOP, options={})
+        sync = msgspec.structs.replace(self.manifest.sync, inner_steps=inner_steps)
+        self.manifest = msgspec.structs.replace(self.manifest, sync=sync)
+        self.manifest_path.write_text(render_manifest(self.manifest))
+        self.nodes = [LoopNode(node.folder, self.manifest_path, workplace) for node in self.nodes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def begin(self, script: str, *arguments: str, **settings: str) -> None:
+        """Run the script on all nodes, each told the first one's address; they begin round 1 at once, linked."""
+        path = self.workplace / "loop.py"
+        path.write_text(script)
+        first = self.nodes[0]
+        for node in self.nodes:
+            peers = [] if node is first else [first.address]
+            node.begin(path, *arguments, *peers, **{"SHOAL_HOLD": "1:train", **settings})
+        for node in self.nodes:
+            node.hold("1:train")
+            node.wait("linked")
+        for node in self.nodes:
+            node.release()

@@ -1,0 +1,442 @@
+"""A training loop of a user's own: what it counts, what it contributes, and how it takes anchors; to the bit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.node import external_trainer
+from shoal.node.external_trainer import Detached
+from shoal.node.own_loop import join
+from shoal.node.trainer import Restarted
+from shoal.node.trainer_messages import (
+    Applied,
+    Evaluate,
+    Evaluated,
+    Layout,
+    Pause,
+    Restored,
+    Resume,
+    Snapshot,
+    Snapshotted,
+    Stop,
+    Trained,
+)
+from shoal.protocol.errors import ConfigError
+from tests.node.loop_ends import DaemonEnd, Ends, flat, joining
+
+RATE = np.float32(0.7)
+
+
+def made(frozen: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    if frozen:
+        model[0].requires_grad_(False)
+    return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
+    """One optimizer step on batch `number`; the loss."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(number))
+    loss = torch.nn.functional.mse_loss(model(x)[:, 0], x.sum(1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def test_work_is_contributed_once_across_anchors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    bases, deltas, tokens, locals_, stood = [], [], [], [], []
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        bases.append(anchor)
+        taken = 0
+        await end.apply(anchor, 0, fresh=True)
+        for round in (1, 2, 3):
+            await end.train(round, steps=2)
+            event, delta = await end.contribution()
+            assert (event.number, event.order, event.steps) == (round, round, 2)
+            deltas.append(delta)
+            tokens.append(event.tokens)
+            if round != 2:  # the second is not taken: it belongs to the third
+                taken = event.number
+            anchor = anchor - RATE * delta
+            bases.append(anchor)
+            await end.apply(anchor, round, taken=taken)
+        await end.send(Stop())
+
+    start = flat(model)
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        assert np.array_equal(flat(model), bases[0])
+        number = 0
+        while True:
+            loss = learn(model, optimizer, number)
+            locals_.append(flat(model))
+            number += 1
+            there = swarm.step(tokens=10 + number, loss=loss)
+            stood.append(flat(model))
+            if not there:
+                break
+        assert (swarm.round, swarm.over, number) == (3, True, 6)
+    assert np.array_equal(start, bases[0])
+    # Two steps on the first anchor.
+    assert np.array_equal(deltas[0], bases[0] - locals_[1])
+    # Taken: the second contribution holds the next two steps and nothing of the first two.
+    assert np.array_equal(deltas[1], bases[1] - locals_[3])
+    # Not taken: it moves along with the anchor, and the third contribution holds both.
+    assert np.array_equal(stood[3], (locals_[3] - bases[1]) + bases[2])
+    assert np.array_equal(deltas[2], bases[2] - locals_[5])
+    assert tokens == [11 + 12, 13 + 14, 13 + 14 + 15 + 16]
+    assert np.array_equal(flat(model), bases[3])
+
+
+def test_anchors_that_were_missed_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is long away from `step`: the daemon goes on all the same, and the loop takes the newest anchor."""
+    model, optimizer = made()
+    away, back = threading.Event(), threading.Event()
+    anchors = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=2)
+        assert (await end.expect(Applied)).round == 0
+        await end.wait(away)
+        for round in (1, 2, 3):
+            anchors.append(anchor + np.float32(round))
+            await end.apply(anchors[-1], round)
+            assert (await end.expect(Applied)).round == round  # the loop's thread is far away
+            await end.train(round + 1, steps=2)
+        await end.send(Evaluate(round=3))
+        back.set()
+        assert (await end.expect(Evaluated)).round == 3
+        event, delta = await end.contribution()
+        assert (event.round, event.order, event.steps, event.tokens) == (4, 4, 2, 20)
+        assert np.array_equal(delta, anchors[-1] - local[-1])
+        await end.send(Stop())
+
+    local = []
+    evaluate = lambda model: float(flat(model)[0])  # noqa: E731
+    with (
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm,
+    ):
+        base = flat(model)
+        learn(model, optimizer, 0)
+        progress = flat(model) - base
+        away.set()
+        assert back.wait(30)
+        swarm.step(tokens=10)
+        assert swarm.round == 3
+        assert np.array_equal(flat(model), progress + anchors[-1])
+        learn(model, optimizer, 1)
+        local.append(flat(model))
+        swarm.step(tokens=10)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_grad_scaler_skips_count_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    model, _ = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    seen = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=3)
+        event, delta = await end.contribution()
+        seen.append((event.steps, event.tokens, event.loss, delta))
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        base = flat(model)
+        for number in range(5):
+            overflow = number in (0, 3)
+            x = torch.full((8, 3), float("inf") if overflow else 1.0)
+            loss = model(x).mean() if not overflow else model(x * 0 + 1).mean() * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            before = flat(model)
+            swarm.step(tokens=100 + number, loss=loss if not overflow else torch.tensor(1e9))
+    ((steps, tokens, loss, delta),) = seen
+    assert (steps, tokens) == (3, 101 + 102 + 104)
+    assert abs(loss) < 10
+    assert np.array_equal(delta, base - before)
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    seen = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        event, _ = await end.contribution()
+        seen.append((event.steps, event.tokens))
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        for number in range(2):
+            for part in range(3):
+                model(torch.ones(4, 3) * part).mean().backward()
+                if part < 2:
+                    swarm.step(tokens=1000)  # no optimizer step was made: not counted
+            optimizer.step()
+            swarm.step(tokens=12 + number)
+    assert seen == [(2, 25)]
+
+
+def test_frozen_parameters_neither_travel_nor_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made(frozen=True)
+    frozen = model[0].weight.clone()
+    layouts = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        layouts.append(end.trainer.layout)
+        anchor = await end.initial()
+        await end.apply(anchor + np.float32(1), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.contribution()
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        learn(model, optimizer, 0)
+        swarm.step(tokens=1)
+    assert layouts == [Layout(names=("2.bias", "2.weight"), shapes=((1,), (1, 4)), numel=5)]
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_evaluation_sees_the_anchor_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    model.insert(1, torch.nn.Dropout(0.5))
+    model[1].eval()  # the user's own choice
+    anchors = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchors.append(await end.initial())
+        await end.apply(anchors[0], 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.contribution()
+        await end.send(Evaluate(round=0))
+        assert (await end.expect(Evaluated)).value == 0.25
+        await end.train(1, steps=1)
+        await end.contribution()
+        await end.send(Stop())
+
+    def evaluate(given: torch.nn.Module) -> float:
+        assert not any(module.training for module in given.modules())
+        assert not torch.is_grad_enabled()
+        assert np.array_equal(flat(given), anchors[0])
+        return 0.25
+
+    with (
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm,
+    ):
+        learn(model, optimizer, 0)
+        local = flat(model)
+        assert swarm.step(tokens=1)
+        assert np.array_equal(flat(model), local)
+        assert not np.array_equal(local, anchors[0])
+        assert (model.training, model[1].training) == (True, False)
+        learn(model, optimizer, 1)
+        swarm.step(tokens=1)
+
+
+def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    order = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1, contribute=False)
+        await end.expect(Trained)
+        await end.send(Pause())
+        await end.train(1, steps=1)
+        await end.send(Snapshot(round=0, path=str(tmp_path / "paused")))
+        await end.expect(Snapshotted)  # orders are followed meanwhile
+        order.append("paused")
+        await end.send(Resume())
+        await end.contribution()
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        learn(model, optimizer, 0)
+        swarm.step(tokens=1)
+        order.append("step")
+        learn(model, optimizer, 1)
+        swarm.step(tokens=1)
+    assert order == ["paused", "step"]
+
+
+def test_a_daemon_that_is_gone_leaves_the_loop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.contribution()
+        end.trainer._child._stream.socket.shutdown(2)  # type: ignore[union-attr]  # as when it is killed
+        assert isinstance(await end.expect(Detached), Detached)
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        learn(model, optimizer, 0)
+        assert not swarm.step(tokens=1)
+        assert (swarm.active, swarm.over) == (False, False)
+        before = flat(model)
+        learn(model, optimizer, 1)
+        assert not swarm.step(tokens=1)
+        assert not np.array_equal(flat(model), before)
+    assert [r.levelname for r in caplog.records if "training goes on locally" in r.message] == ["WARNING"]
+
+
+def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.expect(Detached)
+
+    diverged = pytest.raises(FloatingPointError, match="lower the learning rate")
+    with Ends(tmp_path, daemon), diverged, joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        learn(model, optimizer, 0)
+        with torch.no_grad():
+            model[0].weight[0, 0] = float("nan")
+        swarm.step(tokens=1)
+
+
+def test_a_second_loop_and_another_model_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.expect(Detached)
+        again = await end.expect(Restarted)
+        assert (type(again), again.round) == (Restarted, 0)
+        await end.train(1, steps=1)
+        event, _ = await end.contribution()
+        assert event.number == 1
+        await end.send(Stop())
+
+    wider = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    other = joining(tmp_path, monkeypatch, wider, torch.optim.SGD(wider.parameters(), lr=0.1))
+    with Ends(tmp_path, daemon):
+        taken = pytest.raises(ConfigError, match=rf"process {os.getpid()}\) is attached; end it first")
+        with joining(tmp_path, monkeypatch, model, optimizer), taken:
+            joining(tmp_path, monkeypatch, model, optimizer).__enter__()
+        with pytest.raises(ConfigError, match=r"'0.bias' has shape \(4,\) in the state .* and \(5,\) here"):
+            other.__enter__()
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            learn(model, optimizer, 0)
+            swarm.step(tokens=1)
+
+
+def test_a_process_of_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        assert (tmp_path / "trainer.sock").stat().st_mode & 0o777 == 0o600
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.expect(Detached)
+
+    with Ends(tmp_path, daemon):
+        us = os.geteuid()
+        monkeypatch.setattr(external_trainer.os, "geteuid", lambda: us + 1)
+        with pytest.raises(ConfigError, match=f"belongs to user {us + 1}"):
+            joining(tmp_path, monkeypatch, model, optimizer).__enter__()
+        monkeypatch.setattr(external_trainer.os, "geteuid", lambda: us)
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            assert swarm.active
+
+
+def test_kept_progress_comes_back_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no order asked to contribute is in the snapshot alone; a loop that is started again goes on with it."""
+    model, optimizer = made()
+    path = str(tmp_path / "0.0-0.trainer")
+    anchors, locals_, seen = [], [], []
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        anchors.append(anchor)
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=1, contribute=False)
+        await end.expect(Trained)
+        await end.send(Snapshot(round=0, path=path))
+        assert not (await end.expect(Snapshotted)).failure
+        await end.train(1, steps=1)
+        await end.expect(Detached)
+        restored = await end.expect(Restored)
+        assert (restored.refused, restored.exact) == ("", True)
+        await end.expect(Restarted)
+        await end.train(1, steps=2)
+        event, delta = await end.contribution()
+        seen.append((event.tokens, delta))
+        assert np.abs(delta - (anchor - locals_[-1])).max() == 0
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon):
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            learn(model, optimizer, 0)
+            locals_.append(flat(model))
+            swarm.step(tokens=5)
+        model, optimizer = made()
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            assert np.array_equal(flat(model), (locals_[0] - anchors[0]) + anchors[0])
+            learn(model, optimizer, 1)
+            locals_.append(flat(model))
+            swarm.step(tokens=7)
+    assert seen[0][0] == 12
+
+
+def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.expect(Detached)
+        await end.apply(end.trainer.anchor + np.float32(1), 1)
+        while (await end.expect(Applied)).round != 1:  # nobody to wait for
+            pass
+        await end.wait(ends.abandoned)
+
+    with Ends(tmp_path, daemon, patience_s=1.0) as ends:
+        with joining(tmp_path, monkeypatch, model, optimizer):
+            assert not ends.abandoned.wait(1.5)  # a loop is there
+        assert ends.abandoned.wait(10)
+
+
+def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path) -> None:
+    model, optimizer = made()
+    other, _ = made()
+    with pytest.raises(ConfigError, match="holds none of the model's parameters"):
+        join(other, optimizer, "swarm.toml", data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        join(other.requires_grad_(False), optimizer, "swarm.toml", data_dir=tmp_path)
+    half = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"'bias' is torch\.bfloat16"):
+        join(half, torch.optim.SGD(half.parameters(), lr=0.1), "swarm.toml", data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="shoal init"):
+        join(model, optimizer, tmp_path / "swarm.toml", data_dir=tmp_path).__enter__()

@@ -1,0 +1,111 @@
+"""The examples of docs/own-loop.md, run as they stand: two nodes each, real daemons, nothing fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shoal.node import own_loop_hf
+from shoal.node.checkpoint_folder import LAYOUT, read_layout
+from shoal.protocol.errors import ConfigError
+from tests.node.lab import assert_exact
+from tests.node.loop_lab import LoopNode, LoopSwarm, example
+
+ROUNDS = 4
+WORDS = ("one fish", "two fish", "red fish", "blue fish")
+
+
+def finished(swarm: LoopSwarm) -> None:
+    """Both loops ended by themselves on the state of the last round, which both certified, every value recomputed."""
+    for node in swarm.nodes:
+        assert node.wait_exit() == 0, node.log
+    last = [node.events("certified", round=ROUNDS)[0] for node in swarm.nodes]
+    assert last[0]["digest"] == last[1]["digest"]
+    assert len(last[0]["members"]) == 2
+    report = swarm.report(ROUNDS)
+    assert_exact(report)
+    assert [round.contributors for round in report.rounds[1:]] == [2] * (ROUNDS - 1)
+
+
+def losses(node: LoopNode) -> list[float]:
+    return [event["loss"] for event in node.events("evaluated")]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama and its tokenizer, made here; beside it `text`, to train on."""
+    transformers = pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    torch.manual_seed(0)
+    words = sorted({word for line in WORDS for word in line.split()})
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    folder = tmp_path / "model"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    settings = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
+    (tmp_path / "text").write_text(" ".join(WORDS * 66))
+    return folder
+
+
+def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=2, inner_steps=50) as swarm:
+        swarm.begin(example("plain.py"), SHOAL_ROUNDS=str(ROUNDS))
+        finished(swarm)
+        models = [torch.load(node.folder / "model.pt") for node in swarm.nodes]
+        for node in swarm.nodes:
+            assert losses(node)[-1] < 0.9 * losses(node)[0], losses(node)
+            assert [event["tokens"] for event in node.events("contributed")][1:] == [50 * 64] * (ROUNDS - 1)
+    for name, values in models[0].items():
+        assert torch.equal(values, models[1][name]), name
+
+
+def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS))
+        finished(swarm)
+        ended = [load_file(node.folder / "model" / "model.safetensors") for node in swarm.nodes]
+        for node in swarm.nodes:
+            trained = [event["loss"] for event in node.events("contributed")]
+            assert trained[-1] < 0.7 * trained[0], trained
+            assert [event["tokens"] for event in node.events("contributed")] == [10 * 8 * 16] * ROUNDS
+    for name, values in ended[0].items():
+        assert torch.equal(values, ended[1][name]), name
+
+
+def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("peft", reason="the extra shoal[hf] is not installed")
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        swarm.begin(example("lora.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS))
+        finished(swarm)
+        ended = [load_file(node.folder / "adapters" / "adapter_model.safetensors") for node in swarm.nodes]
+        for node in swarm.nodes:
+            trained = [event["loss"] for event in node.events("contributed")]
+            assert trained[-1] < trained[0], trained
+            layout = read_layout(node.folder / LAYOUT)
+            assert all(".lora_A." in name or ".lora_B." in name for name in layout.names), layout.names
+            assert layout.numel == 2 * 2 * 4 * 32  # two projections, two factors of rank 4 each
+    assert ended[0].keys() == ended[1].keys()
+    assert any(np.abs(values.numpy()).max() > 0 for name, values in ended[0].items() if "lora_B" in name)
+    for name, values in ended[0].items():
+        assert torch.equal(values, ended[1][name]), name
+
+
+def test_without_the_extra_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_loop_hf, "TrainerCallback", object)
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[hf\]'"):
+        own_loop_hf.SwarmCallback("swarm.toml")
