@@ -57,7 +57,7 @@ def to_lines(speed: JoinSpeed) -> list[str]:
     ]
     if speed.donor_rate_ratio is not None and speed.capped_mb_per_s is not None:
         lines.append(
-            f"training   {speed.donor_rate_ratio:.2f} of the donors' undisturbed rate, while they served "
-            f"{speed.capped_mb_per_s:.0f} MB/s"
+            f"training   {speed.donor_rate_ratio:.2f} of the undisturbed rate of {speed.capped_donors} donor(s), "
+            f"while the joiner got {speed.capped_mb_per_s:.0f} MB/s of {speed.cap_mb_per_s:.0f} under their caps"
         )
     return lines

@@ -38,13 +38,22 @@ def export(options: ExportOptions) -> None:
     """Check a checkpoint, and write its parameters under their names to model.safetensors."""
     from shoal.node.checkpoint_check import check_checkpoint
     from shoal.node.checkpoint_export import export_model
+    from shoal.node.gossip_export import check_own_state
 
-    report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
-    if report.digest is None or not report.state_ok:
-        raise ConfigError(f"nothing is exported: {report.error}")
-    model = export_model(options.checkpoint, options.out, digest=report.digest, force=options.force)
-    typer.echo(f"wrote {model}: round {report.round}, digest {report.digest[:16]}…")
-    own = load_manifest(options.checkpoint / "swarm.toml")
+    expected, toml = expected_manifest(options.manifest), options.checkpoint / "swarm.toml"
+    if toml.exists() and load_manifest(toml).sync.strategy == "gossip":
+        if expected is not None and load_manifest(toml).swarm_id != expected.swarm_id:
+            raise ConfigError(f"nothing is exported: {options.checkpoint} is of another swarm than --manifest")
+        header = check_own_state(options.checkpoint)
+        round, digest = header.round, header.digest.hex()
+    else:
+        report = check_checkpoint(options.checkpoint, expected=expected)
+        if report.digest is None or report.round is None or not report.state_ok:
+            raise ConfigError(f"nothing is exported: {report.error}")
+        round, digest = report.round, report.digest
+    model = export_model(options.checkpoint, options.out, digest=digest, force=options.force)
+    typer.echo(f"wrote {model}: round {round}, digest {digest[:16]}…")
+    own = load_manifest(toml)
     if _export_own_format(own, model, options):
         typer.echo(f"wrote the format of workload {in_one_line(own.workload.name)!r} beside it")
 

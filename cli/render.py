@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from shoal.cli import logs
 from shoal.cli.text import count, escaped, in_one_line, number, quantity
 from shoal.node.control_client import Status
-from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundCertified, StateFetched, TrainerTraceback
+from shoal.node.outcome import (
+    Notice,
+    PhaseChanged,
+    Progress,
+    RoundCertified,
+    RoundStepped,
+    StateFetched,
+    TrainerTraceback,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +74,8 @@ class RunProgress:
                 loss = "" if event.loss is None else f", loss {event.loss:.4f}"
                 self._certified = f" · round {event.round} was certified{loss}"
                 log.info("%s", certified_line(event))
+            case RoundStepped():
+                log.info("%s", stepped_line(event))
             case Notice():
                 log.warning("%s", event.text)
             case TrainerTraceback():
@@ -79,6 +89,13 @@ def certified_line(event: RoundCertified) -> str:
     who = f"{event.contributors} of {count(event.members, 'member')} contributed"
     loss = "" if event.loss is None else f", loss {event.loss:.4f}"
     return f"round {event.round} certified: {who}{loss}, {event.seconds:.1f} s"
+
+
+def stepped_line(event: RoundStepped) -> str:
+    """`round 3 done: with 12D3KooW…, loss 1.2345, 8.1 s`, or with nobody and why."""
+    who = f"with {event.partner}" if event.partner is not None else f"without a partner ({in_one_line(event.why)})"
+    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+    return f"round {event.round} done: {who}{loss}, {event.seconds:.1f} s"
 
 
 def print_status(status: Status) -> None:
@@ -102,11 +119,16 @@ def status_lines(status: Status) -> list[str]:
         ("phase", status.phase),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", number(status.loss)),
-        ("speed", f"{number(status.tokens_per_s, 1)} tokens/s"),
+        ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts]
     return lines + rollback_lines(status) + missing_lines(status)
+
+
+def _speed(status: Status) -> str:
+    blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
+    return f"{number(status.tokens_per_s, 1)} tokens/s{blocked}"
 
 
 def rollback_lines(status: Status) -> list[str]:

@@ -13,7 +13,9 @@ from shoal.protocol.errors import ConfigError
 
 
 def rollback(
-    to: Annotated[int | None, option("--to", help="The certified round to go back to.", metavar="ROUND")] = None,
+    to: Annotated[
+        int | None, option("--to", help="The certified round to go back to; 0 is the initial state.", metavar="ROUND")
+    ] = None,
     withdraw: Annotated[bool, option("--withdraw", help="Take back what was ordered before.")] = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
@@ -28,8 +30,8 @@ def rollback(
         request(data_dir, "rollback", deadline_s=ORDER_DEADLINE_S)
         typer.echo(f"the node on {data_dir} does not want to go back any more")
         return
-    if to < 1:
-        raise ConfigError(f"--to {to}: must be 1 or more; before round 1 nothing is certified")
+    if to < 0:
+        raise ConfigError(f"--to {to}: must be 0, the initial state, or a round")
     request(data_dir, "rollback", str(to), deadline_s=ORDER_DEADLINE_S)
     typer.echo(
         f"the node on {data_dir} proposes to go back to round {to}; it happens once a quorum of the members agrees: "

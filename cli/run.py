@@ -15,9 +15,10 @@ import typer
 from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, ProgressOptions, option, parse_host_port, parse_rate
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.config import Hold, NodeConfig
+from shoal.node.loop_messages import OWN_LOOP
 from shoal.node.outcome import Outcome, Progress
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import check_workload_allowed, load_manifest
+from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
 
 LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 THREAD_LIMIT = 4096
@@ -70,6 +71,14 @@ class RunOptions(ProgressOptions):
             metavar="MODULE:CLASS",
         ),
     ] = field(default_factory=list)
+    loop_patience: Annotated[
+        float,
+        option(
+            "--loop-patience",
+            help="With the workload own-loop: leave after so many seconds in which no loop is attached; 0: never.",
+            metavar="SECONDS",
+        ),
+    ] = 0.0
     rollback: Annotated[
         Literal["never", "spike", "always"],
         option(
@@ -110,8 +119,13 @@ def config_of(options: RunOptions) -> NodeConfig:
     _check(options)
     manifest = load_manifest(options.manifest)
     check_workload_allowed(
-        manifest, from_peer=False, entry_points=installed_workloads(), allowed=options.allow_workload
+        manifest,
+        from_peer=False,
+        entry_points=(*installed_workloads(), OWN_LOOP),
+        allowed=options.allow_workload,
     )
+    if manifest.workload.name == OWN_LOOP:
+        _check_own_loop(manifest, options)
     return NodeConfig(
         manifest=manifest,
         data_dir=options.data_dir,
@@ -124,6 +138,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         rounds=options.rounds,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
+        loop_patience_s=options.loop_patience or None,
         rollback=options.rollback,
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
@@ -131,6 +146,13 @@ def config_of(options: RunOptions) -> NodeConfig:
         test_mode=options.test_mode,
         holds=tuple(Hold.parse(text) for text in options.hold),
     )
+
+
+def _check_own_loop(manifest: Manifest, options: RunOptions) -> None:
+    if manifest.workload.options:
+        raise ConfigError(f"[workload.options] in {options.manifest}: the workload {OWN_LOOP} has none; remove them")
+    if options.data is not None:
+        raise ConfigError(f"--data: the workload {OWN_LOOP} reads no data, its user's loop does; leave --data out")
 
 
 def _rate(text: str | None, option: str) -> int | None:
@@ -152,6 +174,8 @@ def _check(options: RunOptions) -> None:
         raise ConfigError(f"--rounds: {options.rounds} is no number of rounds; leave --rounds out to go on for ever")
     if not 0 <= options.checkpoint_every <= ROUND_LIMIT:
         raise ConfigError(f"--checkpoint-every: {options.checkpoint_every} is no number of rounds; 0 makes none")
+    if not 0 <= options.loop_patience < float("inf"):
+        raise ConfigError(f"--loop-patience: {options.loop_patience} is no number of seconds; 0 is for ever")
     if not 1 <= options.checkpoint_keep <= CHECKPOINT_LIMIT:
         raise ConfigError(f"--checkpoint-keep: {options.checkpoint_keep} is not in 1..{CHECKPOINT_LIMIT}")
     if options.dashboard != "off":

@@ -34,7 +34,9 @@ class TestnetOptions(ReportOptions):
         Path | None, option("--scenario", help="What to run and which faults to inject.", metavar="FILE")
     ] = None
     strategy: Annotated[str | None, option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
-    codec: Annotated[str | None, option("--codec", help="fp32, bf16, int8 or int4. [demo: int8]")] = None
+    codec: Annotated[
+        str | None, option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
+    ] = None
     out: RunFolder = None
 
 

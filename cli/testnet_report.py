@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, number, quantity
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
-from shoal.testnet.report import FaultReport, Report, ok
+from shoal.testnet.report import FaultReport, Report, digests_word, ok
 from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5
@@ -67,7 +67,7 @@ def summary(report: Report, out: Path) -> list[str]:
         f"loss       {number(report.loss.first)} → {number(report.loss.last)} {in_one_line(report.loss.metric)}",
         *(f"fault      {_fault_result(fault)}" for fault in report.faults),
         f"exactness  {count(report.forks, 'fork')}, {count(report.wrong_values, 'wrong value')}, "
-        f"digests {'equal' if report.digests_equal else 'DIFFER'}",
+        f"digests {digests_word(report, 'DIFFER')}",
         f"bytes      {quantity(report.bytes.lanes_sent, 'B')} of tensors, "
         f"{quantity(report.bytes.control_sent, 'B')} of control: {saved:.0f} times less than fp32 at every step",
         f"report     {out / 'report.json'}, {out / 'report.html'}",
@@ -93,7 +93,7 @@ def _failures(report: Report) -> list[str]:
         reasons.append("a round has two different certificates")
     if report.wrong_values:
         reasons.append("nodes applied values that are not the mean of what was contributed")
-    if not report.digests_equal:
+    if report.digests_equal is False:
         reasons.append("nodes do not hold the same state")
     reasons += [f"unverified: {in_one_line(text)}" for text in report.unverified[:UNVERIFIED_SHOWN]]
     if any(fault.at_s is None or fault.error is not None for fault in report.faults):

@@ -163,6 +163,10 @@ class StateAssembly:
 
     `header` must have the `digest` that a certificate names, else RemoteError: nothing about a state is believed,
     and no memory taken, on a donor's word alone. vectors: where the memory comes from.
+
+    A chunk's place in its vector is written by one at a time: by who has it lent, or by `accept` while it is not lent.
+    Once the chunk is here, nobody writes there. Where that cannot be promised, because a place was lent and given up in
+    the middle of a write, the chunk is kept aside when it comes, and `finish` makes the vector anew.
     """
 
     def __init__(self, header: StateHeader, *, digest: bytes, vectors: VectorPool | None = None) -> None:
@@ -174,15 +178,18 @@ class StateAssembly:
         take = (vectors or VectorPool(0)).take
         self._vectors = {kind: take(header.numel) for kind in StateKind}
         self._lock = threading.Lock()
-        # Guarded by the lock. Who has verified a chunk takes it off `_missing`; once it is copied it is in `_here`.
-        self._missing = {(kind, chunk) for kind in StateKind for chunk in range(self._grid.chunks)}
+        # All guarded by the lock.
         self._here: set[tuple[StateKind, int]] = set()
+        self._lent: set[tuple[StateKind, int]] = set()  # somebody may write there
+        self._spoilt: set[tuple[StateKind, int]] = set()  # nobody knows whether somebody does
+        self._aside: dict[tuple[StateKind, int], F32] = {}  # what is here, and not in its place
 
     def accept(self, kind: StateKind, chunk: int, data: bytes | bytearray | memoryview) -> bool:
-        """Write a chunk if its bytes are the certified ones; False if it was there already.
+        """Take a chunk if its bytes are the certified ones; False if it was here already.
 
-        The bytes are checked before any of them is written, and a chunk is written once.
-        Raises RemoteError otherwise, with nothing written.
+        data: of any memory, copied after the check, once; or the place that was lent for the chunk, which nobody writes
+        any more: from now on it is not lent. Raises RemoteError for other bytes: the chunk is not here then, and its
+        place, if it was that, is still lent.
         """
         if not 0 <= chunk < self._grid.chunks:
             raise RemoteError(f"chunk {chunk} of a state of {self._grid.chunks} chunks")
@@ -191,17 +198,51 @@ class StateAssembly:
             raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {size}")
         if chunk_hash(data) != self.header.chunk_hash(kind, chunk):
             raise RemoteError(f"chunk {chunk} of the {kind} is not the certified one")
+        memory: object = data.obj if isinstance(data, memoryview) else data
+        if memory is self._vectors[kind]:
+            return self._arrive(kind, chunk)
         return self._write(kind, chunk, np.frombuffer(data, np.float32))
 
+    def lend(self, kind: StateKind, chunk: int) -> memoryview | None:
+        """The place of a missing chunk, to write its bytes there and `accept` them, or to `give_back`.
+
+        None if it is lent already, or cannot be had any more. Any thread.
+        """
+        piece = kind, chunk
+        with self._lock:
+            if piece in self._here or piece in self._lent or piece in self._spoilt:
+                return None
+            self._lent.add(piece)
+        start, stop = self._grid.span(chunk)
+        return self._vectors[kind].data.cast("B")[4 * start : 4 * stop]
+
+    def give_back(self, kind: StateKind, chunk: int, *, clean: bool) -> None:
+        """A place was lent for nothing. clean: nobody writes there any more. Any thread."""
+        with self._lock:
+            self._lent.discard((kind, chunk))
+            if not clean:
+                self._spoilt.add((kind, chunk))
+
     def _write(self, kind: StateKind, chunk: int, values: F32) -> bool:
+        piece = kind, chunk
         with self._lock:
-            if (kind, chunk) not in self._missing:
+            if piece in self._here:
                 return False
-            self._missing.remove((kind, chunk))
+            if piece in self._lent or piece in self._spoilt:
+                self._aside[piece] = values.copy()
+                self._here.add(piece)
+                return True
+            self._lent.add(piece)
         self._vectors[kind][slice(*self._grid.span(chunk))] = values
+        return self._arrive(kind, chunk)
+
+    def _arrive(self, kind: StateKind, chunk: int) -> bool:
+        """What is in the chunk's place is right, and nobody writes there."""
         with self._lock:
+            self._lent.discard((kind, chunk))
+            first = (kind, chunk) not in self._here
             self._here.add((kind, chunk))
-        return True
+        return first
 
     def copy_from(self, state: CertifiedState, header: StateHeader) -> int:
         """Take over the chunks that a state has alike, by its `header`, computed here. Returns how many.
@@ -222,6 +263,9 @@ class StateAssembly:
         with self._lock:
             if (kind, chunk) not in self._here:
                 return None
+            aside = self._aside.get((kind, chunk))
+        if aside is not None:
+            return aside.data.cast("B").toreadonly()
         start, stop = self._grid.span(chunk)
         return self._vectors[kind][start:stop].data.cast("B").toreadonly()
 
@@ -239,6 +283,8 @@ class StateAssembly:
         """The complete state; the assembly's memory becomes the state's. Raises LocalError while chunks are missing."""
         if missing := self.missing():
             raise LocalError(f"{len(missing)} chunks of the state are still missing")
+        for kind in StateKind:
+            self._put_in_place(kind)
         header = self.header
         return CertifiedState(
             term=header.term,
@@ -248,3 +294,13 @@ class StateAssembly:
             anchor=frozen(self._vectors[StateKind.ANCHOR]),
             momentum=frozen(self._vectors[StateKind.MOMENTUM]),
         )
+
+    def _put_in_place(self, kind: StateKind) -> None:
+        """What came aside goes into the vector; into one of its own if somebody may write to this one."""
+        with self._lock:
+            aside = {chunk: values for (of, chunk), values in self._aside.items() if of is kind}
+            unsafe = any(of is kind for of, _ in self._lent | self._spoilt)
+        if unsafe:
+            self._vectors[kind] = self._vectors[kind].copy()
+        for chunk, values in aside.items():
+            self._vectors[kind][slice(*self._grid.span(chunk))] = values

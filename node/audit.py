@@ -1,7 +1,8 @@
 """Test mode: writes what went into every round and what came out, so that anyone can recompute it.
 
 `rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
-mean update, little-endian fp32). The fields are listed in docs/protocol.md.
+mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
+`stepped` and `began` (little-endian fp32). The fields are listed in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
+from shoal.collectives.gossip import GossipVector
+from shoal.collectives.state import CertifiedState
 from shoal.node.contributions import Made
 from shoal.node.store import disk_errors
+from shoal.protocol.gossip_messages import Offer
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
 
@@ -52,6 +58,39 @@ class AuditTrail:
         self._write(term, plan.round, "plan", canonical(plan))
         self._write(term, plan.round, "finals", msgspec.msgpack.encode(body))
         self._write(term, plan.round, "applied", finals.decoded().data)
+
+    def vector(self, vector: GossipVector, delta: F32) -> None:
+        """Strategy gossip, before the offer: this node's vector, and the Δ ``(numel,) float32`` that is in it."""
+        if not self._enabled:
+            return
+        offer = vector.offer
+        body = {
+            "codec": offer.codec,
+            "numel": offer.numel,
+            "chunk_values": offer.chunk_values,
+            "root": offer.root,
+            "chunks": [chunk.data for chunk in vector.chunks],
+        }
+        self._write(Term(), offer.round, f"vector-{offer.root.hex()[:16]}", msgspec.msgpack.encode(body))
+        self._write(Term(), offer.round, "delta", delta.data)
+
+    def began(self, state: CertifiedState) -> None:
+        """Strategy gossip, as the node starts: φ and δ on which it begins, in the folder of their round."""
+        if self._enabled:
+            self._write(state.term, state.round, "began", state.anchor.tobytes() + state.momentum.tobytes())
+
+    def stepped(self, state: CertifiedState, made: Offer, *, partner: PeerId | None, offered: Offer | None) -> None:
+        """Strategy gossip, after the step: the vectors in it, this node's and its partner's, and φ and δ after it."""
+        if not self._enabled:
+            return
+        body = {
+            "root": made.root,
+            "partner": partner,
+            "partner_round": 0 if offered is None else offered.round,
+            "partner_root": b"" if offered is None else offered.root,
+        }
+        self._write(state.term, state.round, "exchange", msgspec.msgpack.encode(body))
+        self._write(state.term, state.round, "stepped", state.anchor.tobytes() + state.momentum.tobytes())
 
     def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> None:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"

@@ -17,12 +17,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
-from shoal.collectives.codecs import codec
+from shoal.collectives.codecs import final_codec
 from shoal.collectives.commitment import bitmap_bytes
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader, StateKind
@@ -34,7 +36,7 @@ from shoal.node.transfer_files import Keeper, TransferFolder
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, Plan, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Plan, Value
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
@@ -78,6 +80,19 @@ class _Unfinished:
     keeper: Keeper
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The places of an assembly's chunks, for the lanes to decrypt them there."""
+
+    assembly: StateAssembly
+
+    def lend(self, ref: ChunkRef) -> memoryview | None:
+        return self.assembly.lend(KINDS[ref.space], ref.chunk)
+
+    def give_back(self, ref: ChunkRef, *, clean: bool) -> None:
+        self.assembly.give_back(KINDS[ref.space], ref.chunk, clean=clean)
+
+
 class CatchUp:
     """Fetches what this node lacks, from several peers at once."""
 
@@ -96,6 +111,8 @@ class CatchUp:
         """Codec, numel and chunk_values of this swarm; known once the trainer has built the model."""
         self.donated: dict[PeerId, int] = {}
         """How many bytes of the last state or finals came from whom."""
+        self.accepts: Callable[[StateHeader], None] = lambda header: None
+        """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
 
     # -- certificates ----------------------------------------------------------------------------------------
 
@@ -149,12 +166,19 @@ class CatchUp:
         if not isinstance(answer, FinalsAnswer) or answer.plan.hash != plan_hash:
             raise RemoteError("answers a request for finals with something else", peer=peer)
         shape = (answer.plan.codec, answer.plan.numel, answer.plan.chunk_values)
-        if shape != self.shape:
+        if shape != self._shape_of(answer.plan.round):
             raise RemoteError("names a plan for another model", peer=peer)
         try:
             return FinalFormat(answer.plan)
         except (ConfigError, LocalError) as error:  # its hash was named by a lead, who may name what it likes
             raise RemoteError(f"has a plan that nobody can follow: {error}", peer=peer) from None
+
+    def _shape_of(self, round: int) -> tuple[str, int, int] | None:
+        """Codec, numel and chunk_values of the plans of a round."""
+        if self.shape is None:
+            return None
+        name, numel, chunk_values = self.shape
+        return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
 
     async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
         plan: Plan = form.plan
@@ -208,7 +232,7 @@ class CatchUp:
         if self.shape is None or not round < goal:
             return False
         hashes = [chain.value(between).plan for between in range(round + 1, goal + 1)]
-        limit = replay_limit_rounds(*self.shape)
+        limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments)
         if len(hashes) <= limit:
             return True
         return await trio.to_thread.run_sync(lambda: sum(not self._shelf.has_finals(h) for h in hashes) <= limit)
@@ -222,7 +246,8 @@ class CatchUp:
             value = chain.value(round)
             try:
                 finals = await self.finals(value.plan, peers)
-                after = NextState(state, self._outer, Grid.of(finals.plan), self._shelf.vectors)
+                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
+                after = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
                 header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
@@ -253,11 +278,13 @@ class CatchUp:
         self, base: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
     ) -> CertifiedState:
         value, header, holders = await self._choose(chain, peers, above=-1 if base is None else base.round)
+        self.accepts(header)
+        certified = chain.digest(value.round)
         unfinished = await trio.to_thread.run_sync(self._begin, header, base)
         assembly, keeper = unfinished.assembly, unfinished.keeper
 
         async def introduce(peer: PeerId) -> None:
-            if peer not in holders and (await self._header(peer, value)).digest != header.digest:
+            if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
                 raise NetworkError("it has another initial state")
 
         def accept(ref: ChunkRef, data: memoryview) -> None:
@@ -275,6 +302,7 @@ class CatchUp:
             introduce=introduce,
             accept=accept,
             on_progress=on_chunk,
+            places=_Places(assembly),
         )
         self.donated = await self._fetch_and_keep(job, peers, keeper)
         self._unfinished = None
@@ -332,11 +360,11 @@ class CatchUp:
         goal = chain.standing.round
         begun = await trio.to_thread.run_sync(self._begun, chain)
         for round in (round for round in begun if round > above):
-            holders, _ = await self._holders(chain.value(round), peers)
+            holders, _ = await self._holders(chain, round, peers)
             if holders:
                 return _chosen(chain.value(round), holders)
-        newest, others = await self._holders(chain.value(goal), peers)
-        older, _ = await self._holders(chain.value(goal - 1), others if goal - 1 > max(0, above) else [])
+        newest, others = await self._holders(chain, goal, peers)
+        older, _ = await self._holders(chain, goal - 1, others) if goal - 1 > max(0, above) else ({}, others)
         if len(newest) >= len(older) and newest:
             return _chosen(chain.value(goal), newest)
         if older:
@@ -349,20 +377,23 @@ class CatchUp:
         if self._unfinished is not None:
             headers.insert(0, self._unfinished.assembly.header)
         goal = chain.standing.round
-        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape)
+        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape, fragments=self._outer.fragments)
         rounds = dict.fromkeys(header.round for header in headers if 0 < header.round < goal <= header.round + limit)
         digests = {header.digest for header in headers}
         return [round for round in rounds if chain.value(round).digest in digests]
 
-    async def _holders(self, value: Value, peers: Sequence[PeerId]) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
-        """Who holds the state of `value`, and who does not, of those who say so soon enough."""
+    async def _holders(
+        self, chain: Chain, round: int, peers: Sequence[PeerId]
+    ) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
+        """Who holds the state of `round`, and who does not, of those who say so soon enough."""
+        value, certified = chain.value(round), chain.digest(round)
         scores, found, others = self._fetcher.scores, dict[PeerId, StateHeader](), list[PeerId]()
         ranked = scores.ranked(peers, trio.current_time())[:ASKED_LIMIT]
         async with trio.open_nursery() as nursery:
 
             async def ask(peer: PeerId) -> None:
                 try:
-                    found[peer] = await self._header(peer, value)
+                    found[peer] = await self._header(peer, value, certified)
                 except NetworkError as error:
                     logger.info("%s: %s", peer, error)
                     others.append(peer)
@@ -380,8 +411,8 @@ class CatchUp:
         order = sorted(found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
         return {peer: found[peer] for peer in order}, others
 
-    async def _header(self, peer: PeerId, value: Value) -> StateHeader:
-        """The header of the state of `value` as `peer` holds it: it has the certified digest.
+    async def _header(self, peer: PeerId, value: Value, certified: bytes) -> StateHeader:
+        """The header of the state of `value` as `peer` holds it: it has the certified digest, if there is one.
 
         Raises NetworkError if it holds none, RemoteError if it is another's.
         """
@@ -394,10 +425,11 @@ class CatchUp:
             header = self._known_header[1]
         else:
             header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
-        # S(0) is made by a founder before anything is certified; its word, as the one named in the manifest, is enough.
-        if value.round == 0 and peer not in value.members:
+        # Until a rollback certifies S(0), the word of a founder, as the one named in the manifest, is enough for it.
+        anything = value.round == 0 and certified == NO_HASH
+        if anything and peer not in value.members:
             raise RemoteError("offers the initial state without being a founder", peer=peer)
-        if header.round != value.round or (value.round > 0 and header.digest != value.digest):
+        if header.round != value.round or not (anything or header.digest == certified):
             raise RemoteError(f"offers another state for the certified one of round {value.round}", peer=peer)
         self._known_header = (answer.header, header)
         return header
@@ -408,12 +440,12 @@ class CatchUp:
         return answer
 
 
-def replay_limit_rounds(name: str, numel: int, chunk_values: int) -> int:
-    """For how many rounds the finals are fewer bytes than a state: the manifest's codec decides."""
-    grid, how = Grid(numel, chunk_values), codec(name)
+def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1) -> int:
+    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec."""
+    grid, how = Grid(numel, chunk_values), final_codec(name)
     trailers = grid.chunks * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
     finals = how.encoded_bytes(grid.length(0)) * (grid.chunks - 1) + how.encoded_bytes(grid.length(grid.chunks - 1))
-    return max(1, (8 * numel - 1) // (finals + trailers))
+    return max(1, fragments * (8 * numel - 1) // (finals + trailers))
 
 
 def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:

@@ -23,6 +23,7 @@ from shoal.node.checkpoint_folder import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER
 from shoal.node.state_files import header_in
 from shoal.node.store import read_records
 from shoal.node.tensor_files import DamagedFile, TensorFile
+from shoal.node.work_file import read_account
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
@@ -106,7 +107,8 @@ def check_checkpoint(folder: Path, *, expected: Manifest | None = None) -> Check
     report = replace(report, state_ok=True)
     if bad_files:
         names = ", ".join(str(files.folder / name) for name in bad_files)
-        return replace(report, bad_files=bad_files, error=f"damaged: {names}; the certified state itself is whole")
+        text = f"damaged, or of another checkpoint: {names}; the certified state itself is whole"
+        return replace(report, bad_files=bad_files, error=text)
     return replace(report, ok=True)
 
 
@@ -220,7 +222,7 @@ def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes]) ->
 
 
 def _check_beside(files: CheckpointFiles, header: StateHeader) -> tuple[str, ...]:
-    """The names of the other files that are damaged, or do not belong here."""
+    """The names of the other files that are damaged or do not belong here."""
     bad = []
     try:
         if not files.growing and read_layout(files.folder / LAYOUT).digest != header.layout:
@@ -229,8 +231,17 @@ def _check_beside(files: CheckpointFiles, header: StateHeader) -> tuple[str, ...
         bad.append(LAYOUT)
     for name in (TRAINER, WORK):
         try:
-            if (files.folder / name).exists():
-                TensorFile(files.folder / name).check_whole()
+            if (files.folder / name).exists() and not _belongs(TensorFile(files.folder / name), name, header):
+                bad.append(name)
         except (DamagedFile, StorageError):
             bad.append(name)
     return tuple(bad)
+
+
+def _belongs(file: TensorFile, name: str, header: StateHeader) -> bool:
+    """Whether a contribution is to the state's round; a trainer's file does not say. Raises DamagedFile."""
+    file.check_whole()
+    if name != WORK:
+        return True
+    account = read_account(file)
+    return (account.term, account.round) == (header.term, header.round)

@@ -34,9 +34,10 @@ def export_model(folder: Path, out: Path, *, digest: str, force: bool = False) -
     layout = read_layout(folder / LAYOUT)
     state = TensorFile(files.state)
     metadata = {key: state.metadata[key] for key in ("rebases", "rollbacks", "round", "tokens")}
-    with disk_errors(out):
+    with disk_errors(out, option="--out"):
         out.mkdir(parents=True, exist_ok=True)
-    write_tensors(target, _parameters(layout, state), {"format": "pt", "shoal_digest": digest, **metadata})
+    told = {"format": "pt", "shoal_digest": digest, **metadata}
+    write_tensors(target, _parameters(layout, state), told, option="--out")
     return target
 
 

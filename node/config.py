@@ -44,6 +44,7 @@ class NodeConfig:
     data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
     swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
     checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
+    loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
     """
 
     manifest: Manifest
@@ -61,5 +62,6 @@ class NodeConfig:
     mdns: bool = True
     checkpoint_every: int = 10
     checkpoint_keep: int = 3
+    loop_patience_s: float | None = None
     test_mode: bool = False
     holds: tuple[Hold, ...] = field(default=())

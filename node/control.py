@@ -185,13 +185,16 @@ def _bound(data_dir: Path) -> Iterator[tuple[socket.socket, Path]]:
                 undo.callback(_remove, data_dir / POINTER_NAME)
                 write_atomically(data_dir / POINTER_NAME, os.fsencode(path))
             listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            _listen_privately(listening, path, undo)
+            listen_privately(listening, path, undo)
         yield listening, path
 
 
-def _listen_privately(listening: socket.socket, path: Path, undo: contextlib.ExitStack) -> None:
-    """Bind under another name first: under its own, the socket is private and listening from the first moment."""
-    partial = path.with_name(SOCKET_NAME + _PARTIAL_SUFFIX)
+def listen_privately(listening: socket.socket, path: Path, undo: contextlib.ExitStack) -> None:
+    """Bind a socket of this user's alone to `path`, until `undo` unwinds.
+
+    It is bound under another name first: under its own, it is private and listening from the first moment.
+    """
+    partial = path.with_name(path.name + _PARTIAL_SUFFIX)
     _remove(partial)
     undo.callback(_remove, partial)
     listening.bind(str(partial))

@@ -81,6 +81,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     tokens_per_s: float | None
     bytes: BytesStatus
+    blocked_fraction: float | None = None
 
 
 def socket_path(data_dir: Path) -> Path:

@@ -11,6 +11,7 @@ import trio
 from shoal.node.authority import Authority
 from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
+from shoal.node.engine import Engine
 from shoal.node.inbox import SetPaused
 from shoal.node.outcome import Outcome
 from shoal.node.status import status
@@ -52,17 +53,18 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
 
     async def rollback(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
         """To a round, or, without one, not any more."""
+        engine = _certifying(daemon)
         if not arguments:
-            daemon.engine.going_back.withdraw()
+            await engine.going_back.withdraw()
             return {}
         round = _round(arguments[0])
-        await daemon.engine.obey(partial(daemon.engine.going_back.order, round))
+        await engine.obey(partial(engine.going_back.order, round))
         return {"round": round}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         """Without these members."""
         forget = {_peer(text) for text in peers}
-        await daemon.engine.obey(partial(_rebase, daemon, forget))
+        await _certifying(daemon).obey(partial(_rebase, daemon, forget))
         head = daemon.chain.head
         return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
 
@@ -81,12 +83,19 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
     return {**ops, "hold": hold, "cut": cut} if daemon.config.test_mode else ops
 
 
+def _certifying(daemon: Daemon) -> Engine:
+    """The engine of a swarm with a common state. Raises ConfigError where there is none."""
+    if isinstance(daemon.engine, Engine):
+        return daemon.engine
+    raise ConfigError("with strategy gossip there is no common state to go back to, and no majority to wait for")
+
+
 async def _rebase(daemon: Daemon, forget: set[PeerId]) -> None:
     swarm = daemon.config.manifest.swarm
     authority = Authority(daemon.store.folder, authority=swarm.authority, node=daemon.identity)
     alive = daemon.members.alive()
     signed = await trio.to_thread.run_sync(authority.rebase, daemon.chain.head, forget, alive)
-    await daemon.engine.rebase(signed)
+    await _certifying(daemon).rebase(signed)
 
 
 def _round(text: str) -> int:

@@ -32,14 +32,15 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.catchup import CatchUp
 from shoal.node.earlier_states import EarlierStates
 from shoal.node.holds import Holds
-from shoal.node.outcome import Progress, StateFetched
+from shoal.node.outcome import Notice, Progress, StateFetched
+from shoal.node.round_log import RoundLog
 from shoal.node.state_saver import StateSaver
 from shoal.node.states import StateShelf
 from shoal.node.store import Store
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Entry, Rebase, Value
+from shoal.protocol.messages import NO_HASH, Entry, Rebase, Value
 from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
@@ -61,6 +62,7 @@ class CustodyParts:
     earlier: EarlierStates
     links: Links
     holds: Holds
+    log: RoundLog
     on_progress: Callable[[Progress], None]
 
 
@@ -70,6 +72,8 @@ class Custody:
     def __init__(self, parts: CustodyParts) -> None:
         self._p = parts
         self._saver = StateSaver(parts.shelf)
+        self._loading = trio.Lock()
+        self._loaded_ahead = self._load_called = False
         self.state: CertifiedState | None = None
 
     @property
@@ -117,11 +121,29 @@ class Custody:
         """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
         await self._saver.save_unless_newer(state)
 
+    async def load_ahead(self) -> None:
+        """Do what `load` does, while the trainer is still being started, for `load` to find it done.
+
+        Raises StorageError.
+        """
+        async with self._loading:
+            if not self._load_called:
+                await self._load()
+                self._loaded_ahead = True
+
     async def load(self) -> None:
         """Take up the newest state that the disk has, or leads to, and that a certificate vouches for; and the finals.
 
         Raises StorageError.
         """
+        async with self._loading:
+            if not self._loaded_ahead:
+                await self._load()
+            self._loaded_ahead, self._load_called = False, True
+        if self.state is None:
+            await trio.to_thread.run_sync(self._p.catchup.prepare)
+
+    async def _load(self) -> None:
         shelf = self._p.shelf
         await trio.to_thread.run_sync(shelf.tidy)
         for round in shelf.saved_rounds():
@@ -136,12 +158,10 @@ class Custody:
         await trio.to_thread.run_sync(shelf.load_finals)
         if self.state is None:
             await self._take_earlier()
-        if self.state is None:
-            await trio.to_thread.run_sync(self._p.catchup.prepare)
 
     async def _take_earlier(self) -> None:
         """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
-        state = await self._p.earlier.find(self._p.chain.standing.round) if self._p.chain.standing.round else None
+        state = await self._p.earlier.find(self._p.chain.standing.round) if self._p.chain.height else None
         if state is not None:
             await self.adopt(state)
 
@@ -153,7 +173,12 @@ class Custody:
         if state is None or round == 0:
             return state
         header = await trio.to_thread.run_sync(self._p.shelf.header, state)
-        return state if header.digest == self._p.chain.value(round).digest else None
+        if header.digest != self._p.chain.value(round).digest:
+            path = self._p.shelf.state_file(round)
+            logger.warning("%s is not the state that round %d certified and is ignored", path, round)
+            return None
+        self._p.shelf.put(state, header)
+        return state
 
     def _hold(self, state: CertifiedState, header: StateHeader) -> None:
         self.state = state
@@ -186,11 +211,26 @@ class Custody:
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
         await trio.to_thread.run_sync(self._p.store.decided, entry.value)
         if isinstance(entry, Rebase) or entry.value.rollback:
+            self._tell_of_term(entry)
             await self._saver.go_back(entry.value.state_round)
         if self.state is not None and not self._on_branch(self.state):
             self.state = None
             await self._take_earlier()
         return True
+
+    def _tell_of_term(self, entry: Entry) -> None:
+        """Log that a term ended, whether this node took part in that or hears of it; the user of a newcomer has no
+        use for it."""
+        value = entry.value
+        if isinstance(entry, Rebase):
+            self._p.log.rebased(value)
+            text = f"the authority rebased the swarm on round {value.round}: going on in term {value.term}"
+        else:
+            self._p.log.rolled_back(value)
+            text = f"round {value.round} decided to go back: going on from round {value.state_round}"
+            text += f", term {value.next_term}"
+        if self.state is not None:
+            self._p.on_progress(Notice(text=text))
 
     def _on_branch(self, state: CertifiedState) -> bool:
         if state.round > self._p.chain.standing.round:
@@ -198,12 +238,14 @@ class Custody:
         return state.round == 0 or state.term == self._p.chain.value(state.round).term
 
     async def extend(self, first: Collection[PeerId], *, others: bool) -> list[PeerId]:
-        """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked.
+        """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked; these too
+        where none of `first` is.
 
         Returns all linked peers, those in `first` before the others. Raises StorageError.
         """
         peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
-        for peer in peers if others else [p for p in peers if p in first]:
+        preferred = [peer for peer in peers if peer in first]
+        for peer in peers if others or not preferred else preferred:
             try:
                 await self._extend_from(peer)
             except (NetworkError, RemoteError) as error:
@@ -252,9 +294,13 @@ class Custody:
             else:
                 return
 
-    async def fetch_earlier(self, value: Value, peers: list[PeerId]) -> CertifiedState:
-        """The state that `value` led to, from peers. Raises NetworkError when none of them can help now."""
-        state = await self._p.catchup.advance(None, self._p.chain.back_to(value), peers, self._on_chunk)
+    async def fetch_earlier(self, value: Value, peers: list[PeerId], *, initial: bytes = NO_HASH) -> CertifiedState:
+        """The state that `value` led to, from peers. initial: the digest of S(0), if that is wanted and it is known.
+
+        Raises NetworkError when none of them can help now.
+        """
+        chain = self._p.chain.back_to(value, initial=initial)
+        state = await self._p.catchup.advance(None, chain, peers, self._on_chunk)
         if state.round != value.round:
             raise NetworkError(f"no peer has the state of round {value.round}")
         return state

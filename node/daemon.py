@@ -31,8 +31,14 @@ from shoal.node.earlier_states import EarlierStates
 from shoal.node.engine import Engine
 from shoal.node.engine_parts import EngineParts
 from shoal.node.events import EventLog
+from shoal.node.external_trainer import Detached, trainer_of
+from shoal.node.fetching import Fetcher
 from shoal.node.frames import FrameRouter
+from shoal.node.gossip_engine import GossipEngine
+from shoal.node.gossip_exchange import GossipExchange, VectorShelf
 from shoal.node.holds import Holds
+from shoal.node.inbox import Reduced, SetPaused
+from shoal.node.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.reducing import ReduceDesk
@@ -41,12 +47,13 @@ from shoal.node.round_log import RoundLog
 from shoal.node.states import StateShelf
 from shoal.node.status import node_record
 from shoal.node.store import Store, disk_errors, write_atomically
-from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed, TrainerSpec
-from shoal.node.trainer_messages import Evaluated, InnerSettings, Restored
+from shoal.node.trainer import Restarted, TrainerEvent, TrainerFailed
+from shoal.node.trainer_messages import Evaluated, Restored
 from shoal.node.training import TrainingDesk
+from shoal.node.transfer import DonorScores
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
-from shoal.protocol.chain import Chain
+from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, render_manifest
@@ -89,7 +96,7 @@ class Daemon:
         self.identity = Identity.load_or_create(store.folder / "node.key")
         self.swarm_id = manifest.swarm_id
         self.boot = store.next_boot()
-        self.chain = _chain_of(store, manifest)
+        self.chain = stored_chain(store, manifest)
         self.shelf = StateShelf(store.folder, manifest.round.chunk_values)
         self.host = Host(identity=self.identity, listen=config.listen)
         sealer = Sealer(self.identity, self.swarm_id, self.boot)
@@ -102,7 +109,8 @@ class Daemon:
             request=self._request_lane,
             limits=LaneLimits(upload=_cap(config.max_upload), download=_cap(config.max_download)),
         )
-        self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.shelf.lookup)
+        self.vectors = VectorShelf(self.shelf.lookup)
+        self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.vectors.lookup)
         self.traffic = PlanTraffic(post=self.lanes.post)
         self.router.connect(self.traffic, self.chunks)
         self.members = Members(
@@ -115,10 +123,13 @@ class Daemon:
         )
         self.links: Links = self.members.links
         self.holds = Holds(config.holds, events)
-        self.trainer = Trainer(_trainer_spec(config))
-        self.desk = TrainingDesk(self.trainer, seed=manifest.workload.seed, inner_steps=manifest.sync.inner_steps)
-        outer = OuterSettings(lr=manifest.sync.outer_lr, momentum=manifest.sync.outer_momentum)
+        self.trainer = trainer_of(config, self.identity, self.chain, abandoned=self._abandoned)
+        self._observing = False  # for want of a training loop, not because the user paused
+        self.layouts = Layouts(host=self.host, linked=lambda: self.links.linked(), on_progress=on_progress)
+        self.desk = TrainingDesk(self.trainer, seed=manifest.workload.seed, inner_steps=manifest.sync.round_steps)
+        outer = OuterSettings.of(manifest.sync)
         catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=outer)
+        catchup.accepts = lambda header: self.layouts.accept(header.layout)
         self.custody = Custody(
             CustodyParts(
                 store=store,
@@ -128,6 +139,7 @@ class Daemon:
                 earlier=EarlierStates(store.folder, chain=self.chain, shelf=self.shelf, outer=outer),
                 links=self.links,
                 holds=self.holds,
+                log=RoundLog(events),
                 on_progress=on_progress,
             )
         )
@@ -157,11 +169,17 @@ class Daemon:
             traffic=self.traffic,
             catchup=catchup,
             holds=self.holds,
-            done=lambda finals, seconds: self.engine.reduced(finals, seconds),
+            done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
-        self.engine = Engine(self._engine_parts())
+        self.engine = self._new_engine()
         self.outcome = Outcome.DONE
         self._over = trio.Event()
+
+    def _new_engine(self) -> Engine | GossipEngine:
+        if self.config.manifest.sync.strategy != "gossip":
+            return Engine(self._engine_parts())
+        fetcher = Fetcher(lanes=self.lanes, chunks=self.chunks, scores=DonorScores())
+        return GossipEngine(self._engine_parts(), GossipExchange(shelf=self.vectors, fetcher=fetcher, ask=self._ask))
 
     def _engine_parts(self) -> EngineParts:
         return EngineParts(
@@ -192,6 +210,13 @@ class Daemon:
             return "joining"
         return "paused" if self.desk.paused else "training"
 
+    @property
+    def position(self) -> Position:
+        """Term and round of this node's record: of its newest certificate, or of its own newest state."""
+        if isinstance(self.engine, GossipEngine):
+            return Term(), self.engine.state_round
+        return self.chain.head.term, self.chain.head.round
+
     def traffic_bytes(self) -> dict[str, int]:
         """Bytes that went over lanes and control since this node started."""
         return {
@@ -216,6 +241,7 @@ class Daemon:
             await nursery.start(self.host.run)
             self.host.serve(LANE_PROTOCOL, self._answer_lane)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
+            self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
             await nursery.start(self.lanes.run)
             await nursery.start(self.members.run)
             await nursery.start(ControlServer(self.store.folder, handlers(self), orders(self)).run)
@@ -226,13 +252,15 @@ class Daemon:
                 seconds=round(time.monotonic() - began, 3),
             )
             nursery.start_soon(self._watch_signals)
-            nursery.start_soon(self._watch_alive)
+            nursery.start_soon(self._watch_alive, nursery)
             nursery.start_soon(self._watch_left)
-            nursery.start_soon(self.reduce.run)
-            nursery.start_soon(self.custody.run)
-            nursery.start_soon(self.engine.going_back.run)
-            nursery.start_soon(self.resumption.run)
-            nursery.start_soon(self.checkpoints.run)
+            if isinstance(self.engine, Engine):
+                nursery.start_soon(self.reduce.run)
+                nursery.start_soon(self.custody.load_ahead)
+                nursery.start_soon(self.custody.run)
+                nursery.start_soon(self.engine.going_back.run)
+                nursery.start_soon(self.resumption.run)
+                nursery.start_soon(self.checkpoints.run)
             for address in (*self.config.join, *self.config.manifest.network.bootstrap):
                 nursery.start_soon(self._join, address)
             if self.config.mdns:
@@ -259,6 +287,7 @@ class Daemon:
                 nursery.start_soon(self._watch_trainer)
                 started = self.trainer.started
                 self.events.write("trainer_started", device=started.device, import_s=round(started.import_s, 6))
+                self.layouts.know(self.trainer.layout)
                 await self.checkpoints.expect(self.trainer.layout)
                 await self.engine.run(numel=self.trainer.layout.numel)
         except* WorkloadError as group:
@@ -275,9 +304,25 @@ class Daemon:
                 await self._training_failed(event)
             else:
                 self._note_trainer(event)
-                if isinstance(event, Restarted):
+                if isinstance(event, Restarted) and not isinstance(event, Detached):
                     await self.desk.restarted()
+                self._observe_without_loop(event)
                 self.engine.put(event)
+
+    def _observe_without_loop(self, event: TrainerEvent) -> None:
+        """Take part as an observer while no training loop is attached, so that no round waits for one."""
+        if isinstance(event, Detached):
+            self.on_progress(Notice(text=f"{event.cause}; this node takes part as an observer until one attaches"))
+            if not self.desk.paused:
+                self._observing = True
+                self.engine.put(SetPaused(True))
+        elif isinstance(event, Restarted) and self._observing:
+            self._observing = False
+            self.engine.put(SetPaused(False))
+
+    def _abandoned(self) -> None:
+        self.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))
+        self.leave_then(Outcome.LEFT)
 
     async def _training_failed(self, event: TrainerFailed) -> None:
         self.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
@@ -290,6 +335,8 @@ class Daemon:
             self.events.write("evaluated", round=event.round, loss=event.value, metric=metric)
         elif isinstance(event, Restored):
             self.events.write("resumed", round=event.round, exact=event.exact, refused=event.refused)
+        elif isinstance(event, Detached):
+            self.events.write("loop_detached", cause=event.cause)
         elif isinstance(event, Restarted):
             logger.warning("the trainer was started again: %s", event.cause)
             self.events.write("trainer_restarted", cause=event.cause)
@@ -350,11 +397,15 @@ class Daemon:
             async for found in discovery.found:
                 self.members.found(found.peer, found.addresses)
 
-    async def _watch_alive(self) -> None:
+    async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
             self.events.write(change.kind, peer=change.peer)
             self.engine.alive(self.members.alive())
-            if change.kind == "linked":
+            if change.kind == "lost":
+                self.layouts.forget(change.peer)
+            elif change.kind == "linked":
+                nursery.start_soon(self.layouts.watch, change.peer)
+            if change.kind in ("linked", "detoured"):
                 record = self.members.record_of(change.peer)
                 self.engine.linked(change.peer, (Term(), 0) if record is None else (Term(*record.term), record.round))
 
@@ -378,12 +429,13 @@ class Daemon:
             raise RemoteError("wants something without having been admitted", peer=stream.peer)
 
     async def _ask(self, peer: PeerId, request: bytes) -> bytes:
+        await self.layouts.check(peer)  # if the swarm's model is another, it can be said where
         return await self.host.request(
             peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
         )
 
 
-def _chain_of(store: Store, manifest: Manifest) -> Chain:
+def stored_chain(store: Store, manifest: Manifest) -> Chain:
     """The chain as far as this node had it. Raises StorageError if what is on disk does not hold."""
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
     try:
@@ -403,26 +455,6 @@ def _first(group: BaseExceptionGroup[ShoalError]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _trainer_spec(config: NodeConfig) -> TrainerSpec:
-    manifest = config.manifest
-    inner = manifest.inner
-    return TrainerSpec(
-        workload=manifest.workload.name,
-        options=manifest.workload.options,
-        seed=manifest.workload.seed,
-        inner=InnerSettings(
-            lr=inner.lr,
-            weight_decay=inner.weight_decay,
-            betas=(inner.betas[0], inner.betas[1]),
-            clip_norm=inner.clip_norm,
-            warmup_tokens=inner.warmup_tokens,
-        ),
-        data=config.data,
-        device=config.device,
-        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
-    )
 
 
 def _check_same_swarm(store: Store, manifest: Manifest) -> None:

@@ -5,7 +5,9 @@
     rollback/<round>.safetensors                    the one that this node consented, or voted, to go back to
 
 The last is on disk before the consent or the vote is sent: a swarm that decides to go back, and loses its power at that
-moment, has the state that it decided on. What is read is believed only where its digest is the certified one.
+moment, has the state that it decided on. What is read is believed only where its digest is the certified one. S(0) has
+none before the swarm goes back to it: it is shown as it was saved, where its chunks are those that were saved, and a
+quorum goes back to it only where all of it hold the same.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from safetensors import SafetensorError
 
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, StateHeader
-from shoal.node.state_files import read_state, write_state
+from shoal.node.state_files import header_in, read_state, write_state
 from shoal.node.states import StateShelf
 from shoal.node.store import disk_errors
+from shoal.node.tensor_files import TensorFile
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ShoalError
+from shoal.protocol.messages import NO_HASH
 
 FOLDER = "rollback"
 
@@ -44,7 +48,7 @@ class EarlierStates:
         """The certified rounds before the head whose state seems to be here, in order. Blocks."""
         saved = {round for round, _ in self._files()}
         newest = self._chain.standing.round
-        found = {round for round in saved if 0 < round < newest}
+        found = {round for round in saved if round < newest}
         for round in range(min(found, default=newest) + 1, newest):
             if round - 1 in found and self._shelf.has_finals(self._chain.value(round).plan):
                 found.add(round)
@@ -56,7 +60,7 @@ class EarlierStates:
 
     def _find(self, round: int) -> CertifiedState | None:
         for saved, path in sorted(self._files(), reverse=True):
-            if 0 < saved <= round and (state := self._read(saved, path)) is not None:
+            if saved <= round and (state := self._read(saved, path)) is not None:
                 while state is not None and state.round < round:
                     state = self._next(state)
                 if state is not None:
@@ -87,11 +91,17 @@ class EarlierStates:
     def _read(self, round: int, path: Path) -> CertifiedState | None:
         try:
             state = read_state(path)
-            if state.round == round and self._shelf.header(state).digest == self._chain.value(round).digest:
+            if state.round == round and self._shelf.header(state).digest == self._expected(round, path):
                 return state
         except (SafetensorError, KeyError, ValueError, IndexError, OSError, ShoalError) as error:
             logger.warning("%s is not readable (%s) and is ignored", path, error)
         return None  # or of a term that was abandoned
+
+    def _expected(self, round: int, path: Path) -> bytes:
+        """The certified digest of a round; for S(0), where there is none, the one that it was saved with."""
+        certified = self._chain.digest(round)
+        saved = header_in(TensorFile(path)) if round == 0 and certified == NO_HASH else None
+        return certified if saved is None else saved.digest
 
     async def keep(self, state: CertifiedState) -> bytes:
         """Have `state` on disk and on the shelf; its digest. Raises StorageError."""
@@ -104,9 +114,11 @@ class EarlierStates:
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
         path = folder / f"{state.round}.safetensors"
-        if not path.exists() or self._read(state.round, path) is None:
-            write_state(path, state)
-        return self._shelf.header(state)
+        header = self._shelf.header(state)
+        kept = self._read(state.round, path) if path.exists() else None
+        if kept is None or self._shelf.header(kept).digest != header.digest:
+            write_state(path, state, header)
+        return header
 
     async def forget(self, besides: Collection[int]) -> None:
         """Remove what was kept, but those of some rounds. Raises StorageError."""

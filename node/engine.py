@@ -13,12 +13,15 @@ finals) runs beside the engine and comes back as an input.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
 from shoal.node.departure import LINGER_S, Departure, Parting
@@ -39,6 +42,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import CloseOff, Effect, Evicted, Phase, Repair, RoundMachine, StartReduce
+from shoal.protocol.wire import HASH_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class Engine:
         self.going_back = self._going_back = GoingBack(parts, put=self.put)
         self._part: Participation
         self._settings: RoundSettings
+        self._fragments: Fragments
         self.machine: RoundMachine | None = None
         self._alive: frozenset[PeerId] = frozenset()
         self._shown_phase = ""
@@ -154,16 +159,18 @@ class Engine:
         """
         manifest = self._p.config.manifest
         grid = Grid(numel, manifest.round.chunk_values)
-        self._part = Participation(self._p, grid)
+        self._fragments = Fragments(grid, manifest.sync.fragments)
+        self._part = Participation(self._p, self._fragments)
         self._settings = RoundSettings(
             numel=numel,
             chunk_values=grid.chunk_values,
-            codec=manifest.sync.codec,
+            codec=manifest.sync.plan_codec,
             grace_s=manifest.round.grace_s,
             reduce_deadline_s=manifest.round.reduce_deadline_s,
             weight_cap=manifest.round.weight_cap,
+            norm_clip=manifest.sync.norm_clip,
         )
-        self._custody.expect(manifest.sync.codec, numel, grid.chunk_values)
+        self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
         await self._sync.obtain(self._before_attempt)
         await self._part.resume()
         await self._begin_round_or_finish()
@@ -326,7 +333,8 @@ class Engine:
             identity=self._p.identity,
             previous=head,
             state=self._custody.digest,
-            settings=self._settings,
+            life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
+            settings=replace(self._settings, numel=self._fragments.of_round(head.next_round).numel),
             deal=deal,
             returners=self._part.recent_members(),
         )
@@ -397,7 +405,8 @@ class Engine:
         self._p.links.broadcast(certificate)
         self._p.reduce.stop()
         if value.rollback:
-            await self._went_back(value)
+            self.machine = None  # the next term begins on a state of long ago, which may have to be fetched
+            await self._go_on_or_catch_up()
             return
         if candidate is None:
             self.machine = None
@@ -408,16 +417,6 @@ class Engine:
         await self._begin_round_or_finish()
 
     # -- other terms -----------------------------------------------------------------------------------------
-
-    async def _went_back(self, value: Value) -> None:
-        """The round decided to go back: the next term begins on a state of long ago, which may have to be fetched."""
-        self._p.log.rolled_back(value)
-        text = (
-            f"round {value.round} decided to go back: going on from round {value.state_round}, term {value.next_term}"
-        )
-        self._p.on_progress(Notice(text=text))
-        self.machine = None
-        await self._go_on_or_catch_up()
 
     async def _take_rebase(self, peer: PeerId, rebase: Rebase) -> None:
         try:
@@ -432,9 +431,6 @@ class Engine:
         if not await self._custody.append(rebase):
             return
         self._p.links.broadcast(rebase)
-        self._p.log.rebased(rebase.value)
-        text = f"the authority rebased the swarm on round {rebase.value.round}: going on in term {rebase.value.term}"
-        self._p.on_progress(Notice(text=text))
         self._abandon_round()
         await self._go_on_or_catch_up()
 

@@ -16,7 +16,16 @@ import trio
 from shoal.node.transfer import DonorScores, Transfer
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.chunks import ChunkArrived, ChunkExchange, ChunkFailed, ChunkFetch, ChunkRef, FetchEvent, LaneBroke
+from shoal.swarm.chunks import (
+    ChunkArrived,
+    ChunkExchange,
+    ChunkFailed,
+    ChunkFetch,
+    ChunkRef,
+    FetchEvent,
+    LaneBroke,
+    Places,
+)
 from shoal.swarm.lanes import LanePool
 
 LANE_DEADLINE_S: Final = 10.0
@@ -26,6 +35,10 @@ INTRODUCTION_LIMIT: Final = 2
 LOOK_S: Final = 0.1
 """Between two looks at how the donors do."""
 PROGRESS_STEPS: Final = 8
+REST_SHARE: Final = 0.25
+"""Of the time that the first donor who will be through has work for; it is asked for more long before that."""
+REST_MIN_S: Final = 0.001
+REST_LIMIT_S: Final = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +50,9 @@ class Job:
     """What to fetch. `what` names it in errors. wanted: chunks and their sizes in bytes; here: which of them are.
 
     introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread;
-    raises RemoteError if the bytes are wrong. on_progress: told how many chunks are here, of how many, at the start, at
-    the end, and PROGRESS_STEPS times on the way; nothing more is asked for until it returns.
+    raises RemoteError if the bytes are wrong. places: where chunks are received, if not in a buffer. on_progress: told
+    how many chunks are here, of how many, at the start, at the end, and PROGRESS_STEPS times on the way; nothing more
+    is asked for until it returns.
     """
 
     what: str
@@ -47,6 +61,7 @@ class Job:
     introduce: Callable[[PeerId], Awaitable[None]]
     accept: Callable[[ChunkRef, memoryview], None]
     on_progress: OnProgress
+    places: Places | None = None
 
 
 class Fetcher:
@@ -64,7 +79,7 @@ class Fetcher:
 
         Cancellation: what was accepted stays with who accepted it; what still arrives is dropped.
         """
-        with self._chunks.fetch(lambda peer, ref, data: job.accept(ref, data)) as fetch:
+        with self._chunks.fetch(lambda peer, ref, data: job.accept(ref, data), job.places) as fetch:
             run = _Run(self, job, fetch, self._lanes)
             async with trio.open_nursery() as nursery:
                 await run.until_over(nursery, self.scores.ranked(peers, trio.current_time())[:DONOR_LIMIT])
@@ -103,6 +118,7 @@ class _Run:
             self._begin_introduction(nursery, peer)
         while not transfer.done and self.fault is None and (transfer.donors or self._pending):
             self._ask()
+            await self._rest()
             event = await self._next() if transfer.donors else await self._fetch.next()
             while event is not None:  # and all that came with it
                 self._handle(event, nursery)
@@ -120,6 +136,12 @@ class _Run:
                 self._fetch.ask(ask.donor, *self._job.wanted[ask.chunk])
             except NetworkError as error:  # the lane went this moment, and its end will be told
                 self._drop(ask.donor, str(error))
+
+    async def _rest(self) -> None:
+        """Let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
+        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(trio.current_time()))
+        if rest >= REST_MIN_S:
+            await self._fetch.rest(rest)
 
     async def _next(self) -> FetchEvent | None:
         """The next event; None if it is time to look at the donors."""

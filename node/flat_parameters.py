@@ -15,10 +15,15 @@ from shoal.protocol.errors import ConfigError
 class FlatParameters:
     """Copies between a model, on any device, and host vectors ``(numel,) float32``."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Read the layout. Raises `ConfigError` on what cannot travel (say, parameters in bfloat16)."""
+    def __init__(self, model: torch.nn.Module, *, frozen: bool = True) -> None:
+        """Read the layout; without `frozen`, of what needs a gradient alone.
+
+        Raises `ConfigError` on what cannot travel (say, parameters in bfloat16).
+        """
         named = dict(model.named_parameters())  # torch lists a tied parameter once
-        travelling = sorted(name for name, value in named.items() if value.is_floating_point())
+        travelling = sorted(
+            name for name, value in named.items() if value.is_floating_point() and (frozen or value.requires_grad)
+        )
         for name in travelling:
             if named[name].dtype != torch.float32:
                 raise ConfigError(

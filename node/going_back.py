@@ -4,7 +4,8 @@
     a rollback was proposed that it has to vote on                ─► have S(k) on disk ─► its vote
 
 Having the state comes first: members that consent can then decide it at once. It is looked for on this node's disk,
-then asked of peers, beside the rounds, which go on meanwhile.
+then asked of peers, beside the rounds, which go on meanwhile. An order is on disk too (`rollback.order`), until it is
+carried out, withdrawn, or can no longer be: a restart does not forget it.
 
 The policy for what others' users want: `never` and `always`; `spike`, where the held-out loss that this node measured
 last is worse than that of round k by SPIKE_SHARE, or is no number any more. A consent that follows a policy is no
@@ -22,10 +23,12 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.engine_parts import EngineParts
 from shoal.node.evaluations import past_losses
 from shoal.node.inbox import Own, StateHeld
+from shoal.node.outcome import Notice
+from shoal.node.rollback_order import RollbackOrder
 from shoal.node.trainer import TrainerEvent
 from shoal.node.trainer_messages import Evaluated
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
-from shoal.protocol.messages import Target, Value
+from shoal.protocol.messages import NO_HASH, Target, Value
 from shoal.protocol.round import Effect, RoundMachine
 
 SPIKE_SHARE = 0.05
@@ -48,39 +51,45 @@ class GoingBack:
         self._custody = parts.custody
         self._put = put
         self._policy = parts.config.rollback
-        self._asked: Target | None = None
+        self._order = RollbackOrder(parts.store.folder)
+        self._asked = self._order.read()
         self._held: dict[Target, bytes] = {}
         self._getting: Target | None = None
-        self._needed: Target | None = None
+        self._needed: tuple[Target, bytes] | None = None
         self._begun = False
         self._losses = past_losses(parts.store.folder / "events.jsonl")
-        self._jobs, self._job_queue = trio.open_memory_channel[Target](1)
+        self._jobs, self._job_queue = trio.open_memory_channel[tuple[Target, bytes]](1)
 
     async def run(self) -> None:
         """Get states, one after the other. Raises StorageError. Cancellation: what is on disk already stays there."""
-        async for target in self._job_queue:
-            await self._obtain(target)
+        async for target, digest in self._job_queue:
+            await self._obtain(target, digest)
 
     # -- the user's order ------------------------------------------------------------------------------------
 
     async def order(self, round: int) -> None:
-        """This node's user wants to go back to `round`. Raises ConfigError where that cannot be proposed."""
+        """This node's user wants to go back to `round`. On disk when this returns.
+
+        Raises ConfigError where it cannot be proposed, StorageError.
+        """
         chain = self._custody.chain
-        if not 0 < round < chain.standing.round:
+        if not 0 <= round < chain.standing.round:
             raise ConfigError(
-                f"--to {round}: the swarm is at round {chain.standing.round} and can go back to rounds before that, "
-                "from round 1 on"
+                f"--to {round}: the swarm is at round {chain.standing.round} and can go back to rounds before that"
             )
         held = await trio.to_thread.run_sync(self._custody.earlier.rounds)
         if round not in held:
             raise ConfigError(f"--to {round}: this node does not have the state of that round, but of {_listed(held)}")
         if self._p.identity.peer_id not in chain.head.members:
             raise ConfigError("this node is no member of the next round; only members roll back")
-        self._asked = Target(round, chain.value(round).hash)
+        asked = Target(round, chain.value(round).hash)
+        await trio.to_thread.run_sync(self._order.write, asked)
+        self._asked = asked
 
-    def withdraw(self) -> None:
-        """Its user does not want to go back any more; what was said in this round stays said."""
+    async def withdraw(self) -> None:
+        """Its user does not want to go back any more; what was said in this round stays said. Raises StorageError."""
         self._asked = None
+        await trio.to_thread.run_sync(self._order.remove)
 
     # -- the round -------------------------------------------------------------------------------------------
 
@@ -90,7 +99,10 @@ class GoingBack:
         self._losses = {round: loss for round, loss in self._losses.items() if round <= newest}
         self._needed = None
         if self._asked is not None and not self._possible(self._asked):
-            self._asked = None
+            await self.withdraw()
+        if self._asked is not None and not self._begun:
+            text = f"still proposing to go back to round {self._asked.round}; `shoal rollback --withdraw` ends that"
+            self._p.on_progress(Notice(text=text))
         kept = [target for target in self._held if self._possible(target)][-HELD_LIMIT:]
         self._held = {target: self._held[target] for target in kept}
         if self._begun and self._getting is None:  # what is there at the start may be what was voted for before
@@ -99,7 +111,7 @@ class GoingBack:
 
     def _possible(self, target: Target) -> bool:
         chain = self._custody.chain
-        return 0 < target.round < chain.standing.round and chain.value(target.round).hash == target.certificate
+        return target.round < chain.standing.round and chain.value(target.round).hash == target.certificate
 
     def note(self, event: TrainerEvent) -> None:
         """The trainer evaluated a state."""
@@ -111,7 +123,7 @@ class GoingBack:
     def advise(self, machine: RoundMachine, now: float) -> list[Effect]:
         """What this node has to say about going back in this round."""
         if self._needed is not None:
-            self._get(self._needed)
+            self._get(*self._needed)
         wanted = self._wanted(machine) if machine.agreement.member else None
         if wanted is None:
             return []
@@ -140,7 +152,7 @@ class GoingBack:
         return not self._losses[newest] <= before + SPIKE_SHARE * abs(before)
 
     def _show(self, machine: RoundMachine, target: Target, now: float) -> Sequence[Effect]:
-        if machine.agreement.digest_of(target) is not None:
+        if machine.agreement.digest_of(target) == self._held[target]:
             return ()
         return machine.holds(target, self._held[target], now)
 
@@ -150,10 +162,10 @@ class GoingBack:
         """This rollback was proposed, and this node cannot vote before it has the state."""
         assert value.rollback
         target = value.rollback.target
-        if target in self._held:
-            self._put(StateHeld(target, self._held[target]))
+        if self._held.get(target) == value.digest:
+            self._put(StateHeld(target, value.digest))
         elif self._possible(target):
-            self._needed = target
+            self._needed = target, value.digest
         else:
             logger.error("round %d: a rollback was proposed to a round that is not certified here", value.round)
 
@@ -161,35 +173,48 @@ class GoingBack:
         """A state is on disk, or was not to be had this time."""
         if event.target == self._getting:
             self._getting = None
-        chain = self._custody.chain
-        if not self._possible(event.target) or event.digest != chain.value(event.target.round).digest:
+        if event.digest is None or not self._possible(event.target):
+            return ()
+        if not self._may_be(event.target, event.digest):
             return ()
         self._held[event.target] = event.digest
-        if event.target == self._needed:
+        if self._needed == (event.target, event.digest):
             self._needed = None
         return () if machine is None else self._show(machine, event.target, trio.current_time())
 
-    def _get(self, target: Target) -> None:
+    def _may_be(self, target: Target, digest: bytes) -> bool:
+        """Whether a state of this digest is that of `target`: the certified one, or an S(0) that nobody certified."""
+        certified = self._custody.chain.digest(target.round)
+        return digest == certified or (target.round == 0 and certified == NO_HASH)
+
+    def _get(self, target: Target, digest: bytes = NO_HASH) -> None:
         if self._getting is None:
             self._getting = target
-            self._jobs.send_nowait(target)
+            self._jobs.send_nowait((target, digest))
 
-    async def _obtain(self, target: Target) -> None:
-        """Have the state on disk; tell the engine its digest, or nothing after a while, so that it may ask again."""
+    async def _obtain(self, target: Target, wanted: bytes) -> None:
+        """Have the state on disk; tell the engine its digest, or nothing after a while, so that it may ask again.
+
+        wanted: the digest that was proposed. Of S(0) this disk may have another one.
+        """
         digest = None
         state = None
         if self._possible(target):
-            state = await self._custody.earlier.find(target.round) or await self._fetch(target)
+            state = await self._custody.earlier.find(target.round)
+            if state is not None and state.round == 0 and wanted != NO_HASH:
+                state = state if await trio.to_thread.run_sync(self._p.shelf.digest, state) == wanted else None
+            if state is None:
+                state = await self._fetch(target, wanted)
         if state is not None:
             digest = await self._custody.earlier.keep(state)
         else:
             await trio.sleep(RETRY_S)
         self._put(StateHeld(target, digest))
 
-    async def _fetch(self, target: Target) -> CertifiedState | None:
+    async def _fetch(self, target: Target, digest: bytes) -> CertifiedState | None:
         value = self._custody.chain.value(target.round)
         try:
-            return await self._custody.fetch_earlier(value, sorted(self._p.links.linked()))
+            return await self._custody.fetch_earlier(value, sorted(self._p.links.linked()), initial=digest)
         except (NetworkError, RemoteError) as error:
             logger.info("%s", error)
             return None

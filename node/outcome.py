@@ -35,6 +35,17 @@ class RoundCertified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStepped:
+    """A round under the strategy gossip is done, with a partner, or alone, and then `why`; the rest as above."""
+
+    round: int
+    partner: str | None
+    why: str
+    loss: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
     """So much of the certified state has come from peers."""
 
@@ -57,4 +68,4 @@ class TrainerTraceback:
     traceback: str
 
 
-Progress = PhaseChanged | RoundCertified | StateFetched | Notice | TrainerTraceback
+Progress = PhaseChanged | RoundCertified | RoundStepped | StateFetched | Notice | TrainerTraceback

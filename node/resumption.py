@@ -242,10 +242,10 @@ class Resumption:
                 older = older or files
         return None if older is None else Found(files=older, exact=False, work=None)
 
-    async def restore_trainer(self, found: Found) -> None:
-        """Have the trainer take over its part, before it is given an anchor."""
+    async def restore_trainer(self, found: Found, *, spent: bool = False) -> None:
+        """Have the trainer take over its part, before it is given an anchor. spent: see `Restore`."""
         path, round = str(found.files.trainer), found.files.position[1]
-        await self._send(Restore(path=path, round=round, exact=found.exact))
+        await self._send(Restore(path=path, round=round, exact=found.exact, spent=spent))
 
 
 def _fits(account: WorkAccount, term: Term, round: int, base: bytes) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 
 from shoal.collectives.finals import Finals
 from shoal.node.events import EventLog
 from shoal.node.trainer_messages import Contribution
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Plan, Term, Value
 
 
@@ -32,6 +34,10 @@ class RoundLog:
             role=role,
         )
 
+    def began(self, round: int, *, members: int) -> None:
+        """Strategy gossip: a round begins, with so many members in sight."""
+        self._events.write("round_started", term=term_text(Term()), round=round, members=members, role="training")
+
     def contributed(self, event: Contribution, tokens: int) -> None:
         """This node's contribution is announced."""
         self._events.write(
@@ -41,6 +47,8 @@ class RoundLog:
             loss=event.loss,
             steps=event.steps,
             seconds=round(event.seconds, 6),
+            wall_s=round(event.wall_s, 6),
+            blocked_s=round(event.blocked_s, 6),
         )
 
     def planned(self, plan: Plan) -> None:
@@ -84,6 +92,31 @@ class RoundLog:
     def rebased(self, value: Value) -> None:
         """The authority opened another term, in which `value` stands for the certificate of its round."""
         self._events.write("rebased", to=value.state_round, **_decision(value))
+
+    def stepped(
+        self,
+        round: int,
+        *,
+        members: Sequence[PeerId],
+        partner: PeerId | None,
+        why: str,
+        tokens: int,
+        reduce_s: float,
+        total_s: float,
+        traffic: dict[str, int],
+    ) -> None:
+        """Strategy gossip: the outer step of a round is made; `why` says what kept it from having a partner."""
+        self._events.write(
+            "stepped",
+            round=round,
+            members=members,
+            partner=partner,
+            why=why,
+            tokens=tokens,
+            reduce_s=builtins.round(reduce_s, 6),
+            total_s=builtins.round(total_s, 6),
+            **traffic,
+        )
 
     def certified(
         self, certificate: Certificate, finals: Finals, *, reduce_s: float, total_s: float, traffic: dict[str, int]

@@ -40,7 +40,7 @@ class SharedTensors:
 def open_memory() -> int:
     """Return the descriptor of a new, empty, nameless file in memory; the caller closes it."""
     if sys.platform == "linux":
-        return os.memfd_create("shoal-trainer", os.MFD_CLOEXEC)
+        return os.memfd_create("shoal-trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -20,7 +20,7 @@ from shoal.node.engine_parts import EngineParts
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Leave, Message, Ready, RoundMessage
+from shoal.protocol.messages import NO_HASH, Leave, Message, Ready, RoundMessage
 
 ANSWER_PERIOD_S = 1.0
 RETRY_S = 1.0
@@ -67,12 +67,18 @@ class StateSync:
         await self._custody.load()
         origin = self._custody.chain.standing
         if origin.round == 0 and self._me in origin.members and not self._custody.current:
-            await self.adopt(await self._p.desk.initial_state())
+            await self._draw()
         while not self._custody.current:
             before_attempt()
             await self._fetch(from_all=True)
             if not self._custody.current:
                 await trio.sleep(RETRY_S)
+
+    async def _draw(self) -> None:
+        """As a founder, draw S(0); where the swarm went back to another one, that is left to peers."""
+        state, certified = await self._p.desk.initial_state(), self._custody.chain.digest(0)
+        if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.shelf.digest, state)):
+            await self.adopt(state)
 
     async def catch_up(self, *, in_round: bool) -> bool:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later.

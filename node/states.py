@@ -21,8 +21,8 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateHeader, StateKind, chunk_bytes, header_of
 from shoal.collectives.vectors import VectorPool
-from shoal.node.finals_file import FinalsFile
-from shoal.node.state_files import FinalsWriter, read_finals, read_state, write_state
+from shoal.node.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.node.state_files import read_state, write_state
 from shoal.node.store import disk_errors
 from shoal.protocol.errors import LocalError, ShoalError
 from shoal.protocol.messages import Plan
@@ -230,11 +230,11 @@ class StateShelf:
     def save_state(self, state: CertifiedState) -> None:
         """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
 
-        Raises StorageError.
+        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
         """
         write_state(self._state_path(state.round), state, self.header(state))
         with disk_errors(self._folder):
-            for round in self.saved_rounds()[STATES_KEPT:]:
+            for round in filter(None, self.saved_rounds()[STATES_KEPT:]):
                 self._state_path(round).unlink(missing_ok=True)
             size = 0
             before = [path for round, _, path in self._finals_files() if round <= state.round]
@@ -277,9 +277,10 @@ class StateShelf:
     def _state_path(self, round: int) -> Path:
         return self._folder / "state" / f"{round}.safetensors"
 
-    def finals_writer(self, plan: Plan) -> FinalsWriter:
-        """Writes the finals of `plan` to where `finals` finds them."""
-        return FinalsWriter(self._folder / "finals" / f"{plan.round}-{plan.hash.hex()}", plan)
+    def finals_writer(self, finals: Finals) -> FinalsWriter:
+        """Writes finals to where `finals` finds them."""
+        plan = finals.plan
+        return FinalsWriter(self._folder / "finals" / f"{plan.round}-{plan.hash.hex()}", finals)
 
     def _finals_files(self) -> list[tuple[int, bytes, Path]]:
         """(round, plan hash, path) of the finals on disk, oldest first."""

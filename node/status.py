@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
+from shoal.node.gossip_engine import GossipEngine
 from shoal.node.round_log import term_text
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Consent
+from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SOFTWARE = f"shoal {importlib.metadata.version('shoal')}"
 
 def node_record(daemon: Daemon) -> NodeRecord:
     """The record that is gossiped."""
-    head = daemon.chain.head
+    term, round = daemon.position
     return NodeRecord(
         peer=daemon.identity.peer_id,
         control_addresses=daemon.host.addresses[:ADDRESS_LIMIT],
@@ -32,8 +33,8 @@ def node_record(daemon: Daemon) -> NodeRecord:
         upload_bytes_per_s=float(daemon.config.max_upload or 0),
         download_bytes_per_s=float(daemon.config.max_download or 0),
         phase=daemon.record_phase,
-        term=(head.term.rebases, head.term.rollbacks),
-        round=head.round,
+        term=(term.rebases, term.rollbacks),
+        round=round,
         incarnation=daemon.members.machine.incarnation,
         boot=daemon.boot,
     )
@@ -41,23 +42,31 @@ def node_record(daemon: Daemon) -> NodeRecord:
 
 def status(daemon: Daemon) -> dict[str, JsonValue]:
     """What `shoal status` shows; the keys are listed in docs/protocol.md."""
-    head, state = daemon.chain.head, daemon.custody.state
-    machine = daemon.engine.machine
-    members = [_member(daemon, peer) for peer in head.members]
-    traffic = daemon.host.traffic
+    engine, traffic = daemon.engine, daemon.host.traffic
+    if isinstance(engine, GossipEngine):
+        term, round, digest = Term(), engine.state_round, None
+        electorate = (daemon.identity.peer_id, *sorted(engine.others))
+        rollbacks, missing = list[RollbackStatus](), list[str]()
+    else:
+        head, state, machine = daemon.chain.head, daemon.custody.state, engine.machine
+        term, round, electorate = head.next_term, head.state_round, head.members
+        digest = None if state is None else daemon.shelf.header(state).digest.hex()
+        rollbacks = [] if machine is None else _rollbacks(machine.consents())
+        missing = [] if machine is None else [str(peer) for peer in machine.missing()]
     document = Status(
         peer_id=daemon.identity.peer_id,
         swarm_id=daemon.swarm_id.hex(),
         addresses=list(daemon.host.addresses),
-        phase=daemon.engine.phase,
-        term=term_text(head.next_term),
-        round=head.state_round,
-        digest=None if state is None else daemon.shelf.header(state).digest.hex(),
-        members=members,
-        rollbacks=[] if machine is None else _rollbacks(machine.consents()),
-        missing=[] if machine is None else list(machine.missing()),
+        phase=engine.phase,
+        term=term_text(term),
+        round=round,
+        digest=digest,
+        members=[_member(daemon, peer) for peer in electorate],
+        rollbacks=rollbacks,
+        missing=missing,
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,
+        blocked_fraction=daemon.desk.blocked_fraction,
         bytes=BytesStatus(
             sent=daemon.lanes.bytes_sent + traffic.bytes_sent,
             received=daemon.lanes.bytes_received + traffic.bytes_received,

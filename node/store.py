@@ -8,12 +8,13 @@
     chain.log           certificates and rebases, in order
     rebases.log         at the authority's: every rebase that was signed here (authority.py)
     layout.json         names and shapes of the model's parameters, for exports
-    state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back
+    state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back; and S(0)
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
     resume/<term>-<round>.trainer, .work        what this node alone knows, of the last rounds (resumption.py)
     checkpoints/<term>-<round>/ everything of one round (checkpoint_folder.py)
     rollback/<round>.safetensors    a state that this node agreed to go back to (earlier_states.py)
+    rollback.order      that its user wants to go back, as long as that stands (rollback_order.py)
     transfer/<term>-<round>-<digest>/   a state on its way here (transfer_files.py)
     events.jsonl        the event log
     rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied
@@ -51,28 +52,31 @@ AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError of this folder's disk into a StorageError that says what to do."""
+def disk_errors(path: Path, *, option: str = "--data-dir") -> Iterator[None]:
+    """Turns an OSError of this folder's disk into a StorageError that says what to do.
+
+    option: with which the user chose the folder.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"the disk under {path} is full; free some space or choose another --data-dir"
-            ) from error
+            raise StorageError(f"the disk under {path} is full; free some space or choose another {option}") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(
-                f"{path} cannot be written; give this user the folder or choose another --data-dir"
+                f"{path} cannot be written; give this user the folder or choose another {option}"
             ) from error
-        raise StorageError(f"{path}: {error.strerror}; check the disk or choose another --data-dir") from error
+        raise StorageError(f"{path}: {error.strerror}; check the disk or choose another {option}") from error
 
 
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--data-dir") -> None:
     """Replace `path` by the joined `parts` such that a crash leaves either the old or the new content.
+
+    option: see `disk_errors`.
 
     Large files are synced piece by piece: the next small record that must be durable then waits for one piece at most.
     """
-    with disk_errors(path.parent):
+    with disk_errors(path.parent, option=option):
         partial = path.with_name(path.name + ".partial")
         try:
             with partial.open("wb", buffering=0) as file:

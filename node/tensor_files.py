@@ -79,10 +79,12 @@ def element_bytes(dtype: str) -> int:
     return np.dtype(_DTYPES[dtype]).itemsize
 
 
-def write_tensors(path: Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, str]) -> int:
+def write_tensors(
+    path: Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, str], *, option: str = "--data-dir"
+) -> int:
     """Write `tensors` durably, those of wide elements first; a crash leaves the old file or the new one.
 
-    Returns the bytes written. Raises StorageError.
+    option: with which the user chose the folder. Returns the bytes written. Raises StorageError.
     """
     ordered = sorted(tensors, key=lambda tensor: -element_bytes(tensor.dtype))
     hasher = _hasher(metadata)
@@ -98,7 +100,7 @@ def write_tensors(path: Path, tensors: Sequence[TensorBytes], metadata: Mapping[
         raise LocalError(f"a header of {len(header)} bytes")
     head = len(header).to_bytes(_LENGTH_BYTES, "little") + header
     try:
-        write_atomically(path, head, *(tensor.data for tensor in ordered))
+        write_atomically(path, head, *(tensor.data for tensor in ordered), option=option)
     except StorageError as error:
         raise StorageError(f"{path} was not written: {error}") from error
     return len(head) + offset

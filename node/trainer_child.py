@@ -2,7 +2,7 @@
 
 `running_child` owns the process from spawn to reaping. What comes of it is told by exceptions: `ChildDied` when
 it ended unasked, `ChildRaised` when it reported what its workload raised. The policy (start again or give up)
-is `shoal.node.trainer`'s.
+is `shoal.node.trainer`'s. `TrainerConnection` is the part that does not care whose process it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -44,20 +45,28 @@ class ChildRaised(Exception):
         self.failed = failed
 
 
-class TrainerChild:
-    """A running trainer: one task receives, any task sends."""
+class TrainerConnection(ABC):
+    """The daemon's end of a trainer's control stream: one task receives, any task sends."""
 
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        self.process = process
+    def __init__(self, stream: trio.SocketStream, *, pid: int) -> None:
+        self.pid = pid
         self._stream = stream
         self._sending = trio.Lock()
         self._framing = Framing()
         self._frames: deque[bytes] = deque()
 
-    async def send(self, command: Command) -> None:
-        """Send a command; to a dead child it goes nowhere, which `receive` will notice.
+    @abstractmethod
+    def _give_up(self) -> None:
+        """It reads no orders: end it, or at least the stream."""
 
-        A child that does not read for `SEND_DEADLINE_S` is killed. Cancellation: delivered whole or not at
+    @abstractmethod
+    async def _ending(self) -> str:
+        """The stream ended: say how its process did."""
+
+    async def send(self, command: Command) -> None:
+        """Send a command; to a dead trainer it goes nowhere, which `receive` will notice.
+
+        One that does not read for `SEND_DEADLINE_S` is given up. Cancellation: delivered whole or not at
         all, since half a frame would garble what follows.
         """
         data = pack(command)
@@ -68,27 +77,45 @@ class TrainerChild:
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return
             if scope.cancelled_caught:
-                logger.warning("the trainer reads no orders; killing it")
-                self.process.kill()
+                logger.warning("the trainer reads no orders; ending it")
+                self._give_up()
 
     async def receive(self) -> Report:
         """Return the next report. Raises `ChildDied` at its end, `ChildRaised` in place of a `Failed`.
 
         Cancellation: nothing is lost.
         """
-        while not self._frames:
-            try:
-                data = await self._stream.receive_some(READ_BYTES)
-            except trio.BrokenResourceError:
-                data = b""
-            if not data:
-                await self._reap(patience_s=STOP_DEADLINE_S)
-                raise ChildDied(_describe_exit(self.process.returncode))
-            self._frames.extend(self._framing.feed(data))
-        report = unpack_report(self._frames.popleft())
+        report = unpack_report(await self.receive_frame())
         if isinstance(report, Failed):
             raise ChildRaised(report)
         return report
+
+    async def receive_frame(self) -> bytes:
+        """Return the next frame as it came. Raises `ChildDied` at the stream's end. Cancellation: nothing is lost."""
+        while not self._frames:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                raise ChildDied(await self._ending())
+            self._frames.extend(self._framing.feed(data))
+        return self._frames.popleft()
+
+
+class TrainerChild(TrainerConnection):
+    """A trainer that the daemon spawned."""
+
+    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
+        super().__init__(stream, pid=process.pid)
+        self.process = process
+
+    def _give_up(self) -> None:
+        self.process.kill()
+
+    async def _ending(self) -> str:
+        await self._reap(patience_s=STOP_DEADLINE_S)
+        return _describe_exit(self.process.returncode)
 
     async def stop(self) -> None:
         """Ask the child to stop, kill it if it does not, and reap it. Cancellation: finishes all the same."""

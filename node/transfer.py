@@ -6,7 +6,8 @@
                                                          └── at the end, a faster donor has room ──► asked of both
 
 * A donor's window is what it brings in AHEAD_S at its measured rate: enough to keep a long line busy, and little to
-  lose. Whoever is fastest and has room is asked first, so every donor carries what its bandwidth is.
+  lose. Until the rate is known, the window is what the donor has brought so far, so that it doubles with every turn.
+  Whoever is fastest and has room is asked first, so every donor carries what its bandwidth is.
 * When nothing is left to be asked for, a donor with room takes over chunks that another would take more than
   STEAL_FACTOR times as long for. Whoever is first counts; the other's bytes are dropped.
 * A donor is out for the rest of the transfer when it does not hold a chunk, its lane breaks, it stalls, or a chunk of
@@ -30,7 +31,7 @@ from shoal.protocol.identity import PeerId
 
 AHEAD_S: Final = 0.5
 WINDOW_FIRST_BYTES: Final = 1 << 20
-"""Asked of a donor whose rate is not known yet."""
+"""Asked of a donor whose rate is not known yet, to begin with."""
 WINDOW_LIMIT_BYTES: Final = 32 << 20
 WINDOW_MIN_CHUNKS: Final = 2
 """A donor never runs dry between a chunk and the next request, however large the chunks are."""
@@ -122,13 +123,20 @@ class _Donor:
     owed: dict[int, None] = field(default_factory=dict)
     owed_bytes: int = 0
     arrived_bytes: int = 0
+    added_at: float = 0.0
+
+    def busy_s(self, now: float) -> float:
+        """How long it has work for; 0 while nothing has come of it."""
+        seconds = max(now - self.added_at, 1e-3)
+        rate = self.arrived_bytes / seconds if self.rate is None else max(self.rate, 1.0)
+        return self.owed_bytes / rate if rate else 0.0
 
     def has_room(self, size: int) -> bool:
         """Whether its window takes another chunk."""
         if len(self.owed) < WINDOW_MIN_CHUNKS:
             return True
-        window = WINDOW_FIRST_BYTES if self.rate is None else min(self.rate * AHEAD_S, WINDOW_LIMIT_BYTES)
-        return self.owed_bytes + size <= window and len(self.owed) < WINDOW_LIMIT_CHUNKS
+        window = max(WINDOW_FIRST_BYTES, self.arrived_bytes) if self.rate is None else self.rate * AHEAD_S
+        return self.owed_bytes + size <= min(window, WINDOW_LIMIT_BYTES) and len(self.owed) < WINDOW_LIMIT_CHUNKS
 
 
 class Transfer:
@@ -177,7 +185,7 @@ class Transfer:
         if peer in self._donors:
             raise LocalError(f"{peer} is a donor already")
         self._out.pop(peer, None)
-        self._donors[peer] = _Donor(peer, rate, moved_at=now, anything_at=now, sample_at=now)
+        self._donors[peer] = _Donor(peer, rate, moved_at=now, anything_at=now, sample_at=now, added_at=now)
 
     def moved(self, peer: PeerId, total: int, anything: int, now: float) -> None:
         """Since the beginning `total` bytes of what was asked for came from `peer`, and `anything` over its lanes."""
@@ -255,6 +263,8 @@ class Transfer:
             self._let_go(donor, chunk)
         if not askers:  # it came after its donor was given up
             self._free.remove(chunk)
+        if peer in self._donors:
+            self._donors[peer].arrived_bytes += self._sizes[chunk]
         self._arrived_bytes[peer] = self._arrived_bytes.get(peer, 0) + self._sizes[chunk]
         return [donor.peer for donor in askers if donor.peer != peer]
 
@@ -291,6 +301,12 @@ class Transfer:
     @staticmethod
     def _patience_ends(donor: _Donor) -> float:
         return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)
+
+    def busy_s(self, now: float) -> float:
+        """For how long no donor will have done all that was asked of it, if they are as fast as so far."""
+        if self._free and not all(donor.owed for donor in self._donors.values()):
+            return 0.0
+        return min((donor.busy_s(now) for donor in self._donors.values() if donor.owed), default=0.0)
 
     def deadline(self) -> float:
         """When `look` may find somebody who stalls; infinity if nobody owes anything."""

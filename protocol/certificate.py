@@ -101,7 +101,7 @@ def _goes_back(value: Value, previous: Value) -> bool:
     assert value.rollback
     return (
         (value.plan, value.bitmaps, value.tokens) == (NO_HASH, NO_HASH, 0)
-        and 0 < value.rollback.target.round <= previous.state_round
+        and value.rollback.target.round <= previous.state_round
         and value.planner in previous.members
         and set(value.members) == set(previous.members) - set(value.leaves)
     )

@@ -5,7 +5,7 @@
 
 A rollback ends a term and leaves what came before it in the list: its quorum is judged by the certificate before it. A
 rebase takes the place of whatever the list has after C(k). The *branch* has, for each round, the certificate that led
-to the state on which the chain stands.
+to the state on which the chain stands. S(0) has none: the first rollback to it certifies its digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Entry, Rebase, Term, Value
+from shoal.protocol.messages import NO_HASH, Entry, Rebase, Term, Value
 from shoal.protocol.terms import check_rebase, is_signed
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Chain:
         self._heights: dict[bytes, int] = {self._genesis.hash: 0}
         self._decisions: dict[Position, int] = {}
         self._rebases: dict[int, int] = {}
+        self._initial = NO_HASH
 
     @property
     def head(self) -> Value:
@@ -78,8 +79,10 @@ class Chain:
 
     def _leads_back(self, value: Value) -> bool:
         assert value.rollback
-        target = self._branch[value.rollback.target.round]
-        return (target.hash, target.digest) == (value.rollback.target.certificate, value.digest)
+        round, certificate = value.rollback.target.round, value.rollback.target.certificate
+        digest = self.digest(round)
+        first_to_initial = round == 0 and digest == NO_HASH
+        return self._branch[round].hash == certificate and (first_to_initial or digest == value.digest)
 
     def _rebase(self, rebase: Rebase) -> bool:
         known = self.rebase_of(rebase.value.term.rebases)
@@ -114,6 +117,8 @@ class Chain:
             self._decisions[value.term, value.round] = self.height
             if not value.rollback:
                 self._branch.append(value)
+            elif value.state_round == 0:
+                self._initial = value.digest
         del self._branch[value.next_round :]
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -129,11 +134,19 @@ class Chain:
         """The value that led to the state of `round` (0 is genesis). Raises IndexError past the state at the head."""
         return self._branch[round]
 
-    def back_to(self, value: Value) -> Chain:
-        """The chain as it was when `value`, which is in it, was its head."""
+    def digest(self, round: int) -> bytes:
+        """The certified digest of the state of `round`; NO_HASH for S(0) as long as no rollback led to it.
+
+        Raises IndexError past the state at the head.
+        """
+        return self._branch[round].digest if round else self._initial
+
+    def back_to(self, value: Value, *, initial: bytes = NO_HASH) -> Chain:
+        """The chain as it was when `value`, which is in it, was its head. initial: the digest of S(0), if known."""
         before = Chain(self._genesis, self._authority)
         for entry in self._entries[: self._heights[value.hash]]:
             before._append(entry)
+        before._initial = self._initial if initial == NO_HASH else initial
         return before
 
     def after_base(self, base: bytes) -> Entry | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,14 @@ OPTION_TEXT_LIMIT_CHARS = 1024
 BOOTSTRAP_LIMIT = 64
 ADDRESS_LIMIT_CHARS = 256
 CHUNK_VALUES_STEP = 4096
-STRATEGIES_BUILT = ("diloco",)
+STRATEGIES_BUILT = ("diloco", "streaming", "sparse", "gossip")
+
+STRATEGY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": 1},
+    "sparse": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95, "norm_clip": True},
+    "gossip": {"codec": "bf16", "outer_momentum": 0.5},
+}
+"""What [sync] has under a strategy where it says nothing itself, and that differs from the keys' own defaults."""
 
 Option = str | int | float | bool
 
@@ -143,22 +150,135 @@ class WorkloadSection(Message, frozen=True, kw_only=True):
 class SyncSection(Message, frozen=True, kw_only=True):
     """What is exchanged, and when."""
 
-    inner_steps: Annotated[int, Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds.")]
+    inner_steps: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
+    ]
     strategy: Annotated[
         Literal["diloco", "ddp", "streaming", "sparse", "gossip"],
-        Meta(description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient."),
+        Meta(
+            description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient. sparse: of "
+            "that only the largest values, what is left out is carried on, and the outer step is plain. streaming: the "
+            "parameters in fragments, each with rounds of its own in turn, beside which training goes on. gossip: each "
+            "round with one other member, drawn at random; no two hold the same parameters, and nothing is certified."
+        ),
     ] = "diloco"
+    fragments: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="With strategy = streaming: in how many parts the parameters travel, one every "
+            "inner_steps / fragments steps.",
+        ),
+    ] = 1
+    overlap_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Optimizer steps that are made before a round's outcome is waited for, and applied: 0 or "
+            "more, up to the steps between two rounds. More hide more of a slow network.",
+        ),
+    ] = 0
+    mixing: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="With strategy = streaming: how much of its own values a node keeps of a fragment when the "
+            "round's outcome is applied; 1 would ignore that.",
+        ),
+    ] = 0.5
     outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
+    gossip_gamma: Annotated[
+        float,
+        Meta(
+            gt=0,
+            lt=2,
+            description="With strategy = gossip: how strongly two partners are pulled together. Less than "
+            "2 (1 - outer_momentum^2), beyond which members drift apart.",
+        ),
+    ] = 0.6
     codec: Annotated[
-        Literal["fp32", "bf16", "int8", "int4"],
-        Meta(description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each)."),
+        Literal["fp32", "bf16", "int8", "int4", "topk"],
+        Meta(
+            description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each), or topk "
+            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places)."
+        ),
     ] = "int8"
+    top_k: Annotated[
+        int, Meta(ge=1, le=4096, description="With codec = topk: values that a node sends of each 4096.")
+    ] = 64
+    final_top_k: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="With codec = topk: values of each 4096 that their mean has room for. Of more the largest "
+            "remain; as many times top_k as there are nodes loses none.",
+        ),
+    ] = 256
+    error_feedback: Annotated[
+        float,
+        Meta(ge=0, le=1, description="What a node did not send, or lost in encoding, counts this much a round later."),
+    ] = 1.0
+    norm_clip: Annotated[
+        bool, Meta(description="Whether a contribution is scaled down to the norm of the median one.")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES_BUILT:
             built = ", ".join(STRATEGIES_BUILT)
             raise ValueError(f"strategy {self.strategy!r} is not built in this version; use {built}")
+        self._check_steps()
+        self._check_gossip()
+        if (self.strategy == "sparse") != (self.codec == "topk"):
+            raise ValueError('strategy = "sparse" and codec = "topk" belong together; leave the codec out, or both')
+        if self.codec == "topk" and self.final_top_k < self.top_k:
+            raise ValueError(f"final_top_k is {self.final_top_k}; it needs room for one contribution, {self.top_k}")
+
+    def _check_gossip(self) -> None:
+        if self.strategy != "gossip":
+            if self.gossip_gamma != 0.6:
+                raise ValueError('gossip_gamma has a meaning with strategy = "gossip" only')
+            return
+        if self.codec not in ("bf16", "fp32"):
+            raise ValueError('strategy = "gossip" sends parameters and not updates: use codec bf16 or fp32')
+        if self.norm_clip or self.error_feedback != 1:
+            raise ValueError('norm_clip and error_feedback have no meaning with strategy = "gossip"')
+        limit = 2 * (1 - self.outer_momentum**2)
+        if self.gossip_gamma >= limit:
+            raise ValueError(f"gossip_gamma is {self.gossip_gamma}; with this outer_momentum it must be < {limit:.4g}")
+
+    def _check_steps(self) -> None:
+        if self.strategy != "streaming":
+            if self.fragments > 1 or self.mixing != 0.5:
+                raise ValueError('fragments and mixing have a meaning with strategy = "streaming" only')
+            if self.overlap_steps and self.strategy != "diloco":
+                raise ValueError('overlap_steps has a meaning with strategy = "diloco" or "streaming" only')
+        if self.inner_steps % self.fragments:
+            raise ValueError(f"inner_steps is {self.inner_steps}, which {self.fragments} fragments do not divide")
+        if self.overlap_steps > self.round_steps:
+            raise ValueError(
+                f"overlap_steps is {self.overlap_steps}; between two rounds there are only {self.round_steps} steps"
+            )
+
+    @property
+    def applied_mixing(self) -> float | None:
+        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
+        return self.mixing if self.strategy == "streaming" else None
+
+    @property
+    def round_steps(self) -> int:
+        """How many optimizer steps there are between two rounds."""
+        return self.inner_steps // self.fragments
+
+    @property
+    def plan_codec(self) -> str:
+        """What a plan calls the codec: with the numbers of values, where it has such."""
+        return f"topk{self.top_k}-{self.final_top_k}" if self.codec == "topk" else self.codec
 
 
 class InnerSection(Message, frozen=True, kw_only=True):
@@ -292,11 +412,19 @@ def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
 def validate_manifest(raw: object, *, source: str) -> Manifest:
     """`raw` (plain tables, or a Manifest built in code), every type and range checked. Raises ConfigError."""
     try:
-        plain = raw if isinstance(raw, dict) else msgspec.to_builtins(raw)
+        plain = _with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
         _refuse_non_finite(plain)
         return msgspec.convert(plain, Manifest)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(explain_validation(str(error), Manifest, source)) from None
+
+
+def _with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
+    """`tables` with what the strategy implies for [sync], in the place of what is left out."""
+    sync = tables.get("sync")
+    if not isinstance(sync, dict) or not isinstance(sync.get("strategy"), str):
+        return tables
+    return {**tables, "sync": {**STRATEGY_DEFAULTS.get(sync["strategy"], {}), **sync}}
 
 
 def _refuse_non_finite(tables: dict[str, Any]) -> None:

@@ -35,9 +35,12 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: from the joiner's first request to the state assembled, the median. lane_ratio: its part of the lanes'
     rate, the median over neighbouring runs. extra_mb: by how much more than the state the joiner's memory grew at its
-    peak. by_donor: bytes of the last transfer. capped_mb_per_s: in the second
-    part, all donors together. cpu_s_per_gb, lane_cpu_s_per_gb: processor time of joiner and donors, for a state and for
-    as many bare frames; capped_cpu_s_per_gb: that of the donors alone under the cap.
+    peak. by_donor: bytes of the last transfer. cpu_s_per_gb, lane_cpu_s_per_gb: processor time of joiner and donors,
+    for a state and for as many bare frames.
+
+    Of the second part, None without it: donor_rate_ratio, and donor_wall_ratio by the clock; capped_donors, how many
+    trained and served; capped_mb_per_s, what the joiner got of them together, and cap_mb_per_s, what their caps allow;
+    capped_cpu_s_per_gb, the processor time of the donors alone.
     """
 
     state_mb: float
@@ -49,7 +52,10 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
     lane_ratio: float
     runs_mb_per_s: tuple[float, ...]
     lane_runs_mb_per_s: tuple[float, ...]
+    donor_wall_ratio: float | None
+    capped_donors: int | None
     capped_mb_per_s: float | None
+    cap_mb_per_s: float | None
     capped_cpu_s_per_gb: float | None
     cpu_s_per_gb: float
     lane_cpu_s_per_gb: float
@@ -67,7 +73,10 @@ def measure_join(bench: JoinBench) -> JoinSpeed:
     return msgspec.structs.replace(
         speed,
         donor_rate_ratio=found.ratio,
+        donor_wall_ratio=found.wall_ratio,
+        capped_donors=found.donors,
         capped_mb_per_s=found.served_mb_per_s,
+        cap_mb_per_s=found.cap_mb_per_s,
         capped_cpu_s_per_gb=found.cpu_s_per_gb,
     )
 
@@ -102,7 +111,10 @@ async def _measure(bench: JoinBench, folder: Path) -> JoinSpeed:
         lane_ratio=round(statistics.median(ratios), 3),
         runs_mb_per_s=tuple(round(bench.state_bytes / run / 1e6, 1) for run in joins),
         lane_runs_mb_per_s=tuple(round(run, 1) for run in lanes),
+        donor_wall_ratio=None,
+        capped_donors=None,
         capped_mb_per_s=None,
+        cap_mb_per_s=None,
         capped_cpu_s_per_gb=None,
         cpu_s_per_gb=round(statistics.median(join_cpu), 3),
         lane_cpu_s_per_gb=round(statistics.median(lane_cpu), 3),

@@ -45,7 +45,7 @@ REPETITIONS: Final = 3
 STATE_MB_LIMITS: Final = (1, 16_000)
 DONOR_LIMITS: Final = (1, 16)
 SERVING_S: Final = 8.0
-"""At least so long are states fetched from training donors, which train undisturbed before and after, half as long."""
+"""At least so long are states fetched from training donors, and as long do these train undisturbed in between."""
 DEADLINE_S: Final = 120.0
 POOL_FRAMES: Final = 128
 """Bare frames land in memory that was touched before, and does not fit a cache."""
@@ -141,7 +141,7 @@ class Joiner:
         self._bench = bench
         self._folder = folder
         self._calls = calls
-        self._donors = donors
+        self.donors = donors
         self._locks = {peer: trio.Lock() for peer in calls}
         self._joins = 0
         self.peers = tuple(calls)
@@ -160,7 +160,7 @@ class Joiner:
 
     def donors_cpu_s(self) -> float:
         """Processor time of the donors so far."""
-        return sum(sum(psutil.Process(donor.pid).cpu_times()[:2]) for donor in self._donors)
+        return sum(sum(psutil.Process(donor.pid).cpu_times()[:2]) for donor in self.donors)
 
     async def begin(self) -> None:
         """Learn from the donors which state they have, and put it under a certificate."""
@@ -185,6 +185,11 @@ class Joiner:
 
     async def join(self) -> tuple[CertifiedState, float, float]:
         """Fetch the state as a newcomer; it, the seconds from the first request on, and the processor time."""
+        self.become_newcomer()
+        return await self.fetch()
+
+    def become_newcomer(self) -> None:
+        """Have nothing of the state, and memory ready for it."""
         self._joins += 1
         folder = self._folder / f"join{self._joins}"
         for name in ("state", "finals"):
@@ -199,8 +204,11 @@ class Joiner:
             outer=OuterSettings(),
         )
         self.catchup.shape = ("int8", self._bench.numel, self._bench.chunk_values)
-        chain = _chain_to(self._digest)
         self.catchup.prepare()  # as a node does when its model is built
+
+    async def fetch(self) -> tuple[CertifiedState, float, float]:
+        """Fetch the state, once, after `become_newcomer`; what `join` returns."""
+        chain = _chain_to(self._digest)
         cpu, began = self.cpu_s(), time.perf_counter()
         with trio.fail_after(DEADLINE_S):
             state = await self.catchup.advance(None, chain, self.peers, _ignore)

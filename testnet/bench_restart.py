@@ -2,8 +2,9 @@
 
 One node alone, founder of its swarm, is killed (SIGKILL) in the middle of a round's training and started again with the
 same data folder, some times over. A restart begins when its process is started and ends when the first inner step
-begins, which is told by the event `contributed`: its time less the seconds that the stretch took. (That counts the time
-to encode the contribution, too.) Importing torch is timed inside the trainer process and reported beside it.
+begins: the trainer has its orders by then, and steps as soon as it has evaluated the state that it goes on from, which
+the event `evaluated` tells. Importing torch is timed inside the trainer process and reported beside it, and taken off;
+what the node does beside the import costs nothing then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class _Event(msgspec.Struct, frozen=True):
     at: float
     event: str
     round: int = 0
-    seconds: float = 0.0
     import_s: float = 0.0
     exact: bool = False
 
@@ -128,9 +128,10 @@ class _Node:
     def restart(self) -> Restart:
         """Start again; returns once it has trained and contributed."""
         self.start()
-        contributed = self.wait("contributed")
+        self.wait("contributed")
+        trained_from = max(self.wait("evaluated").at, self.wait("round_started").at)
         return Restart(
-            total_s=contributed.at - contributed.seconds - self._began_at,
+            total_s=trained_from - self._began_at,
             import_torch_s=self.wait("trainer_started").import_s,
             exact=self.wait("resumed").exact,
         )

@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args, get_type_hints
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from shoal.node.config import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import SyncSection
 
 Kind = Literal[
     "kill",
@@ -36,7 +35,7 @@ _two: of two at once; _repair: of one, and of a second while the loss is repaire
 certified the round; _continue: for a while; _kill: and SIGKILL after a while; _two: one stopped, one killed. cut: all
 lanes broken, the links left alone, between one and another (_pair) or all others (_all)."""
 
-CODECS: Final[tuple[str, ...]] = get_args(get_type_hints(SyncSection)["codec"])
+CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 PEERS: Final = (3, 4, 5, 6)
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000

@@ -62,6 +62,22 @@ class Certified(Event, frozen=True, kw_only=True):
     control_sent: int = 0
 
 
+class Stepped(Certified, frozen=True, kw_only=True):
+    """Strategy gossip: the node made the outer step of a round, which nobody certifies; without a partner if None."""
+
+    term: str = "0.0"
+    digest: str = ""
+    value: str = ""
+    partner: str | None = None
+
+
+class Contributed(Event, frozen=True, kw_only=True):
+    """The node announced a contribution, `wall_s` after the one before; so much of that it was blocked by the round."""
+
+    wall_s: float = 0.0
+    blocked_s: float = 0.0
+
+
 class RolledBack(Event, frozen=True, kw_only=True):
     """The round decided to go back to the state of round `to`, whose digest this is."""
 
@@ -97,6 +113,8 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "round_started": RoundStarted,
     "holding": Holding,
     "certified": Certified,
+    "stepped": Stepped,
+    "contributed": Contributed,
     "rolled_back": RolledBack,
     "evaluated": Evaluated,
     "caught_up": CaughtUp,

@@ -10,7 +10,7 @@ from html import escape
 from itertools import chain
 
 from shoal.testnet.plot import loss_points
-from shoal.testnet.report import FaultReport, NodeReport, Report, ok
+from shoal.testnet.report import FaultReport, NodeReport, Report, digests_word, ok
 from shoal.testnet.scenario import whom
 
 WIDTH = 860
@@ -73,7 +73,7 @@ def _verdict(report: Report) -> str:
     word = '<span class="good">Exact.</span>' if good else '<span class="bad">Not as it should be.</span>'
     facts = (
         f"{report.rounds_certified} of {report.scenario.rounds} rounds certified, {report.forks} forks, "
-        f"{report.wrong_values} wrong values, digests {'equal' if report.digests_equal else 'not equal'}, "
+        f"{report.wrong_values} wrong values, digests {digests_word(report, 'not equal')}, "
         f"{report.wall_s:.1f} s."
     )
     notes = [*report.unverified, *([report.trouble] if report.trouble else [])]

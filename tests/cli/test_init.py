@@ -29,6 +29,15 @@ def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pyt
     assert err == ""
 
 
+def test_init_of_a_sparse_swarm_writes_what_that_implies(tmp_path: Path) -> None:
+    assert init(tmp_path, "--strategy", "sparse") == 0
+    sync = load_manifest(tmp_path / "swarm.toml").sync
+    assert (sync.strategy, sync.plan_codec, sync.norm_clip) == ("sparse", "topk64-256", True)
+    text = (tmp_path / "swarm.toml").read_text()
+    for line in ('codec = "topk"', "outer_momentum = 0.0", "error_feedback = 0.95", "final_top_k = 256"):
+        assert f"\n{line}\n" in text
+
+
 def test_init_keeps_its_keys_private(tmp_path: Path) -> None:
     init(tmp_path)
     for name in ("node.key", "authority.key"):
@@ -40,7 +49,7 @@ def test_init_comments_every_section(tmp_path: Path) -> None:
     text = (tmp_path / "swarm.toml").read_text()
     for section in ("swarm", "workload", "sync", "inner", "round", "network"):
         assert f"\n[{section}]\n" in f"\n{text}"
-    assert "# H: optimizer steps between two rounds." in text
+    assert "# H: optimizer steps between two rounds" in text
 
 
 def test_init_overwrites_only_when_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +75,7 @@ def test_init_again_keeps_the_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--strategy", "streaming"], "not built in this version; use diloco"),
+        (["--strategy", "ddp"], "not built in this version; use diloco"),
         (["--strategy", "dilco"], "'dilco' is none of diloco"),
         (["--workload", "../text"], "[workload] name"),
         (["--admission", "anyone"], "'--admission'"),

@@ -51,7 +51,7 @@ def test_orders_reach_the_node(asked: Asked, capsys: pytest.CaptureFixture[str])
     [
         (["rollback"], "shoal rollback --to ROUND"),
         (["rollback", "--to", "3", "--withdraw"], "shoal rollback --to ROUND"),
-        (["rollback", "--to", "0"], "must be 1 or more"),
+        (["rollback", "--to=-1"], "must be 0, the initial state, or a round"),
         (["rollback", "--to", "three"], "--help"),
         (["rebase"], "shoal rebase --forget PEER"),
     ],

@@ -23,7 +23,7 @@ from shoal.protocol.wire import canonical, decode
 from shoal.swarm.chunks import ChunkExchange
 from shoal.swarm.frame import BULK_KINDS, FrameHeader, FrameKind
 from shoal.swarm.moved import Moved
-from tests.node.ledger import OUTER, Ledger
+from tests.node.ledger import Ledger
 
 ME = PeerId("me")
 
@@ -73,7 +73,7 @@ class World:
             lanes=SimpleNamespace(ensure=self._ensure, moved=lambda peer: Moved()),  # type: ignore[arg-type]
             chunks=self.exchanges[ME],
             shelf=self.shelf,
-            outer=OUTER,
+            outer=self.ledger.outer,
         )
         self.catchup.shape = (self.ledger.codec, self.ledger.grid.numel, self.ledger.grid.chunk_values)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
@@ -91,10 +92,7 @@ def finals_of(plan: Plan, who: Sequence[Identity], *, seed: int, included: Seque
 
 def save_finals(shelf: StateShelf, finals: Finals) -> None:
     """Have `finals` on disk."""
-    writer = shelf.finals_writer(finals.plan)
-    for chunk, final in enumerate(finals.chunks):
-        writer.add(chunk, final.payload)
-    writer.finish()
+    shelf.finals_writer(finals).finish()
 
 
 def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:
@@ -115,6 +113,7 @@ class Ledger:
     founders: tuple[Identity, ...] = field(default_factory=lambda: tuple(identity(n) for n in (1, 2, 3)))
     codec: str = "int8"
     grid: Grid = GRID
+    outer: OuterSettings = OUTER
     states: list[CertifiedState] = field(default_factory=list)
     finals: dict[int, Finals] = field(default_factory=dict)
     chain: Chain = field(init=False)
@@ -150,9 +149,10 @@ class Ledger:
         """Certify that many rounds more; the certificate of the last."""
         for _ in range(rounds):
             previous = self.chain.head
-            plan = plan_of(self.founders, previous, codec=self.codec, grid=self.grid)
+            grid = Fragments(self.grid, self.outer.fragments).of_round(previous.next_round).grid
+            plan = plan_of(self.founders, previous, codec=self.codec, grid=grid)
             finals = finals_of(plan, self.founders, seed=100 + plan.round)
-            after, header = advance(self.state, finals, OUTER)
+            after, header = advance(self.state, finals, self.outer)
             certificate = certificate_of(self.value(plan, finals, header.digest), self.founders)
             self.chain.extend(certificate)
             self.states.append(after)
@@ -164,7 +164,8 @@ class Ledger:
         target = self.chain.value(round)
         where = Target(round, target.hash)
         consents = {one.peer_id: make_consent(one, self.chain.head, where, asked=True) for one in self.founders}
-        value = make_rollback(self.chain.head, self.founders[0].peer_id, where, consents, digest=target.digest)
+        digest = self.header(round).digest
+        value = make_rollback(self.chain.head, self.founders[0].peer_id, where, consents, digest=digest)
         certificate = certificate_of(value, self.founders)
         self.chain.extend(certificate)
         del self.states[round + 1 :]

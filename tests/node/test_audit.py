@@ -13,6 +13,7 @@ from shoal.collectives.codecs import codec
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
+from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.audit import AuditTrail
 from shoal.node.contributions import Contributions, Made
@@ -24,7 +25,7 @@ from tests.node.ledger import GRID, Ledger, vector
 
 
 def contribution(codec: str, *, round: int = 1, tokens: int = 1, seed: int = 1) -> Made:
-    contributions = Contributions(GRID, codec, 3, sender=PeerId("audited"))
+    contributions = Contributions(Fragments(GRID), codec, 3, sender=PeerId("audited"))
     return contributions.make(round, 1, tokens, vector(seed), base=bytes(32))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +14,11 @@ import pytest
 
 from shoal.collectives.state import header_of
 from shoal.node.checkpoint_check import CheckpointReport, check_checkpoint
+from shoal.node.checkpoint_export import export_model
 from shoal.node.state_files import write_state
 from shoal.node.store import frame_record
 from shoal.node.trainer_messages import Layout
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Certificate
 from shoal.protocol.wire import canonical
@@ -208,6 +212,67 @@ def test_damage_beside_the_state_is_told_apart(checkpoint: Path, name: str) -> N
     report = check_checkpoint(checkpoint)
     assert (report.ok, report.state_ok, report.bad_files) == (False, True, (name,))
     assert f"{checkpoint / name}; the certified state itself is whole" in str(report.error)
+
+
+def test_files_of_another_checkpoint_are_told_apart(ledger: CheckpointLedger, checkpoint: Path) -> None:
+    other = ledger.checkpoint(checkpoint.parent.parent, 3)
+    for name in ("state.safetensors", "work.safetensors"):
+        swap(checkpoint / name, other / name)
+        newer, older = check_checkpoint(checkpoint), check_checkpoint(other)
+        if name == "state.safetensors":
+            assert f"{checkpoint / 'chain'} ends before round 3, of which {checkpoint / name} is" in str(newer.error)
+            assert (older.state_ok, older.round) == (True, 2)  # the work beside it is of round 3
+        else:
+            assert (newer.state_ok, newer.bad_files) == (True, ("work.safetensors",))
+        assert older.bad_files == ("work.safetensors",)
+        words = f"damaged, or of another checkpoint: {other / 'work.safetensors'}; the certified state itself is whole"
+        assert words in str(older.error)
+        swap(checkpoint / name, other / name)
+        assert check_checkpoint(checkpoint).ok
+        assert check_checkpoint(other).ok
+
+
+def swap(first: Path, second: Path) -> None:
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The same folder without the right to write there, be it for root: a bind mount, or the folder's mode."""
+    bind = subprocess.run(["mount", "--bind", str(folder), str(folder)], check=False, capture_output=True)
+    if bind.returncode:
+        if os.geteuid() == 0:
+            pytest.skip("mounting is not permitted here, and root may write anywhere")
+        folder.chmod(0o500)
+    else:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        if bind.returncode:
+            folder.chmod(0o700)
+        else:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_checkpoint_is_checked_and_exported_from_where_nothing_can_be_written(
+    ledger: CheckpointLedger, checkpoint: Path, tmp_path: Path
+) -> None:
+    digest = ledger.header(2).digest.hex()
+    with read_only(checkpoint):
+        with pytest.raises(OSError, match=r"probe"):
+            (checkpoint / "probe").write_bytes(b"")
+        assert check_checkpoint(checkpoint).ok
+        model = export_model(checkpoint, tmp_path / "out", digest=digest)
+        assert model.stat().st_size > 40_000
+        with pytest.raises(StorageError, match="cannot be written; give this user the folder or choose another --out"):
+            export_model(checkpoint, checkpoint, digest=digest)
+        with pytest.raises(StorageError, match=r"cannot be written.*another --out"):
+            export_model(checkpoint, checkpoint / "out", digest=digest)
+    assert check_checkpoint(checkpoint).ok
 
 
 def test_folder_that_is_no_checkpoint_is_wrong_usage(tmp_path: Path) -> None:

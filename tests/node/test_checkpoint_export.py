@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from shoal.node.checkpoint_export import export_by_workload, export_model
 from shoal.node.flat_parameters import FlatParameters
 from shoal.node.regression import RegressionWorkload
 from shoal.node.trainer_messages import Layout
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import CheckpointLedger, manifest_of, new_ledger
 
 DIGEST = "ab" * 32
@@ -66,6 +67,19 @@ def test_existing_model_is_kept_unless_told(ledger: CheckpointLedger, tmp_path: 
         export_model(checkpoint, tmp_path, digest=DIGEST)
     assert (tmp_path / "model.safetensors").read_text() == "mine"
     assert len(load_file(export_model(checkpoint, tmp_path, digest=DIGEST, force=True))) == 2
+
+
+def test_model_that_does_not_fit_the_disk_leaves_the_one_before(ledger: CheckpointLedger, tmp_path: Path) -> None:
+    checkpoint, out = ledger.checkpoint(tmp_path, 2), tmp_path / "out"
+    before = export_model(checkpoint, out, digest=DIGEST).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(StorageError, match=r"model\.safetensors was not written: .* choose another --out"):
+            export_model(checkpoint, out, digest=DIGEST, force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(path.name, path.read_bytes()) for path in out.iterdir()] == [("model.safetensors", before)]
 
 
 @pytest.mark.parametrize(

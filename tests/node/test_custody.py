@@ -3,96 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shoal.node import librarian as librarian_module
 from shoal.node.config import Hold
-from shoal.node.custody import PURSUE_AFTER_S, Custody, CustodyParts
-from shoal.node.earlier_states import EarlierStates
-from shoal.node.events import EventLog
-from shoal.node.holds import Holds
-from shoal.node.outcome import Progress, StateFetched
-from shoal.node.store import Store
+from shoal.node.custody import PURSUE_AFTER_S
+from shoal.node.outcome import StateFetched
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
-from tests.node.donors import ME, Donor, World, flipped
-from tests.node.ledger import OUTER, SWARM, Ledger, certificate_of, forged, identity, save_finals, state_of
-from tests.node.ledger import finals_of as other_finals
-
-GOOD, BAD = PeerId("good"), PeerId("bad")
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
-
-
-class Home:
-    """My custody, over my own folder, in a world of donors."""
-
-    def __init__(self, world: World, store: Store, holds: tuple[Hold, ...] = ()) -> None:
-        self.world = world
-        self.store = store
-        self.events = EventLog(store.folder / "events.jsonl")
-        self.progress: list[Progress] = []
-        self.holds = Holds(holds, self.events)
-        chain = world.ledger.empty_chain()
-        self.custody = Custody(
-            CustodyParts(
-                store=store,
-                chain=chain,
-                shelf=world.shelf,
-                catchup=world.catchup,
-                earlier=EarlierStates(store.folder, chain=chain, shelf=world.shelf, outer=OUTER),
-                links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
-                holds=self.holds,
-                on_progress=self.progress.append,
-            )
-        )
-        for certificate in store.certificates():
-            self.custody.chain.extend(certificate)
-
-    async def catch_up(self, *first: PeerId) -> list[PeerId]:
-        return await self.custody.extend(set(first), others=True)
-
-
-@asynccontextmanager
-async def home(world: World, *holds: Hold) -> AsyncIterator[Home]:
-    with Store(world.folder / str(ME)) as store:
-        made = Home(world, store, holds)
-        try:
-            yield made
-        finally:
-            made.events.close()
-
-
-def ledger_of(rounds: int) -> Ledger:
-    ledger = Ledger()
-    if rounds:
-        ledger.certify(rounds)
-    return ledger
-
-
-def liar(donor: Donor, change: Callable[[ChainPart], FetchAnswer | bytes]) -> None:
-    """Have a donor change the certificates it gives."""
-    honest = donor.answer
-
-    def answer(request: FetchRequest) -> FetchAnswer | bytes:
-        given = honest(request)
-        return change(given) if isinstance(given, ChainPart) else given
-
-    donor.answer = answer
-
+from tests.node.custody_lab import BAD, GOOD, home, ledger_of, liar, run
+from tests.node.donors import ME, World, flipped
+from tests.node.ledger import SWARM, certificate_of, forged, identity, state_of
 
 # -- certificates --------------------------------------------------------------------------------------------
 
@@ -229,6 +158,18 @@ def test_peer_that_claims_to_have_ever_more_is_not_asked_for_ever(tmp_path: Path
     run(main)
 
 
+def test_others_are_asked_where_who_is_ahead_is_not_linked(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2))
+        donor = world.donor(GOOD)
+        async with home(world) as node:
+            assert await node.custody.extend({PeerId("behind a firewall")}, others=False) == [GOOD]
+            assert node.custody.head.round == 2
+            assert len(donor.asked) == 1
+
+    run(main)
+
+
 def test_certificates_are_taken_from_those_named_first(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, ledger_of(2))
@@ -332,7 +273,7 @@ def test_member_that_missed_two_rounds_replays_them(tmp_path: Path) -> None:
     run(main)
 
 
-def test_state_on_disk_counts_only_with_its_certificate(tmp_path: Path) -> None:
+def test_state_on_disk_counts_only_with_its_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ledger = ledger_of(4)
         world = World(tmp_path, ledger)
@@ -341,7 +282,11 @@ def test_state_on_disk_counts_only_with_its_certificate(tmp_path: Path) -> None:
                 await node.custody.append(certificate)
             world.shelf.save_state(ledger.states[3])
             world.shelf.save_state(state_of(4, seed=66))  # of the right round, and another
+            path = world.shelf.state_file(4)
+            before = path.read_bytes()
             await node.custody.load()
+            assert f"{path} is not the state that round 4 certified and is ignored" in caplog.text
+            assert path.read_bytes() == before
             assert node.custody.state is not None
             assert node.custody.state.round == 3
             assert not node.custody.current
@@ -362,193 +307,6 @@ def test_state_ahead_of_the_chain_is_not_taken_from_disk(tmp_path: Path) -> None
             world.shelf.save_state(ledger.states[3])
             await node.custody.load()
             assert node.custody.state is None
-
-    run(main)
-
-
-# -- crashes: what is on disk, at whatever instant the power went ---------------------------------------------
-
-
-async def rounds_done(node: Home, ledger: Ledger, *, finals_of: Sequence[int], states: Sequence[int]) -> None:
-    """All certificates are on disk, and of finals and states those of the given rounds."""
-    for certificate in ledger.chain.after(node.custody.head.round, 99):
-        await node.custody.append(certificate)
-    for round in finals_of:
-        save_finals(node.world.shelf, ledger.finals[round])
-    for round in states:
-        node.world.shelf.save_state(ledger.states[round])
-
-
-def cut(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
-
-
-def finals_path(world: World, round: int) -> Path:
-    return world.folder / str(ME) / "finals" / f"{round}-{world.ledger.finals[round].plan.hash.hex()}"
-
-
-def state_path(world: World, round: int) -> Path:
-    return world.folder / str(ME) / "state" / f"{round}.safetensors"
-
-
-async def reloaded(world: World, node: Home) -> int | None:
-    """The round that a new process comes to, with the certified digest, from nothing but this disk."""
-    again = Home(World(world.folder, world.ledger), node.store)
-    for certificate in node.custody.chain.after(again.custody.head.round, 99):
-        again.custody.chain.extend(certificate)
-    await again.custody.load()
-    again.events.close()
-    state = again.custody.state
-    if state is None:
-        return None
-    assert again.custody.digest == world.ledger.header(state.round).digest
-    assert state.anchor.tobytes() == world.ledger.states[state.round].anchor.tobytes()
-    assert again.world.shelf.newest_round() == state.round
-    return state.round
-
-
-def before_the_rename(world: World) -> None:
-    state_path(world, 3).rename(state_path(world, 3).with_name("3.safetensors.partial"))
-
-
-def in_the_middle_of_the_write(world: World) -> None:
-    before_the_rename(world)
-    cut(state_path(world, 3).with_name("3.safetensors.partial"), 20_000)
-
-
-def renamed_and_never_synced(world: World) -> None:
-    """What no file system should do to a file synced before it was renamed; it is recognised all the same."""
-    cut(state_path(world, 3), 20_000)
-
-
-def old_finals_torn(world: World) -> None:
-    cut(finals_path(world, 2), 1000)
-
-
-def last_finals_torn(world: World) -> None:
-    cut(finals_path(world, 5), 1000)
-
-
-def a_chunk_of_the_last_finals_never_written(world: World) -> None:
-    path = finals_path(world, 5)
-    data = path.read_bytes()
-    path.write_bytes(data[:-2000] + bytes(2000))
-
-
-def last_finals_unfinished(world: World) -> None:
-    path = finals_path(world, 5)
-    path.rename(path.with_name(path.name + ".partial"))
-
-
-def finals_in_the_middle_lost(world: World) -> None:
-    finals_path(world, 4).unlink()
-
-
-def nothing_lost(world: World) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("crash", "comes_to"),
-    [
-        (nothing_lost, 5),
-        (in_the_middle_of_the_write, 5),
-        (before_the_rename, 5),
-        (renamed_and_never_synced, 5),
-        (old_finals_torn, 5),
-        (last_finals_torn, 4),
-        (a_chunk_of_the_last_finals_never_written, 4),
-        (last_finals_unfinished, 4),
-        (finals_in_the_middle_lost, 3),
-    ],
-)
-def test_node_that_crashed_while_saving_round_3_comes_back(
-    tmp_path: Path, crash: Callable[[World], None], comes_to: int
-) -> None:
-    """Round 5 is certified, the state of 1 is on disk, that of 3 was being written: finals lead to the head."""
-
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(5))
-        async with home(world) as node:
-            await rounds_done(node, world.ledger, finals_of=range(1, 6), states=[1, 3])
-            crash(world)
-            assert await reloaded(world, node) == comes_to
-
-    run(main)
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_finals_ahead_of_the_chain_lead_nowhere(tmp_path: Path) -> None:
-    """They were kept for a report; whether the round was certified this node did not learn."""
-
-    async def main() -> None:
-        ledger = ledger_of(3)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            for certificate in ledger.chain.after(0, 2):
-                await node.custody.append(certificate)
-            for finals in ledger.finals.values():
-                save_finals(world.shelf, finals)
-            world.shelf.save_state(ledger.states[1])
-            assert await reloaded(world, node) == 2
-
-    run(main)
-
-
-def test_swarm_killed_before_any_state_was_saved_goes_on_from_the_initial_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(3))
-        async with home(world) as node:
-            await node.custody.adopt(world.ledger.states[0])
-            await rounds_done(node, world.ledger, finals_of=[1, 2, 3], states=[])
-            assert world.shelf.saved_rounds() == [0]
-            assert await reloaded(world, node) == 3
-
-    run(main)
-
-
-@pytest.mark.parametrize("finals", [[], [1, 2]])
-def test_initial_state_counts_only_with_what_follows_from_it(tmp_path: Path, finals: list[int]) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ledger_of(2))
-        async with home(world) as node:
-            await node.custody.adopt(state_of(0, seed=7))  # another than the swarm went on from
-            await rounds_done(node, world.ledger, finals_of=finals, states=[])
-            assert await reloaded(world, node) is None
-
-    run(main)
-
-
-def test_finals_that_lead_elsewhere_are_not_followed(tmp_path: Path) -> None:
-    """The owners signed two results for one plan; this disk has the one that was not certified."""
-
-    async def main() -> None:
-        ledger = ledger_of(2)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            await rounds_done(node, ledger, finals_of=[], states=[1])
-            save_finals(world.shelf, other_finals(ledger.finals[2].plan, ledger.founders, seed=999))
-            assert await reloaded(world, node) == 1
-
-    run(main)
-
-
-def test_state_computed_here_is_saved_beside_the_rounds_and_at_the_latest_at_the_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = ledger_of(4)
-        world = World(tmp_path, ledger)
-        async with home(world) as node:
-            await rounds_done(node, ledger, finals_of=[], states=[])
-            await node.custody.adopt(ledger.states[0])
-            async with trio.open_nursery() as nursery:
-                for round in (1, 2, 3, 4):
-                    await node.custody.follow(ledger.states[round], ledger.header(round))
-                    assert node.custody.state is ledger.states[round]
-                    assert world.shelf.saved_rounds() == [0]
-                nursery.start_soon(node.custody.run)
-                nursery.cancel_scope.cancel()
-            assert world.shelf.saved_rounds() == [4, 0]
-            assert await reloaded(world, node) == 4
 
     run(main)
 

@@ -12,9 +12,9 @@ from shoal.node.earlier_states import EarlierStates
 from shoal.node.state_files import write_state
 from shoal.protocol.messages import Term
 from shoal.protocol.terms import make_rebase
+from tests.node.custody_lab import GOOD, home, ledger_of, run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, OUTER, Ledger, save_finals, state_of
-from tests.node.test_custody import GOOD, home, ledger_of, run
 
 
 def on_disk(folder: Path) -> list[str]:

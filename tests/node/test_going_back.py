@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 import trio
 
 from shoal.collectives.partition import deal
+from shoal.collectives.state import CertifiedState, header_of
 from shoal.node.config import RollbackPolicy
 from shoal.node.earlier_states import EarlierStates
 from shoal.node.evaluations import past_losses
 from shoal.node.going_back import RETRY_S, GoingBack
 from shoal.node.inbox import Own, StateHeld
-from shoal.node.state_files import write_state
+from shoal.node.outcome import Notice, Progress
+from shoal.node.rollback_order import NAME
+from shoal.node.state_files import read_state, write_state
 from shoal.node.trainer_messages import Evaluated
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -25,9 +29,9 @@ from shoal.protocol.messages import Consent, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import Effect, RoundMachine
 from shoal.protocol.terms import make_consent
+from tests.node.custody_lab import run
 from tests.node.donors import World
-from tests.node.ledger import GRID, OUTER, Ledger
-from tests.node.test_custody import run
+from tests.node.ledger import GRID, OUTER, Ledger, state_of
 
 SETTINGS = RoundSettings(
     numel=GRID.numel, chunk_values=GRID.chunk_values, codec="int8", grace_s=3, reduce_deadline_s=30, weight_cap=4
@@ -45,22 +49,34 @@ class Desk:
         self.folder = folder / "me"
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for round in saved:
-            write_state(self.folder / "state" / f"{round}.safetensors", self.ledger.states[round])
+            self.save(self.ledger.states[round])
+        self.shelf = world.shelf
+        self.notices: list[Progress] = []
         self.given: list[Own] = []
         self._arrived = trio.Event()
         self.fetched: list[int] = []
         self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, shelf=world.shelf, outer=OUTER)
         custody = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
-        parts = SimpleNamespace(
+        self._parts = SimpleNamespace(
             custody=custody,
             config=SimpleNamespace(rollback=policy),
             identity=self.me,
             store=SimpleNamespace(folder=self.folder),
+            shelf=world.shelf,
             links=SimpleNamespace(linked=lambda: frozenset({self.other.peer_id})),
+            on_progress=self.notices.append,
         )
-        self.going_back = GoingBack(parts, put=self._put)  # type: ignore[arg-type]
         self.peers_have: set[int] = set()
+        self.restart()
+
+    def restart(self) -> None:
+        """Be a new process over the same folder, in the round after the head."""
+        self.going_back = GoingBack(self._parts, put=self._put)  # type: ignore[arg-type]
         self.machine = self.new_machine()
+
+    def save(self, state: CertifiedState) -> None:
+        """Have a state on disk as its saver leaves it."""
+        write_state(self.folder / "state" / f"{state.round}.safetensors", state, header_of(state, GRID))
 
     def _put(self, event: Own) -> None:
         self.given.append(event)
@@ -68,9 +84,11 @@ class Desk:
 
     def new_machine(self) -> RoundMachine:
         head = self.ledger.chain.head
-        return RoundMachine(identity=self.me, previous=head, state=head.digest, settings=SETTINGS, deal=deal)
+        return RoundMachine(
+            identity=self.me, previous=head, state=head.digest, life=bytes(32), settings=SETTINGS, deal=deal
+        )
 
-    async def _fetch(self, value: Value, peers: list[str]) -> object:
+    async def _fetch(self, value: Value, peers: list[str], *, initial: bytes) -> object:
         self.fetched.append(value.round)
         await trio.lowlevel.checkpoint()
         if value.round not in self.peers_have:
@@ -129,7 +147,7 @@ def test_order_is_said_in_every_round_once_the_state_is_on_disk(tmp_path: Path) 
         await desk.going_back.begin_round()
         assert consents(desk.advise()) == [(3, True)]
         assert (desk.folder / "rollback" / "3.safetensors").exists()
-        desk.going_back.withdraw()
+        await desk.going_back.withdraw()
         desk.machine = desk.new_machine()
         assert desk.advise() == []
 
@@ -139,7 +157,7 @@ def test_order_is_said_in_every_round_once_the_state_is_on_disk(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("round", "words"),
     [
-        (0, ["--to 0", "can go back to rounds before that", "from round 1 on"]),
+        (0, ["--to 0", "does not have the state of that round, but of round 2, 3"]),
         (6, ["--to 6", "the swarm is at round 6"]),
         (4, ["--to 4", "does not have the state of that round, but of round 2, 3"]),
     ],
@@ -260,3 +278,119 @@ def test_state_that_is_another_than_was_certified_is_not_shown(tmp_path: Path) -
         assert desk.machine.agreement.digest_of(desk.target(3)) == certified
 
     run(main)
+
+
+# -- restarts ------------------------------------------------------------------------------------------------
+
+
+def test_order_outlives_a_restart_until_it_is_carried_out(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3])
+
+    async def ordered() -> None:
+        await desk.going_back.order(3)
+
+    async def goes_on() -> None:
+        await desk.going_back.begin_round()
+        assert [type(notice) for notice in desk.notices] == [Notice]
+        assert "still proposing to go back to round 3; `shoal rollback --withdraw`" in str(desk.notices)
+        assert desk.advise() == []
+        await desk.settled()
+        assert consents(desk.advise()) == [(3, True)]
+        desk.ledger.certify()
+        desk.machine = desk.new_machine()
+        await desk.going_back.begin_round()
+        assert len(desk.notices) == 1
+        assert consents(desk.advise()) == [(3, True)]
+
+    async def carried_out() -> None:
+        desk.ledger.go_back(3)
+        await desk.going_back.begin_round()
+
+    run(ordered)
+    desk.restart()
+    at_work(desk, goes_on)
+    desk.restart()  # in the middle of the next round
+    run(carried_out)
+    assert not (desk.folder / NAME).exists()
+    desk.notices.clear()
+    desk.restart()
+    run(desk.going_back.begin_round)
+    assert desk.notices == []
+    assert desk.advise() == []
+
+
+def test_order_that_was_withdrawn_stays_withdrawn(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[2, 3])
+
+    async def main() -> None:
+        await desk.going_back.order(2)
+        await desk.going_back.order(3)  # in place of the first
+        desk.restart()
+        assert desk.going_back._asked == desk.target(3)
+        await desk.going_back.withdraw()
+        desk.restart()
+        assert desk.going_back._asked is None
+        await desk.going_back.withdraw()
+
+    run(main)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 60, None])
+def test_damaged_order_is_told_and_nothing_else_of_it(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3])
+    run(partial(desk.going_back.order, 3))
+    path = desk.folder / NAME
+    path.write_bytes(path.read_bytes()[:-1] if content is None else content)
+    with caplog.at_level(logging.WARNING):
+        desk.restart()
+    assert f"{path} is damaged and is ignored; order again with `shoal rollback --to`" in caplog.text
+    assert desk.advise() == []
+
+
+# -- the initial state ---------------------------------------------------------------------------------------
+
+
+def test_initial_state_can_be_gone_back_to_where_it_is_kept(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[0, 6])
+    initial = header_of(desk.ledger.states[0], GRID).digest
+
+    async def main() -> None:
+        await desk.going_back.order(0)
+        assert desk.advise() == []
+        await desk.settled()
+        assert desk.fetched == []
+        assert desk.machine.agreement.digest_of(desk.target(0)) == initial
+        assert consents(desk.advise()) == [(0, True)]
+
+    at_work(desk, main)
+
+
+def test_another_initial_state_than_was_proposed_is_replaced_for_the_vote(tmp_path: Path) -> None:
+    """This founder drew other bits than the swarm began with: it votes for the S(0) that was proposed, or for none."""
+    desk = Desk(tmp_path, policy="never")
+    desk.save(state_of(0, seed=7))
+    other = Desk(tmp_path / "another", policy="never")
+    rollback = other.ledger.go_back(0).value
+
+    async def main() -> None:
+        await desk.going_back.order(0)
+        desk.advise()
+        await desk.settled()
+        assert desk.machine.agreement.digest_of(desk.target(0)) == header_of(state_of(0, seed=7), GRID).digest
+        desk.going_back.need(rollback)
+        assert desk.given == []
+        desk.advise()
+        await desk.settled()  # no peer has it
+        desk.peers_have.add(0)
+        desk.advise()
+        await desk.settled()
+        assert desk.fetched == [0, 0]
+        assert desk.machine.agreement.digest_of(desk.target(0)) == rollback.digest
+        kept = read_state(desk.folder / "rollback" / "0.safetensors")
+        assert header_of(kept, GRID).digest == rollback.digest
+        desk.going_back.need(rollback)
+        assert desk.given == [StateHeld(desk.target(0), rollback.digest)]
+
+    at_work(desk, main)

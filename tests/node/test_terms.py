@@ -67,12 +67,46 @@ def test_a_quorum_goes_back_and_a_node_that_slept_follows(tmp_path: Path) -> Non
         last = third.events("certified", term="0.1")[0]
         assert first.wait("certified", term="0.1", round=last["round"])["digest"] == last["digest"]
         assert third.ask("status")["term"] == "0.1"
+        assert [event["value"] for event in third.events("rolled_back")] == [back["value"]]
         refused = shoal("rollback", "--to", "99", "--data-dir", str(first.folder))
         assert refused.returncode == 1
         assert_one_line(refused.stderr, "--to 99", "can go back to rounds before that")
         for node in swarm.nodes:
             node.kill()
         assert {("0.0", 4), ("0.0", 5), ("0.1", 5), ("0.1", 6)} <= assert_one_decision_each(swarm)
+
+
+def test_an_order_to_go_back_to_the_initial_state_outlives_a_restart(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=3) as swarm:
+        first, second, third = swarm.nodes
+        never = ["--rollback", "never"]
+        swarm.start_together(holds=["4:train"], node0=never, node1=never, node2=never)
+        for node in swarm.nodes:
+            node.hold("4:train")  # the third stays there: what the others do is no quorum's without both of them
+        initial = {node: (node.folder / "state" / "0.safetensors").read_bytes() for node in swarm.nodes}
+        assert initial[first] == initial[second] == initial[third]
+        first.release()
+        request(first.folder, "rollback", "0")
+        first.kill()
+        first.start(*never, join=[second])
+        second.release()
+        eventually(lambda: second.ask("status")["rollbacks"], "the other hears of it")
+        assert "still proposing to go back to round 0; `shoal rollback --withdraw` ends that" in first.log
+        request(second.folder, "rollback", "0")
+        back = first.wait("rolled_back")
+        assert (back["term"], back["round"], back["to"]) == ("0.0", 4, 0)
+        assert second.wait("rolled_back")["value"] == back["value"]
+        third.release()
+        assert third.wait("rolled_back")["value"] == back["value"]
+        again = [node.wait("certified", term="0.1", round=1) for node in (first, second)]
+        assert again[0]["digest"] == again[1]["digest"] != second.certified(1)["digest"]
+        following = eventually(lambda: third.events("certified", term="0.1"), "the third takes part again")[0]
+        assert first.wait("certified", term="0.1", round=following["round"])["digest"] == following["digest"]
+        assert not (first.folder / "rollback.order").exists()
+        for node in swarm.nodes:
+            node.kill()
+            assert (node.folder / "state" / "0.safetensors").read_bytes() == initial[node]
+        assert {("0.0", 3), ("0.1", 1)} <= assert_one_decision_each(swarm)
 
 
 def test_the_authority_goes_on_without_those_who_are_gone_and_they_may_join_again(tmp_path: Path) -> None:

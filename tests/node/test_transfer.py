@@ -140,6 +140,34 @@ def test_window_is_what_a_donor_brings_in_half_a_second() -> None:
     assert donors[1].most_owed <= max(transfer_module.WINDOW_FIRST_BYTES, 6 * MB)
 
 
+def test_window_doubles_until_the_rate_is_known() -> None:
+    transfer, owed, asked = Transfer([MB] * 100), list[int](), list[int]()
+    transfer.add(FAST, 0.0)
+    for _ in range(4):
+        owed += [ask.chunk for ask in transfer.requests(0.01)]
+        asked.append(len(owed))
+        while owed:
+            transfer.arrived(FAST, owed.pop())
+    assert asked == [2, 2, 4, 8]
+
+
+def test_busy_time_is_that_of_the_donor_who_is_through_first() -> None:
+    transfer = Transfer([MB] * 100)
+    assert transfer.busy_s(0.0) == 0.0
+    transfer.add(SLOW, 0.0, rate=2.0 * MB)
+    transfer.add(FAST, 0.0, rate=20.0 * MB)
+    assert transfer.busy_s(0.0) == 0.0  # nothing is asked of them yet
+    asks = transfer.requests(0.0)
+    assert transfer.busy_s(0.0) == pytest.approx(
+        0.5
+    )  # ten of the fast one's, two of the slow one's would take a second
+    for ask in [ask for ask in asks if ask.donor == FAST][:9]:
+        transfer.arrived(FAST, ask.chunk)
+    assert transfer.busy_s(0.3) == pytest.approx(0.05)
+    transfer.add(THIRD, 0.3)
+    assert transfer.busy_s(0.3) == 0.0  # one has nothing to do, and there is something to be done
+
+
 def test_chunks_larger_than_a_window_are_asked_for_two_at_a_time() -> None:
     transfer = Transfer([64 * MB] * 8)
     transfer.add(FAST, 0.0, rate=5.0 * MB)

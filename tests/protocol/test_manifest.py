@@ -45,7 +45,8 @@ name = "text"
 [sync]
 inner_steps = 20
 """
-GOLDEN_SWARM_ID = "3d2f31d371d12f7eb92d6e5f3f52fdbf6cf819c4dba21a6eb2b3eec69cd25045"
+STREAMING = MINIMAL + "strategy = 'streaming'\n"
+GOLDEN_SWARM_ID = "b89a696b7f5b181bd27877a014a519e41f474fb20629bf995b450e140b400717"
 
 
 def minimal() -> Manifest:
@@ -82,6 +83,17 @@ CHANGES = [
     ("sync", {"outer_lr": 0.8}),
     ("sync", {"outer_momentum": 0.8}),
     ("sync", {"codec": "fp32"}),
+    ("sync", {"overlap_steps": 1}),
+    ("sync", {"strategy": "streaming"}),
+    ("sync", {"strategy": "streaming", "fragments": 4}),
+    ("sync", {"strategy": "streaming", "mixing": 0.0}),
+    ("sync", {"strategy": "sparse", "codec": "topk"}),
+    ("sync", {"strategy": "sparse", "codec": "topk", "top_k": 32}),
+    ("sync", {"strategy": "sparse", "codec": "topk", "final_top_k": 128}),
+    ("sync", {"strategy": "gossip", "codec": "bf16", "outer_momentum": 0.5}),
+    ("sync", {"strategy": "gossip", "codec": "bf16", "outer_momentum": 0.5, "gossip_gamma": 0.7}),
+    ("sync", {"error_feedback": 0.5}),
+    ("sync", {"norm_clip": True}),
     ("inner", {"lr": 0.1}),
     ("inner", {"weight_decay": 0.0}),
     ("inner", {"betas": (0.9, 0.99)}),
@@ -106,7 +118,7 @@ def test_swarm_id_depends_on_every_agreed_field() -> None:
     ids = {changed(section, values).swarm_id for section, values in CHANGES} | {minimal().swarm_id}
     assert len(ids) == len(CHANGES) + 1
     touched = {(section, key) for section, values in CHANGES for key in values}
-    untouchable = {("sync", "strategy"), ("inner", "optimizer")}  # one value is built
+    untouchable = {("inner", "optimizer")}  # one value is built
     every = {
         (section.name, key)
         for section in msgspec.structs.fields(Manifest)
@@ -128,6 +140,17 @@ def test_swarm_id_does_not_depend_on_how_a_float_was_given() -> None:
     whole = changed("round", {"grace_s": 3})
     assert whole.swarm_id == changed("round", {"grace_s": 3.0}).swarm_id
     assert parse_manifest(render_manifest(whole)).swarm_id == whole.swarm_id
+
+
+def test_streaming_without_more_is_the_paper_s() -> None:
+    """Streaming DiLoCo, arXiv 2501.18512: 4 bits, α = 0.5, some overlap."""
+    sync = parse_manifest(STREAMING).sync
+    assert (sync.codec, sync.fragments, sync.round_steps, sync.overlap_steps) == ("int4", 4, 5, 1)
+    assert (sync.mixing, sync.applied_mixing) == (0.5, 0.5)
+    assert (minimal().sync.round_steps, minimal().sync.applied_mixing) == (20, None)
+    explicit = parse_manifest(STREAMING + "fragments = 2\noverlap_steps = 10\ncodec = 'bf16'\nmixing = 0\n").sync
+    assert (explicit.codec, explicit.round_steps, explicit.overlap_steps) == ("bf16", 10, 10)
+    assert explicit.applied_mixing == 0
 
 
 # --- errors ---
@@ -154,7 +177,15 @@ def test_swarm_id_does_not_depend_on_how_a_float_was_given() -> None:
         (MINIMAL + "[inner]\nlr = 0\n", "[inner] lr: expected a number > 0"),
         (MINIMAL + "[round]\nchunk_values = 5000\n", "[round] chunk_values: expected a whole number that's a"),
         (MINIMAL + "[round]\nweight_cap = 0.5\n", "[round] weight_cap: expected a number >= 1"),
-        (MINIMAL + "strategy = 'gossip'\n", "strategy 'gossip' is not built in this version; use diloco"),
+        (MINIMAL + "strategy = 'ddp'\n", "strategy 'ddp' is not built in this version; use diloco"),
+        (MINIMAL + "fragments = 4\n", "[sync] fragments and mixing have a meaning with strategy"),
+        (MINIMAL + "mixing = 0.2\n", "[sync] fragments and mixing have a meaning with strategy"),
+        (STREAMING + "fragments = 3\n", "[sync] inner_steps is 20, which 3 fragments do not divide"),
+        (STREAMING + "overlap_steps = 6\n", "overlap_steps is 6; between two rounds there are only 5 steps"),
+        (MINIMAL + "overlap_steps = 21\n", "overlap_steps is 21; between two rounds there are only 20 steps"),
+        (MINIMAL + "overlap_steps = -1\n", "[sync] overlap_steps: expected a whole number >= 0"),
+        (STREAMING + "mixing = 1.5\n", "[sync] mixing: expected a number <= 1"),
+        (MINIMAL + "strategy = 'sparse'\noverlap_steps = 1\n", "overlap_steps has a meaning with strategy ="),
         (MINIMAL + "strategy = 'magic'\n", "[sync] strategy: 'magic' is none of diloco, ddp, streaming"),
         (MINIMAL.replace("12D3", "13D3"), "[swarm] founders: '13D3KooW"),
         (MINIMAL.replace(f'"{ALICE}"', ""), "[swarm] founders: expected a list of length >= 1"),
@@ -277,7 +308,7 @@ def test_manifest_from_a_peer_is_accepted_by_its_swarm_id_only() -> None:
     ("section", "values"),
     [
         ("sync", {"inner_steps": 0}),
-        ("sync", {"strategy": "gossip"}),
+        ("sync", {"strategy": "ddp"}),
         ("sync", {"extra": 1}),
         ("swarm", {"founders": []}),
         ("swarm", {"founders": ["nobody"]}),

@@ -81,7 +81,10 @@ PLAN = Plan(
     view=3,
     attempt=1,
     planner=ALICE.peer_id,
-    participants=(Participant(MEMBERS[0], 10, 11, filled(6)), Participant(MEMBERS[1], 0, 0, NO_HASH)),
+    participants=(
+        Participant(MEMBERS[0], 10, 11, filled(6), life=filled(30)),
+        Participant(MEMBERS[1], 0, 0, NO_HASH, life=filled(31)),
+    ),
     owners=(OwnedRange(1, 0, 3), OwnedRange(0, 3, 4)),
     evicted=(),
     codec="int8",
@@ -105,6 +108,7 @@ READY = Ready(
     upload=(1 << 63) - 1,
     download=0,
     reaches=MEMBERS,
+    life=filled(30),
 )
 VOTE = Vote(
     term=TERM,
@@ -228,8 +232,8 @@ def test_hashes_are_what_they_always_were() -> None:
 
 
 GOLDEN_VALUE = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"
-GOLDEN_PLAN = "9af0a549b01a3aa2f3681b9374b4b48caf2c86586d5902625b2a8ac2bebb30f1"
-GOLDEN_REVISED_PLAN = "eb549e35faf35643068e84e2d894e25fda3e83695e101882f46b3caba03e6efc"
+GOLDEN_PLAN = "365b6f718692668ca9b28b2cdfde18b4ecd2d7b9eb55e858ea08878e7fdc82f9"
+GOLDEN_REVISED_PLAN = "12243865e1ec66323d237adb4b88c4b8243f6bbebccb42478afb222f3681313f"
 GOLDEN_GENESIS = "609e54e668bcc4b8dbdc4fb0c7084df9d8e9613d77a6f7e467603e4e5a87cf1f"
 
 
@@ -259,6 +263,7 @@ def test_hash_of_a_plan_covers_every_field(field: str) -> None:
         "origin": filled(99),
         "standing": (RESULTS,),
         "relays": (Relay(0, 1, 2),),
+        "clips": (65536, 65535),
     }
     changed = msgspec.structs.replace(PLAN, **{field: other.get(field, 42)})
     assert changed.hash != PLAN.hash

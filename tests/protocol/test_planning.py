@@ -60,6 +60,7 @@ def ready(peer: PeerId, role: str = CONTRIBUTOR, tokens: int = 10) -> Ready:
         upload=1,
         download=2,
         reaches=(),
+        life=domain_hash("life", peer.encode()),
     )
 
 
@@ -136,6 +137,7 @@ def test_plan_orders_by_peer_and_weighs_contributors_only() -> None:
     assert [p.tokens for p in plan.participants] == [12, 0, 0, 10, 0]
     assert [(p.upload, p.download) for p in plan.participants] == [(1, 2)] * 5
     assert [p.root == NO_HASH for p in plan.participants] == [False, True, True, False, True]
+    assert [p.life for p in plan.participants] == [domain_hash("life", peer.encode()) for peer in PEERS]
     assert plan.contributors() == (0, 3)
     assert plan.number(PEERS[3]) == 3
     assert plan.number(PeerId("nobody")) is None

@@ -164,9 +164,7 @@ def test_rollback_goes_back_to_a_certified_round_of_the_branch_only() -> None:
     ):
         with pytest.raises(RemoteError, match="goes back to what was not certified"):
             chain.extend(certified(wrong, KEYS[:3]))
-    for round in (0, 5):
-        target = msgspec.structs.replace(value, round=round)
-        assert not follows(back(chain.head, target), chain.head)
+    assert not follows(back(chain.head, msgspec.structs.replace(value, round=5)), chain.head)
     goes_back(chain, 2)
     for number in range(2):
         chain.extend(result(chain.head, f"second {number}"))
@@ -174,6 +172,30 @@ def test_rollback_goes_back_to_a_certified_round_of_the_branch_only() -> None:
         chain.extend(certified(back(chain.head, abandoned), KEYS[:3]))
     goes_back(chain, 2)  # the same state once more
     assert next_position(chain.head) == (Term(0, 2), 3)
+
+
+def test_first_rollback_to_the_initial_state_certifies_it() -> None:
+    initial = plan_hash("S(0)")
+    chain = chain_of(3)
+    origin, first = chain.value(0), chain.value(1)
+    assert chain.digest(0) == NO_HASH
+    with pytest.raises(RemoteError, match="goes back to what was not certified"):
+        chain.extend(certified(back(chain.head, msgspec.structs.replace(origin, tokens=1), digest=initial), KEYS[:3]))
+    chain.extend(certified(back(chain.head, origin, digest=initial), KEYS[:3]))
+    assert next_position(chain.head) == (Term(0, 1), 1)
+    assert (chain.standing, chain.digest(0)) == (origin, initial)
+    assert not chain.on_branch(first)
+
+    chain.extend(result(chain.head, "second"))
+    assert chain.digest(1) == chain.value(1).digest
+    for other in (plan_hash("another S(0)"), NO_HASH):
+        with pytest.raises(RemoteError, match="goes back to what was not certified"):
+            chain.extend(certified(back(chain.head, origin, digest=other), KEYS[:3]))
+    chain.extend(certified(back(chain.head, origin, digest=initial), KEYS[:3]))
+    assert next_position(chain.head) == (Term(0, 2), 1)
+    assert again(chain).digest(0) == initial
+    assert chain.back_to(origin).digest(0) == initial
+    assert chain_of(3).back_to(origin, initial=initial).digest(0) == initial
 
 
 def test_consents_of_a_quorum_are_verified() -> None:

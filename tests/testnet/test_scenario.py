@@ -19,15 +19,17 @@ PARTITION = '[[fault]]\nkind = "partition"\ngroups = [[0, 1], [2, 3]]\nround = 2
 
 def test_parse_scenario_reads_the_documented_file() -> None:
     text = 'nodes = 4\nrounds = 8\nseed = 1\nstrategy = "diloco"\ncodec = "int8"\n' + KILL
-    assert parse_scenario(text) == Scenario(faults=(Fault(kind="kill", node=2, round=3, phase="reduce", progress=0.4),))
+    assert parse_scenario(text) == Scenario(
+        codec="int8", faults=(Fault(kind="kill", node=2, round=3, phase="reduce", progress=0.4),)
+    )
 
 
 def test_parse_scenario_of_nothing_has_no_faults() -> None:
-    assert parse_scenario("") == Scenario(nodes=4, rounds=8, seed=1, strategy="diloco", codec="int8", faults=())
+    assert parse_scenario("") == Scenario(nodes=4, rounds=8, seed=1, strategy="diloco", codec=None, faults=())
 
 
 def test_demo_kills_node_2_and_lets_node_4_join() -> None:
-    assert (DEMO.nodes, DEMO.rounds, DEMO.seed, DEMO.codec, DEMO.workload) == (4, 8, 1, "int8", "text")
+    assert (DEMO.nodes, DEMO.rounds, DEMO.seed, DEMO.codec, DEMO.workload) == (4, 8, 1, None, "text")
     assert [(f.kind, f.node, f.round, f.phase, f.progress) for f in DEMO.faults] == [
         ("kill", 2, 3, "reduce", 0.4),
         ("join", 4, 5, None, None),

@@ -1,0 +1,87 @@
+"""Custody over a data folder of its own, in a world of donors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import trio
+from trio.testing import MockClock
+
+from shoal.node.config import Hold
+from shoal.node.custody import Custody, CustodyParts
+from shoal.node.earlier_states import EarlierStates
+from shoal.node.events import EventLog
+from shoal.node.holds import Holds
+from shoal.node.outcome import Progress
+from shoal.node.round_log import RoundLog
+from shoal.node.store import Store
+from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest
+from tests.node.donors import ME, Donor, World
+from tests.node.ledger import OUTER, Ledger
+
+GOOD, BAD = PeerId("good"), PeerId("bad")
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+class Home:
+    """My custody, over my own folder, in a world of donors."""
+
+    def __init__(self, world: World, store: Store, holds: tuple[Hold, ...] = ()) -> None:
+        self.world = world
+        self.store = store
+        self.events = EventLog(store.folder / "events.jsonl")
+        self.progress: list[Progress] = []
+        self.holds = Holds(holds, self.events)
+        chain = world.ledger.empty_chain()
+        self.custody = Custody(
+            CustodyParts(
+                store=store,
+                chain=chain,
+                shelf=world.shelf,
+                catchup=world.catchup,
+                earlier=EarlierStates(store.folder, chain=chain, shelf=world.shelf, outer=OUTER),
+                links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
+                holds=self.holds,
+                log=RoundLog(self.events),
+                on_progress=self.progress.append,
+            )
+        )
+        for certificate in store.certificates():
+            self.custody.chain.extend(certificate)
+
+    async def catch_up(self, *first: PeerId) -> list[PeerId]:
+        return await self.custody.extend(set(first), others=True)
+
+
+@asynccontextmanager
+async def home(world: World, *holds: Hold) -> AsyncIterator[Home]:
+    with Store(world.folder / str(ME)) as store:
+        made = Home(world, store, holds)
+        try:
+            yield made
+        finally:
+            made.events.close()
+
+
+def ledger_of(rounds: int) -> Ledger:
+    ledger = Ledger()
+    if rounds:
+        ledger.certify(rounds)
+    return ledger
+
+
+def liar(donor: Donor, change: Callable[[ChainPart], FetchAnswer | bytes]) -> None:
+    """Have a donor change the certificates it gives."""
+    honest = donor.answer
+
+    def answer(request: FetchRequest) -> FetchAnswer | bytes:
+        given = honest(request)
+        return change(given) if isinstance(given, ChainPart) else given
+
+    donor.answer = answer

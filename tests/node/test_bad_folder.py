@@ -1,0 +1,144 @@
+"""A data folder that is not as its node left it, or a disk that takes no more: what is said, and what stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from shoal.node.daemon import stored_chain
+from shoal.node.earlier_states import EarlierStates
+from shoal.node.rollback_order import RollbackOrder
+from shoal.node.state_files import read_state
+from shoal.node.store import Store, frame_record
+from shoal.protocol.errors import StorageError
+from shoal.protocol.manifest import render_manifest
+from shoal.protocol.messages import Entry, Target
+from shoal.protocol.wire import canonical
+from tests.node.checkpoint_lab import manifest_of, new_ledger
+from tests.node.donors import World
+from tests.node.lab import assert_one_line, shoal
+from tests.node.ledger import OUTER, Ledger, forged
+
+# -- the chain -----------------------------------------------------------------------------------------------
+
+Spoil = Callable[[list[Entry]], list[Entry]]
+
+
+def without_the_second(entries: list[Entry]) -> list[Entry]:
+    return [entries[0], *entries[2:]]
+
+
+def with_a_forged_one(entries: list[Entry]) -> list[Entry]:
+    return [entries[0], forged(entries[1]), *entries[2:]]  # type: ignore[arg-type]
+
+
+def with_two_swapped(entries: list[Entry]) -> list[Entry]:
+    return [entries[1], entries[0], *entries[2:]]
+
+
+def of_another_swarm(entries: list[Entry]) -> list[Entry]:
+    return list(new_ledger(name="another").chain.after(0, 9))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (without_the_second, "the certificate of round 3 does not follow round 1"),
+        (with_a_forged_one, "the certificate of round 2 has a forged signature"),
+        (with_two_swapped, "the certificate of round 2 does not follow round 0"),
+        (of_another_swarm, "the certificate of round 1 does not follow round 0"),
+    ],
+)
+def test_chain_that_does_not_hold_is_named(tmp_path: Path, spoil: Spoil, why: str) -> None:
+    chain = chain_log(new_ledger(), spoil)
+    with Store(tmp_path / "data") as store:
+        pass
+    (store.folder / "chain.log").write_bytes(chain)
+    with Store(store.folder) as store, pytest.raises(StorageError) as caught:
+        stored_chain(store, manifest_of())
+    assert str(caught.value).startswith(f"{store.folder}/chain.log does not hold ({why}")
+    assert str(caught.value).endswith("); remove it to fetch it anew")
+    assert (store.folder / "chain.log").read_bytes() == chain
+
+
+def test_node_does_not_start_on_a_forged_chain_and_leaves_all_as_it_is(tmp_path: Path) -> None:
+    manifest, folder = tmp_path / "swarm.toml", tmp_path / "data"
+    manifest.write_text(render_manifest(manifest_of()))
+    ledger = new_ledger()
+    files = {folder / "chain.log": chain_log(ledger, with_a_forged_one)}
+    files |= {path: path.read_bytes() for path in (ledger.saved(folder, 2), ledger.saved(folder, 3))}
+    (folder / "chain.log").write_bytes(files[folder / "chain.log"])
+    done = shoal("run", str(manifest), "--data-dir", str(folder), "--no-mdns")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert_one_line(done.stderr, str(folder / "chain.log"), "has a forged signature", "remove it to fetch it anew")
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def chain_log(ledger: Ledger, spoil: Spoil) -> bytes:
+    return b"".join(frame_record(canonical(entry)) for entry in spoil(list(ledger.chain.after(0, 9))))
+
+
+# -- a rollback on a disk that is full -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 kB: two states of 80 kB and not a third."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)]
+    made = subprocess.run(mount, capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"mounting a tmpfs is not permitted here: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
+
+
+def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(small_disk: Path) -> None:
+    ledger = Ledger()
+    ledger.certify(4)
+    world = World(small_disk, ledger)
+    earlier = EarlierStates(small_disk / "me", chain=ledger.chain, shelf=world.shelf, outer=OUTER)
+    for round in (1, 2):
+        trio.run(earlier.keep, ledger.states[round])
+    with pytest.raises(StorageError, match=r"disk/me/rollback is full; free some space or choose another --data-dir"):
+        trio.run(earlier.keep, ledger.states[3])
+    kept = sorted((small_disk / "me" / "rollback").iterdir())
+    assert [path.name for path in kept] == ["1.safetensors", "2.safetensors"]
+    for path in kept:
+        assert read_state(path).anchor.tobytes() == ledger.states[int(path.stem)].anchor.tobytes()
+
+
+def test_order_that_does_not_fit_leaves_the_one_before(small_disk: Path) -> None:
+    order, before, after = RollbackOrder(small_disk), Target(3, bytes(32)), Target(2, bytes(32))
+    order.write(before)
+    fill(small_disk)
+    with pytest.raises(StorageError, match="is full; free some space"):
+        order.write(after)
+    assert order.read() == before
+    (small_disk / "ballast").unlink()
+    order.write(after)
+    assert order.read() == after
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for attempt in (partial(order.write, before), order.remove):
+        with pytest.raises(StorageError, match="cannot be written; give this user the folder"):
+            attempt()
+    assert order.read() == after
+    assert os.listdir(small_disk) == ["rollback.order"]

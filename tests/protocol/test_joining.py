@@ -1,0 +1,37 @@
+"""Many who join at once: the electorate that meets them all in one round, while its rounds go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.protocol.lab import paper_signatures
+from tests.protocol.round_lab import RoundLab
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+__all__ = ["paper_signatures"]
+
+FOUNDERS, JOINERS = 3, 10
+ROUND_S = 3.0
+"""More than a second of training, one of the reduction, and the messages."""
+ALL = set(range(FOUNDERS + JOINERS))
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.1])
+def test_ten_joiners_are_weightless_once_and_all_count_in_the_next_round(apart_s: float) -> None:
+    """At once, or over a second, which is most of a round's training: some come in one round, some in the next."""
+    lab = RoundLab(FOUNDERS + JOINERS, founders=FOUNDERS, seed=11)
+    lab.run_until(lab.height_of(range(FOUNDERS), 1), 10)
+    began_at, began = lab.now, lab.nodes[0].height
+    for joiner in range(FOUNDERS, FOUNDERS + JOINERS):
+        lab.after(apart_s * (joiner - FOUNDERS), lambda joiner=joiner: lab.join(joiner))  # type: ignore[misc]
+    lab.run_until(lambda: lab.nodes[0].height > began and lab.members(lab.nodes[0].height) == ALL, 3 * ROUND_S)
+    arrived = lab.nodes[0].height
+    # No round was missed, and none waited for them.
+    assert arrived - began >= (lab.now - began_at) // (2 * ROUND_S)
+    for height in range(began + 1, arrived + 1):
+        newcomers = lab.members(height) - lab.members(height - 1)
+        assert not newcomers & lab.contributors(height)  # weightless in the round in which they come
+        assert lab.contributors(height) == lab.members(height - 1)
+    lab.run_until(lab.height_of_all(arrived + 2), 4 * ROUND_S)
+    assert lab.contributors(arrived + 1) == lab.contributors(arrived + 2) == ALL
+    assert len({lab.nodes[number].chain[arrived + 2].hash for number in ALL}) == 1
