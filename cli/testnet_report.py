@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, number, quantity
-from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
+from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone, StepDone
 from shoal.testnet.report import FaultReport, Report, digests_word, ok
 from shoal.testnet.scenario import Fault, whom
 
@@ -32,6 +32,10 @@ class TestnetProgress:
             case RoundDone():
                 log.info("%s", round_line(event, self._rounds))
                 self._show_now(f"{event.round} of {count(self._rounds, 'round')} certified{self._loss}")
+            case StepDone():
+                how = "with a partner" if event.paired else "without a partner"
+                log.info("round %d of %d done %s, %.1f s", event.round, self._rounds, how, event.total_s)
+                self._show_now(f"{event.round} of {count(self._rounds, 'round')} done{self._loss}")
             case LossMeasured():
                 self._loss = f", loss {event.loss:.4f} {event.metric}"
                 log.info("after round %d: loss %.4f %s", event.round, event.loss, event.metric)
@@ -63,7 +67,7 @@ def summary(report: Report, out: Path) -> list[str]:
     wanted = report.scenario.rounds
     saved = report.bytes.fp32_allreduce_every_step / max(1, report.bytes.lanes_sent + report.bytes.control_sent)
     return [
-        f"rounds     {report.rounds_certified} of {wanted} certified in {report.wall_s:.1f} s",
+        f"rounds     {report.rounds_certified} of {wanted} {_decided(report)} in {report.wall_s:.1f} s",
         f"loss       {number(report.loss.first)} → {number(report.loss.last)} {in_one_line(report.loss.metric)}",
         *(f"fault      {_fault_result(fault)}" for fault in report.faults),
         f"exactness  {count(report.forks, 'fork')}, {count(report.wrong_values, 'wrong value')}, "
@@ -73,6 +77,11 @@ def summary(report: Report, out: Path) -> list[str]:
         f"report     {out / 'report.json'}, {out / 'report.html'}",
         *(["all is as it should be"] if ok(report) else _failures(report)),
     ]
+
+
+def _decided(report: Report) -> str:
+    """What a round is in the end; where there is no common state nobody certifies it."""
+    return "done" if report.digests_equal is None else "certified"
 
 
 def _fault_result(fault: FaultReport) -> str:
@@ -88,7 +97,7 @@ def _failures(report: Report) -> list[str]:
     """Every reason for which the testnet failed."""
     reasons = [] if report.trouble is None else [in_one_line(report.trouble)]
     if report.rounds_certified != report.scenario.rounds:
-        reasons.append(f"{report.scenario.rounds - report.rounds_certified} rounds were not certified")
+        reasons.append(f"{report.scenario.rounds - report.rounds_certified} rounds were not {_decided(report)}")
     if report.forks:
         reasons.append("a round has two different certificates")
     if report.wrong_values:

@@ -11,6 +11,7 @@ import typer
 
 from shoal.cli.options import AsJson, option
 from shoal.cli.text import count, in_one_line
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def verify(options: VerifyOptions) -> None:
     """Check the certificates from the founders on, and every chunk of the state against them."""
     from shoal.node.checkpoint_check import check_checkpoint
 
+    toml = options.checkpoint / "swarm.toml"
+    if toml.exists() and load_manifest(toml).sync.strategy == "gossip":
+        raise ConfigError("with strategy gossip nothing is certified; `shoal export` checks whether a state is whole")
     report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
     if options.as_json:
         typer.echo(to_json(report))

@@ -19,7 +19,7 @@ itself: 2 bytes per parameter and round, whatever the number of nodes. φ is in 
 scale for 4096 values, would hold members a third further apart.
 
 Bits matter nowhere between nodes, since no two hold the same; but an auditor recomputes every step to the bit.
-Source: NoLoCo, arXiv 2506.10911, section 3 (the outer step); see docs/decisions.md.
+Source: NoLoCo, arXiv 2506.10911 (the outer step); the bound on γ is derived here.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.finals import Finals
 from shoal.collectives.gossip import GossipVector
 from shoal.collectives.state import CertifiedState
@@ -79,11 +80,21 @@ class AuditTrail:
         if self._enabled:
             self._write(state.term, state.round, "began", state.anchor.tobytes() + state.momentum.tobytes())
 
-    def stepped(self, state: CertifiedState, made: Offer, *, partner: PeerId | None, offered: Offer | None) -> None:
+    def stepped(
+        self,
+        before: CertifiedState,
+        state: CertifiedState,
+        made: Offer,
+        *,
+        partner: PeerId | None,
+        offered: Offer | None,
+    ) -> None:
         """Strategy gossip, after the step: the vectors in it, this node's and its partner's, and φ and δ after it."""
         if not self._enabled:
             return
         body = {
+            "base_round": before.round,
+            "base": chunk_hash(before.anchor.tobytes() + before.momentum.tobytes()),
             "root": made.root,
             "partner": partner,
             "partner_round": 0 if offered is None else offered.round,

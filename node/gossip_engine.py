@@ -306,7 +306,7 @@ class GossipEngine:
         if self._made is not None or self.leaving or event.round != machine.round or not self._p.desk.is_current(event):
             return
         try:
-            self._made = made = await trio.to_thread.run_sync(self._encode, event)
+            self._made = made = await trio.to_thread.run_sync(self._encode, event, machine.catch_up())
         except LocalError as error:
             logger.error("round %d: what was learnt is dropped: %s", event.round, error)
             assert self._state is not None
@@ -320,7 +320,7 @@ class GossipEngine:
         machine.patience_s = max(PATIENCE_MIN_S, min(self._grace_s, PATIENCE_SHARE * event.seconds))
         await self._carry_out(machine.made(made.vector.offer, self.others, trio.current_time()))
 
-    def _encode(self, event: Contribution) -> _Made:
+    def _encode(self, event: Contribution, round: int) -> _Made:
         assert self._state is not None
         delta = -self._p.desk.pseudo_gradient(self._grid.numel)
         vector = encode_vector(
@@ -329,8 +329,8 @@ class GossipEngine:
             self._settings,
             grid=self._grid,
             codec_name=self._codec,
-            round=event.round,
-            dither=dither_of(self._p.config.manifest.swarm_id, event.round, self._me),
+            round=round,
+            dither=dither_of(self._p.config.manifest.swarm_id, round, self._me),
         )
         return _Made(event=event, delta=delta, vector=vector)
 
@@ -382,12 +382,15 @@ class GossipEngine:
         assert machine is not None
         assert made is not None
         await self._p.holds.at(machine.round, "certify")
+        before = self._state
+        assert before is not None
         state, header = await trio.to_thread.run_sync(self._work_out, made, values)
         self._state = state
         self._p.shelf.put(state, header)
         await trio.to_thread.run_sync(
             partial(
                 self._p.audit.stepped,
+                before,
                 state,
                 made.vector.offer,
                 partner=None if wanted is None else wanted.peer,
@@ -423,7 +426,7 @@ class GossipEngine:
         )
         state = CertifiedState(
             term=Term(),
-            round=made.event.round,
+            round=vector.offer.round,
             # What the swarm trained on, by what this node sees: schedules are to run alike at all.
             tokens=before.tokens + made.event.tokens * (len(self.others) + 1),
             layout_hash=before.layout_hash,

@@ -19,7 +19,8 @@ likely as any other. Draw 0 gives the first candidate, later draws the ones afte
 A candidate has `patience_s` to answer, so a round is delayed by CANDIDATE_LIMIT times that at most, whoever is slow.
 
 **Rounds** are logical clocks: nobody waits for all others to be in a round. After round r comes r + 1, or the highest
-round heard of if that is more; who is slow skips numbers, and its partners stay within one of it.
+round heard of if that is more; and a vector is of the highest round heard of when it is made. So who is slow skips
+numbers, and is not behind when it looks for a partner.
 
 Sans-IO: `(input, now)` in, effects out. Which values travel is in `shoal.collectives.gossip`.
 Source: NoLoCo, arXiv 2506.10911 (random pairs, no collective).
@@ -158,6 +159,11 @@ class PairingMachine:
         """The round of before the pause goes on."""
         if self.phase is Phase.PAUSED:
             self.phase = Phase.TRAINING
+
+    def catch_up(self) -> int:
+        """This round's vector is about to be made: the round that it is of, and this node with it."""
+        self.round = max(self.round, self._heard_round)
+        return self.round
 
     def made(self, offer: Offer, others: Collection[PeerId], now: float) -> list[Effect]:
         """This round's vector is made, and held ready for others: find a partner among them."""

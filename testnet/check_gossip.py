@@ -4,7 +4,8 @@ In test mode a node keeps, per round, in `rounds/0.0-<round>/`
 
     vector-…   msgpack {codec, numel, chunk_values, root, chunks}: what it offered; named by the first half of the root
     delta      what its inner steps made of its weights, little-endian float32
-    exchange   msgpack {root, partner, partner_round, partner_root}: whose vectors are in the step; partner may be nil
+    exchange   msgpack {base_round, base, root, partner, partner_round, partner_root}: the state that the step was made
+               from, by its round and the hash of its file, and the vectors in it; partner may be nil
     stepped    its weights and its momentum after the step, little-endian float32, the one after the other
     began      the same of the state on which a process began: S(0), a snapshot, or what was on its disk
 
@@ -49,6 +50,8 @@ class StoredVector(msgspec.Struct, frozen=True, kw_only=True):
 class StoredExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The file `exchange`."""
 
+    base_round: int
+    base: bytes
     root: bytes
     partner: str | None
     partner_round: int
@@ -78,7 +81,7 @@ def _check_round(witnesses: Sequence[Witness], term: str, number: int, settings:
         where = f"round {number}: node {witness.index}"
         try:
             step = _read(witness.folder, number)
-            before = None if step is None else _state_before(witness.folder, number)
+            before = None if step is None else _state_before(witness.folder, step.exchange)
             other = None if step is None else _taken(step.exchange, witnesses)
         except (OSError, ValueError, RemoteError) as error:
             errors.append(f"{where}: {error}")
@@ -133,13 +136,13 @@ def _read(folder: Path, number: int) -> _Step | None:
     return _Step(exchange=exchange, sent=sent, delta=delta, anchor=after[: sent.size], momentum=after[sent.size :])
 
 
-def _state_before(folder: Path, number: int) -> F32 | None:
-    """φ and δ, the one after the other, of the newest state before a round: rounds may have been skipped."""
-    for earlier in range(number - 1, -1, -1):
-        for name in ("began", "stepped"):
-            path = _place(folder, earlier) / name
-            if path.exists():
-                return np.frombuffer(path.read_bytes(), "<f4")
+def _state_before(folder: Path, exchange: StoredExchange) -> F32 | None:
+    """φ and δ, the one after the other, from which a step was made; None if nothing is kept that has its hash."""
+    for name in ("stepped", "began"):
+        path = _place(folder, exchange.base_round) / name
+        data = path.read_bytes() if path.exists() else b""
+        if chunk_hash(data) == exchange.base:
+            return np.frombuffer(data, "<f4")
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
-from shoal.testnet.journal import Certified, Entry, Evaluated
+from shoal.testnet.journal import Certified, Entry, Evaluated, Stepped
 from shoal.testnet.scenario import Fault, Scenario
 
 
@@ -18,6 +18,15 @@ class RoundDone:
     members: int
     contributors: int
     coverage: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """Strategy gossip: the first node is through a round; paired says whether it had a partner."""
+
+    round: int
+    paired: bool
     total_s: float
 
 
@@ -56,7 +65,7 @@ class NodeEnded:
     message: str
 
 
-Progress = RoundDone | LossMeasured | FaultInjected | NodeJoined | NodeEnded
+Progress = RoundDone | StepDone | LossMeasured | FaultInjected | NodeJoined | NodeEnded
 OnProgress = Callable[[Progress], None]
 
 
@@ -68,13 +77,17 @@ def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[t
     """(what it is about, what to say) of one entry by the node `peer_id`. All nodes log a round; it is told once."""
     match entry.event:
         case Certified() as event if event.round <= scenario.rounds:
-            done = RoundDone(
-                round=event.round,
-                members=len(event.members),
-                contributors=event.contributors,
-                coverage=event.coverage,
-                total_s=event.total_s,
-            )
+            done: Progress
+            if isinstance(event, Stepped):
+                done = StepDone(round=event.round, paired=event.partner is not None, total_s=event.total_s)
+            else:
+                done = RoundDone(
+                    round=event.round,
+                    members=len(event.members),
+                    contributors=event.contributors,
+                    coverage=event.coverage,
+                    total_s=event.total_s,
+                )
             yield (f"round {event.term}", event.round), done
             if entry.node >= scenario.nodes:
                 yield ("joined", entry.node), NodeJoined(index=entry.node, peer_id=peer_id, round=event.round)

@@ -48,7 +48,7 @@ def stepped(anchor: F32, momentum: F32, delta: F32, exchanged: tuple[F32, F32] |
     return out
 
 
-def test_four_nodes_follow_the_equation_of_the_paper_over_rounds() -> None:
+def test_four_nodes_follow_the_equation_over_rounds() -> None:
     """δ ← α·δ + (β/2)(Δi + Δj) − γ·(φi − (φi + φj)/2) and φ ← φ + δ, in float64, with what everyone learns drawn."""
     alpha, beta, gamma = SETTINGS.momentum, SETTINGS.lr, SETTINGS.gamma
     state = {node: (drawn(i), np.zeros(GRID.numel, np.float32)) for i, node in enumerate(NODES)}

@@ -12,7 +12,7 @@ from shoal.node.control_client import ControlRefused, request
 from shoal.protocol.manifest import render_manifest, validate_manifest
 from shoal.testnet.check import Witness
 from shoal.testnet.check_gossip import check_gossip
-from tests.node.lab import Node, Swarm
+from tests.node.lab import Node, Swarm, eventually
 
 
 def gossiping(workplace: Path, *, nodes: int, founders: int) -> Swarm:
@@ -26,6 +26,11 @@ def gossiping(workplace: Path, *, nodes: int, founders: int) -> Swarm:
 
 def newest(node: Node) -> int:
     return max(event["round"] for event in node.all_events() if event["event"] == "stepped")
+
+
+def alone_since(node: Node, round: int) -> list[str]:
+    """Why it had no partner, in rounds after that one."""
+    return [event["why"] for event in node.events("stepped", partner=None) if event["round"] > round]
 
 
 def test_a_node_goes_on_from_its_disk_after_a_death_and_a_newcomer_from_a_peers_snapshot(tmp_path: Path) -> None:
@@ -44,9 +49,16 @@ def test_a_node_goes_on_from_its_disk_after_a_death_and_a_newcomer_from_a_peers_
             with pytest.raises(ControlRefused, match="no common state"):
                 request(one.folder, *order)
 
+        one.ask("pause")
+        eventually(lambda: one.ask("status")["phase"] == "paused", "paused")
+        rested_at = newest(one)
+        other.wait("stepped", partner=None)  # who pauses is not waited for
+        assert newest(one) == rested_at
+        one.ask("resume")
+        eventually(lambda: newest(one) > rested_at, "trains again")
+
         other.kill()
-        alone = one.wait("stepped", partner=None)
-        assert other.peer_id in alone["why"] or alone["why"] == "nobody else is there"
+        eventually(lambda: alone_since(one, newest(other)), "goes on alone")
         died_at = newest(other)
 
         other.start(join=[one])
