@@ -127,22 +127,8 @@ class Daemon:
         self._observing = False  # for want of a training loop, not because the user paused
         self.layouts = Layouts(host=self.host, linked=lambda: self.links.linked(), on_progress=on_progress)
         self.desk = TrainingDesk(self.trainer, seed=manifest.workload.seed, inner_steps=manifest.sync.round_steps)
-        outer = OuterSettings.of(manifest.sync)
-        catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=outer)
-        catchup.accepts = lambda header: self.layouts.accept(header.layout)
-        self.custody = Custody(
-            CustodyParts(
-                store=store,
-                chain=self.chain,
-                shelf=self.shelf,
-                catchup=catchup,
-                earlier=EarlierStates(store.folder, chain=self.chain, shelf=self.shelf, outer=outer),
-                links=self.links,
-                holds=self.holds,
-                log=RoundLog(events),
-                on_progress=on_progress,
-            )
-        )
+        catchup = self._catchup()
+        self.custody = self._custody(catchup)
         self.resumption = Resumption(
             store.folder,
             send=self.trainer.send,
@@ -174,6 +160,28 @@ class Daemon:
         self.engine = self._new_engine()
         self.outcome = Outcome.DONE
         self._over = trio.Event()
+
+    def _catchup(self) -> CatchUp:
+        outer = OuterSettings.of(self.config.manifest.sync)
+        catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=outer)
+        catchup.accepts = lambda header: self.layouts.accept(header.layout)
+        return catchup
+
+    def _custody(self, catchup: CatchUp) -> Custody:
+        outer = OuterSettings.of(self.config.manifest.sync)
+        return Custody(
+            CustodyParts(
+                store=self.store,
+                chain=self.chain,
+                shelf=self.shelf,
+                catchup=catchup,
+                earlier=EarlierStates(self.store.folder, chain=self.chain, shelf=self.shelf, outer=outer),
+                links=self.links,
+                holds=self.holds,
+                log=RoundLog(self.events),
+                on_progress=self.on_progress,
+            )
+        )
 
     def _new_engine(self) -> Engine | GossipEngine:
         if self.config.manifest.sync.strategy != "gossip":

@@ -30,6 +30,12 @@ class Listening(Event, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
 
 
+class Linked(Event, frozen=True, kw_only=True):
+    """The node has a message link with a peer."""
+
+    peer: str
+
+
 class RoundStarted(Event, frozen=True, kw_only=True):
     """The node begins a round."""
 
@@ -110,6 +116,7 @@ class Failed(Event, frozen=True, kw_only=True):
 
 _KINDS: Final[dict[str, type[Event]]] = {
     "listening": Listening,
+    "linked": Linked,
     "round_started": RoundStarted,
     "holding": Holding,
     "certified": Certified,

@@ -28,6 +28,7 @@ import msgspec
 import trio
 
 from shoal.collectives.gossip import GossipSettings
+from shoal.node.config import Hold
 from shoal.node.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
@@ -42,7 +43,7 @@ from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
-from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Journal
+from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Journal, Linked
 from shoal.testnet.namespaces import LOOPBACK, Network, network, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.page import render_page
@@ -58,6 +59,9 @@ REDUCE_DEADLINE_S: Final = 60.0
 WARMUP_TOKENS: Final = 20_000
 
 START_DEADLINE_S: Final = 90.0
+TOGETHER: Final = Hold(round=1, phase="train")
+TOGETHER_DEADLINE_S: Final = 60.0
+"""Founders that are not there by then are not waited for."""
 ROUND_DEADLINE_S: Final = 60.0
 STEP_DEADLINE_S: Final = 1.0
 FINISH_DEADLINE_S: Final = 30.0
@@ -218,7 +222,7 @@ class Testnet:
             nursery.start_soon(self._tell)
             for record in self._records:
                 nursery.start_soon(carry_out, record, self, self._tell_fault)
-            if await self._start_founders():
+            if await self._start_founders(nursery):
                 await self._until_finished()
             nursery.cancel_scope.cancel()
 
@@ -239,21 +243,48 @@ class Testnet:
         self._trouble = f"no node logged anything for {limit_s:.0f} s"
         scope.cancel()
 
-    async def _start_founders(self) -> bool:
+    async def _start_founders(self, nursery: trio.Nursery) -> bool:
         """Node 0 first, then the others, which join it; False if it does not come up."""
         first = self._nodes[0]
         # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
         divided = any(fault.kind == "partition" for fault in self.scenario.faults)
         rounds = None if divided else self.scenario.rounds
-        await self._launch(first, join=(), rounds=rounds)
+        await self._launch(first, join=(), rounds=rounds, waits=True)
         with trio.move_on_after(START_DEADLINE_S):
             await self.journal.until(lambda: bool(first.addresses) or not first.alive)
         if not first.addresses:
             self._trouble = f"node 0 did not come up; see {first.folder / 'log.txt'}"
             return False
         for index in range(1, self.scenario.nodes):
-            await self._launch(self._nodes[index], join=first.addresses, rounds=rounds)
+            await self._launch(self._nodes[index], join=first.addresses, rounds=rounds, waits=True)
+        await self._start_together(nursery)
         return True
+
+    async def _start_together(self, nursery: trio.Nursery) -> None:
+        """Have the founders begin their first round when all are there: half of them may be a quorum, and not wait."""
+        founders = [self._nodes[index] for index in range(self.scenario.nodes)]
+        with trio.move_on_after(TOGETHER_DEADLINE_S):
+            await self.journal.until(lambda: all(self._is_there(node) for node in founders))
+        for node in founders:
+            if TOGETHER not in holds_for(self.scenario, node.index, self._records):  # else the fault lets it go
+                nursery.start_soon(self._let_go, node)
+
+    def _is_there(self, node: NodeProcess) -> bool:
+        """Whether it waits for its first round, linked to all other founders; not if a fault may keep it from that."""
+        if not node.alive or node.stopped:
+            return True
+        peers = {event.peer for event in self.journal.of(Linked, node.index)}
+        alone = any(fault.round == TOGETHER.round for fault in self.scenario.faults)
+        return self._waits(node) and (alone or len(peers) >= self.scenario.nodes - 1)
+
+    def _waits(self, node: NodeProcess) -> bool:
+        held = {(event.round, event.phase) for event in self.journal.of(Holding, node.index)}
+        return (TOGETHER.round, TOGETHER.phase) in held
+
+    async def _let_go(self, node: NodeProcess) -> None:
+        await self.journal.until(lambda: not node.alive or (self._waits(node) and not node.stopped))
+        with contextlib.suppress(NetworkError):  # it has just ended
+            await node.ask("release")
 
     async def join(self, index: int) -> None:
         """Start a node, new or known, that joins the first of the others it could reach.
@@ -270,8 +301,12 @@ class Testnet:
         # How many rounds are left for it nobody knows: it stays until it is asked to leave.
         await self._launch(node or self._add_node(index), join=host.addresses, rounds=None)
 
-    async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None) -> None:
+    async def _launch(
+        self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None, waits: bool = False
+    ) -> None:
         holds = holds_for(self.scenario, node.index, self._records)
+        if waits:
+            holds = tuple(dict.fromkeys((TOGETHER, *holds)))
         place = LOOPBACK if self.network is None else self.network.place(node.index)
         launch = Launch(
             manifest=self._manifest, data_dir=node.folder, join=join, rounds=rounds, holds=holds, place=place

@@ -103,6 +103,8 @@ class Node:
             self.log("caught_up", round=first, how="chain")
         self.log("listening", addresses=[f"/fake/{self.folder.name}"])
         self.wait(lambda: self.mode != "silent" and self.all_reached(first))
+        for sibling in range(self.founders - 1):
+            self.log("linked", peer=str(sibling))
         if not first:
             self.log("evaluated", round=0, loss=8.0, metric="bits per byte")
         round = first
