@@ -22,6 +22,7 @@ from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manif
 
 LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 THREAD_LIMIT = 4096
+ACCUMULATE_LIMIT = 4096
 ROUND_LIMIT = 2**53
 HOLD_LIMIT = 256
 CHECKPOINT_LIMIT = 100_000
@@ -47,6 +48,12 @@ class RunOptions(ProgressOptions):
     )
     device: Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")] = "auto"
     threads: Annotated[int, option("--threads", help="CPU threads of the trainer; 0: its own choice.")] = 0
+    accumulate: Annotated[
+        int,
+        option(
+            "--accumulate", help="Cut each batch into so many parts, for a device with little memory.", metavar="PARTS"
+        ),
+    ] = 1
     data: Annotated[
         str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
     ] = None
@@ -134,6 +141,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         lane_listen=parse_host_port(options.lane_listen, "--lane-listen"),
         device=options.device,
         threads=options.threads,
+        accumulate=options.accumulate,
         data=options.data,
         rounds=options.rounds,
         checkpoint_every=options.checkpoint_every,
@@ -151,6 +159,8 @@ def config_of(options: RunOptions) -> NodeConfig:
 def _check_own_loop(manifest: Manifest, options: RunOptions) -> None:
     if manifest.workload.options:
         raise ConfigError(f"[workload.options] in {options.manifest}: the workload {OWN_LOOP} has none; remove them")
+    if options.accumulate != 1:
+        raise ConfigError(f"--accumulate: with the workload {OWN_LOOP} batches are its user's; leave it out")
     if options.data is not None:
         raise ConfigError(f"--data: the workload {OWN_LOOP} reads no data, its user's loop does; leave --data out")
 
@@ -170,6 +180,8 @@ def _check(options: RunOptions) -> None:
         raise ConfigError(f"--device: {options.device!r} is none of auto, cpu, cuda, cuda:N, mps")
     if not 0 <= options.threads <= THREAD_LIMIT:
         raise ConfigError(f"--threads: {options.threads} is not in 0..{THREAD_LIMIT}; 0 lets the trainer choose")
+    if not 1 <= options.accumulate <= ACCUMULATE_LIMIT:
+        raise ConfigError(f"--accumulate: {options.accumulate} is not in 1..{ACCUMULATE_LIMIT}; 1 cuts nothing")
     if options.rounds is not None and not 1 <= options.rounds <= ROUND_LIMIT:
         raise ConfigError(f"--rounds: {options.rounds} is no number of rounds; leave --rounds out to go on for ever")
     if not 0 <= options.checkpoint_every <= ROUND_LIMIT:

@@ -168,7 +168,7 @@ class Accounts:
         for there, here in fragment.spans():
             np.subtract(base[there], local[there], out=out[here])
         if not np.isfinite(out[: fragment.numel]).all():
-            raise FloatingPointError("the replica's parameters are no longer finite")
+            raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
         counted, parts = self._tokens[fragment.number], self._fragments.count
         tokens = max(1, counted // parts) if counted else 0
         self._issued += 1

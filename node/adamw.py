@@ -36,6 +36,11 @@ class AdamW:
         second = [(f"second.{name}", moment) for name, moment in zip(names, self._second, strict=True)]
         return [*first, *second, ("steps", self._steps)]
 
+    def move(self, device: torch.device) -> None:
+        """Take the moments to where the parameters went."""
+        self._first = [moment.to(device) for moment in self._first]
+        self._second = [moment.to(device) for moment in self._second]
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self._parameters:

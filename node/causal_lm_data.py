@@ -120,7 +120,8 @@ def _load_files(paths: Sequence[Path], sample_by: str) -> Any:
     try:
         return datasets.load_dataset(kind, data_files=files, split="train", **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(f"{paths[0]} cannot be read as {kind}: {one_line(error.__cause__ or error)}") from error
+        why = one_line(error.__cause__ or error)
+        raise ConfigError(f"{paths[0]} cannot be read as {kind}: {why}; mend or remove it") from None
 
 
 def _load_hub(hub: Hub) -> Any:

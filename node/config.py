@@ -44,6 +44,7 @@ class NodeConfig:
     data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
     swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
     checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
+    accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
     loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
     """
 
@@ -54,6 +55,7 @@ class NodeConfig:
     lane_listen: tuple[str, int] = ("0.0.0.0", 0)
     device: str = "auto"
     threads: int = 0
+    accumulate: int = 1
     data: str | None = None
     rounds: int | None = None
     rollback: RollbackPolicy = "spike"

@@ -48,7 +48,7 @@ from shoal.node.states import StateShelf
 from shoal.node.status import node_record
 from shoal.node.store import Store, disk_errors, write_atomically
 from shoal.node.trainer import Restarted, TrainerEvent, TrainerFailed
-from shoal.node.trainer_messages import Evaluated, Restored
+from shoal.node.trainer_messages import Contribution, Evaluated, Restored
 from shoal.node.training import TrainingDesk
 from shoal.node.transfer import DonorScores
 from shoal.node.workload import WorkloadError
@@ -126,7 +126,12 @@ class Daemon:
         self.trainer = trainer_of(config, self.identity, self.chain, abandoned=self._abandoned)
         self._observing = False  # for want of a training loop, not because the user paused
         self.layouts = Layouts(host=self.host, linked=lambda: self.links.linked(), on_progress=on_progress)
-        self.desk = TrainingDesk(self.trainer, seed=manifest.workload.seed, inner_steps=manifest.sync.round_steps)
+        self.desk = TrainingDesk(
+            self.trainer,
+            seed=manifest.workload.seed,
+            inner_steps=manifest.sync.round_steps,
+            speeds=self.members.speeds if manifest.sync.balances else None,
+        )
         catchup = self._catchup()
         self.custody = self._custody(catchup)
         self.resumption = Resumption(
@@ -338,7 +343,9 @@ class Daemon:
         self.leave_then(Outcome.FAILED)
 
     def _note_trainer(self, event: TrainerEvent) -> None:
-        if isinstance(event, Evaluated):
+        if isinstance(event, Contribution) and self.desk.speed_is_news:
+            self.members.announce()
+        elif isinstance(event, Evaluated):
             metric = self.trainer.started.metric
             self.events.write("evaluated", round=event.round, loss=event.value, metric=metric)
         elif isinstance(event, Restored):

@@ -318,20 +318,14 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
 
 def _trainer_spec(config: NodeConfig) -> TrainerSpec:
     manifest = config.manifest
-    inner = manifest.inner
     return TrainerSpec(
         workload=manifest.workload.name,
         options=manifest.workload.options,
         seed=manifest.workload.seed,
-        inner=InnerSettings(
-            lr=inner.lr,
-            weight_decay=inner.weight_decay,
-            betas=(inner.betas[0], inner.betas[1]),
-            clip_norm=inner.clip_norm,
-            warmup_tokens=inner.warmup_tokens,
-        ),
+        inner=InnerSettings.of(manifest),
         sync=SyncSettings.of(manifest),
         data=config.data,
         device=config.device,
+        accumulate=config.accumulate,
         threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
     )

@@ -20,7 +20,9 @@ from shoal.node.accounts import Accounts, SavedAccounts
 from shoal.node.adamw import AdamW
 from shoal.node.flat_parameters import FlatParameters
 from shoal.node.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
+from shoal.node.micro_batches import split_batch
 from shoal.node.random_state import RandomState
+from shoal.node.schedule import learning_rate
 from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import (
     Assignment,
@@ -52,13 +54,6 @@ def pick_device(wanted: str) -> torch.device:
         there = ", ".join(name for name, there in present.items() if there)
         raise ConfigError(f"device {wanted!r} is not available here; use auto or one of: {there}")
     return torch.device(wanted)
-
-
-def warmed_up(settings: InnerSettings, tokens: int) -> float:
-    """Return the learning rate once the swarm has seen `tokens`: linear from near 0, then constant."""
-    if tokens >= settings.warmup_tokens:
-        return settings.lr
-    return settings.lr * (tokens + 1) / settings.warmup_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +102,7 @@ class Replica:
         inner: InnerSettings,
         device: torch.device,
         sync: SyncSettings | None = None,
+        accumulate: int = 1,
         contributions: int = 0,
     ) -> None:
         torch.manual_seed(seed)
@@ -114,6 +110,7 @@ class Replica:
         self._workload = workload
         self._settings = inner
         self._device = device
+        self._accumulate = accumulate
         self._flat = FlatParameters(self.model)
         self.layout = self._flat.layout
         self.accounts = Accounts(self._flat, sync=sync, contributions=contributions)
@@ -132,6 +129,7 @@ class Replica:
         self._assignment: Assignment | None = None
         self._batches: Iterator[Any] = iter(())
         self._drawn = 0  # batches of the assignment
+        self._exhausted = False  # it has no more; who asks again gets them from the first one
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
 
@@ -153,6 +151,26 @@ class Replica:
     def blocked(self, seconds: float) -> None:
         """So long it stood still, `waiting`."""
         self._tally.blocked_s += seconds
+
+    def rest(self) -> None:
+        """Leave the accelerator to others until `wake`: all that is on it goes to the host, at a step boundary.
+
+        An evaluation meanwhile is made on the host. Memory that device and host share is left as it is.
+        """
+        if self._device.type == "cuda":
+            self._move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Come back from `rest`, with nothing changed."""
+        if self._device.type == "cuda":
+            self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        """Parameters stay the objects they are, with their values elsewhere; gradients are of no further use."""
+        self._optimizer.zero_grad()
+        self.model.to(device)
+        self._optimizer.move(device)
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
@@ -179,7 +197,7 @@ class Replica:
             raise LocalError("a stretch was ordered before any anchor was applied")
         if order.steps < 1:
             raise LocalError(f"a stretch of {order.steps} steps")
-        if order.assignment != self._assignment:
+        if order.assignment != self._assignment or self._exhausted:
             self._open_stream(order.assignment)
         self._order, self._order_steps, self._overlapping = order, 0, False
         self._steps_wanted = max(1, order.steps - self.accounts.steps) if order.contribute else order.steps
@@ -191,7 +209,7 @@ class Replica:
         resumed = restored is not None and restored.counters.assignment == assignment
         self._drawn = restored.counters.drawn if restored is not None and resumed else 0
         self._batches = batches_from(self._workload, assignment, self._drawn)
-        self._assignment = assignment
+        self._assignment, self._exhausted = assignment, False
         if restored is not None and resumed:
             restored.random.restore(self._device)
 
@@ -199,20 +217,26 @@ class Replica:
         """Make one inner step; return a report where one is due.
 
         The step that completes a contributing stretch writes base − local of the round's fragment into `out` before it
-        returns the `Contribution`. Raises LocalError without a stretch; whatever the workload raises passes through.
+        returns the `Contribution`. Raises LocalError without a stretch, ConfigError if there is no batch at all;
+        whatever the workload raises passes through.
         """
         order, tally = self._order, self._tally
         if order is None:
             raise LocalError("a step without a stretch")
         began = time.monotonic()
         batch = next(self._batches, None)
+        self._exhausted = batch is None
         if batch is not None:
             self._drawn += 1
             self._order_steps += 1
             tally.steps += 1
             self._optimize(batch, order)
         elif not self._order_steps:
-            raise RuntimeError("the workload's batches() ended before it yielded one batch")
+            share = order.assignment
+            raise ConfigError(
+                f"the workload's batches() yielded nothing for member {share.member} of {share.members} "
+                f"in round {share.round}; give this node more data, or the swarm fewer members"
+            )
         tally.seconds += time.monotonic() - began
         if self._overlapping:
             self._order = None if batch is None or not self.accounts.overlap_left else order
@@ -309,10 +333,8 @@ class Replica:
     def _optimize(self, batch: Any, order: Train) -> None:
         """Take one AdamW step and account for it; a step that is not finite changes nothing."""
         self._optimizer.zero_grad()
-        loss, tokens = self._workload.loss(self.model, _to_device(batch, self._device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        value, tokens = self._backward(batch)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm))
-        value = float(loss.detach())
         if not (math.isfinite(value) and math.isfinite(norm)):
             self.accounts.count(0)
             self._count_nonfinite(value, norm)
@@ -320,9 +342,29 @@ class Replica:
         self._nonfinite_steps = 0
         self._tally.finite_steps += 1
         self._tally.loss_sum += value
-        self._tally.tokens += int(tokens)
-        self.accounts.count(int(tokens))
-        self._optimizer.step(warmed_up(self._settings, order.certified_tokens + self.accounts.tokens))
+        self._tally.tokens += tokens
+        self.accounts.count(tokens)
+        self._optimizer.step(learning_rate(self._settings, order.certified_tokens + self.accounts.tokens))
+
+    def _backward(self, batch: Any) -> tuple[float, int]:
+        """Leave the gradient of the batch's mean loss in the parameters; returns that loss, and its tokens.
+
+        Of a batch in parts it is the mean of theirs, weighted by tokens, one part at a time on the device.
+        """
+        if self._accumulate == 1:
+            loss, tokens = self._workload.loss(self.model, _to_device(batch, self._device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach()), int(tokens)
+        total, counted = 0.0, 0
+        for part in split_batch(batch, self._accumulate):
+            loss, tokens = self._workload.loss(self.model, _to_device(part, self._device))
+            if int(tokens):  # the mean over nothing is no number
+                (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
+                total, counted = total + float(loss.detach()) * int(tokens), counted + int(tokens)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(max(1, counted))
+        return total / max(1, counted), counted
 
     def _count_nonfinite(self, loss: float, norm: float) -> None:
         self._nonfinite_steps += 1

@@ -29,7 +29,7 @@ def node_record(daemon: Daemon) -> NodeRecord:
         control_addresses=daemon.host.addresses[:ADDRESS_LIMIT],
         lane_addresses=daemon.lanes.addresses[:ADDRESS_LIMIT],
         software=SOFTWARE,
-        tokens_per_s=daemon.desk.tokens_per_s,
+        tokens_per_s=daemon.desk.steady_tokens_per_s,
         upload_bytes_per_s=float(daemon.config.max_upload or 0),
         download_bytes_per_s=float(daemon.config.max_download or 0),
         phase=daemon.record_phase,

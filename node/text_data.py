@@ -95,7 +95,7 @@ def _read(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             content = file.read(limit)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check its permissions, or --data") from None
     return b"" if b"\0" in content[:PROBE_BYTES] else content
 
 

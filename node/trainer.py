@@ -70,6 +70,7 @@ class TrainerSpec:
     data: str | None = None
     device: str = "auto"
     threads: int = 1
+    accumulate: int = 1
     log_path: str | None = None
 
 
@@ -229,6 +230,7 @@ class Trainer:
                 sync=spec.sync,
                 device=spec.device,
                 threads=spec.threads,
+                accumulate=spec.accumulate,
                 contributions=self._contributions,
             )
         )
@@ -296,7 +298,8 @@ class Trainer:
             if failed.configuration:
                 raise ConfigError(failed.summary)  # one line says it all; the traceback would be of our own code
             raise WorkloadError(failed.summary, failed.traceback)
-        await self._publish.send(TrainerFailed(summary=failed.summary, traceback=failed.traceback))
+        traceback = "" if failed.configuration else failed.traceback
+        await self._publish.send(TrainerFailed(summary=failed.summary, traceback=traceback))
 
 
 async def _next_report(child: TrainerConnection) -> Report:

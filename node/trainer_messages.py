@@ -56,13 +56,31 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class InnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The inner AdamW. Warm-up is linear in tokens, certified ones included, so that all nodes share it."""
+    """The inner AdamW. Its learning rate follows the swarm's tokens (`schedule`), so that all nodes share it."""
 
     lr: float = 3e-3
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 1.0
     warmup_tokens: int = 0
+    schedule: str = "constant"
+    decay_tokens: int = 0
+    min_lr: float = 0.0
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> InnerSettings:
+        """Those of a swarm."""
+        inner = manifest.inner
+        return cls(
+            lr=inner.lr,
+            weight_decay=inner.weight_decay,
+            betas=(inner.betas[0], inner.betas[1]),
+            clip_norm=inner.clip_norm,
+            warmup_tokens=inner.warmup_tokens,
+            schedule=inner.schedule,
+            decay_tokens=inner.decay_tokens,
+            min_lr=inner.min_lr,
+        )
 
 
 class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +138,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """Build the workload. `contributions` is the highest number an earlier process gave out."""
+    """Build the workload. `contributions` is the highest number an earlier process gave out.
+
+    accumulate: into how many parts each batch is cut, whose gradients are added up.
+    """
 
     workload: str
     options: Mapping[str, Scalar]
@@ -130,6 +151,7 @@ class Start(Message, frozen=True, kw_only=True):
     sync: SyncSettings = SyncSettings()
     device: str
     threads: int
+    accumulate: int = 1
     contributions: int
 
 

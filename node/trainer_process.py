@@ -191,6 +191,7 @@ class TrainerProcess:
             inner=start.inner,
             device=device,
             sync=start.sync,
+            accumulate=start.accumulate,
             contributions=start.contributions,
         )
         self._control.send(
@@ -217,8 +218,10 @@ class TrainerProcess:
                 self._hurried = True
             case Pause():
                 self._paused = True
+                replica.rest()
             case Resume():
                 self._paused = False
+                replica.wake()
 
     def _snapshot(self, order: Snapshot, replica: Replica) -> None:
         """Copy now; write, and report it, in a thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import CertifiedState, frozen
+from shoal.node.fair_share import SteadySpeed, fair_steps
 from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.trainer_messages import (
     Applied,
@@ -40,12 +41,27 @@ OUTSIDER_NUMBERS = 1 << 20
 
 
 class TrainingDesk:
-    """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric."""
+    """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
-    def __init__(self, trainer: Trainer, *, seed: int, inner_steps: int) -> None:
+    speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
+    it a round's steps are this node's fair share, else always `inner_steps`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        seed: int,
+        inner_steps: int,
+        speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
+    ) -> None:
         self._trainer = trainer
         self._seed = seed
         self._inner_steps = inner_steps
+        self._speeds = speeds
+        self._steady = SteadySpeed()
+        self.speed_is_news = False
+        """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
         self._initial = trio.Event()
         self._applied = trio.Event()
         self._applied.set()
@@ -66,6 +82,11 @@ class TrainingDesk:
         return self._blocked_s / self._wall_s if self._wall_s else None
 
     @property
+    def steady_tokens_per_s(self) -> float:
+        """The speed of the last contributions; before the first, of what the trainer reported last, or 0."""
+        return self._steady.tokens_per_s or self.tokens_per_s
+
+    @property
     def layout_hash(self) -> bytes:
         """The hash of the parameters' names and shapes."""
         return self._trainer.layout.digest
@@ -82,6 +103,7 @@ class TrainingDesk:
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
             if isinstance(event, Contribution):
+                self.speed_is_news = self._steady.measured(event.tokens_per_s)
                 self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
             self._applied.set()
@@ -141,7 +163,7 @@ class TrainingDesk:
         order = Train(
             order=self._orders,
             round=previous.next_round,
-            steps=self._inner_steps,
+            steps=self._fair_steps(previous.members) if contribute else self._inner_steps,
             assignment=self._assignment(previous, me),
             certified_tokens=tokens,
             contribute=contribute,
@@ -159,6 +181,11 @@ class TrainingDesk:
             certified_tokens=tokens,
         )
         await self._trainer.send(order)
+
+    def _fair_steps(self, members: Sequence[PeerId]) -> int:
+        if self._speeds is None:
+            return self._inner_steps
+        return fair_steps(self._inner_steps, self.steady_tokens_per_s, self._speeds(members))
 
     def _assignment(self, previous: Value, me: PeerId) -> Assignment:
         members = previous.members

@@ -208,6 +208,13 @@ class SyncSection(Message, frozen=True, kw_only=True):
             "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places)."
         ),
     ] = "int8"
+    balance: Annotated[
+        bool,
+        Meta(
+            description="With diloco, streaming or sparse: whether a node makes more or fewer steps than that in a "
+            "round, by its speed beside the others', so that all are ready at the same time."
+        ),
+    ] = True
     top_k: Annotated[
         int, Meta(ge=1, le=4096, description="With codec = topk: values that a node sends of each 4096.")
     ] = 64
@@ -266,6 +273,11 @@ class SyncSection(Message, frozen=True, kw_only=True):
             )
 
     @property
+    def balances(self) -> bool:
+        """Whether each node's steps of a round follow its speed."""
+        return self.balance and self.strategy in ("diloco", "streaming", "sparse")
+
+    @property
     def applied_mixing(self) -> float | None:
         """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
         return self.mixing if self.strategy == "streaming" else None
@@ -295,7 +307,25 @@ class InnerSection(Message, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=2**53, description="Certified tokens over which the learning rate rises from 0."),
     ] = 0
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear"],
+        Meta(description="How the learning rate goes on after the warm-up: constant, or down to min_lr."),
+    ] = "constant"
+    decay_tokens: Annotated[
+        int,
+        Meta(ge=0, le=2**53, description="Certified tokens, after the warm-up, over which it goes down to min_lr."),
+    ] = 0
+    min_lr: Annotated[float, Meta(ge=0, le=100, description="Learning rate at the end of the schedule.")] = 0.0
     clip_norm: Annotated[float, Meta(gt=0, le=1e9, description="Gradients are clipped to this norm.")] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.schedule == "constant":
+            if self.decay_tokens or self.min_lr:
+                raise ValueError('decay_tokens and min_lr have a meaning with schedule = "cosine" or "linear" only')
+        elif not self.decay_tokens:
+            raise ValueError(f'schedule = "{self.schedule}" needs decay_tokens, the tokens over which it goes down')
+        elif self.min_lr > self.lr:
+            raise ValueError(f"min_lr is {self.min_lr}, above lr, {self.lr}; the learning rate goes down to it")
 
 
 class RoundSection(Message, frozen=True, kw_only=True):

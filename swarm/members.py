@@ -68,6 +68,7 @@ REDIAL_DEADLINE_S = 0.8
 REDIAL_PAUSE_S = 0.1
 """Both ends re-make a link at once, and one attempt can spoil the other: one failure is no proof of a death."""
 RECORD_PERIOD_S = 5.0
+IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
 STRANGER_SETTLE_S = 3.0
@@ -179,6 +180,11 @@ class Members:
     def record_of(self, peer: PeerId) -> NodeRecord | None:
         """The newest record of a peer."""
         return self.book.get(peer)
+
+    def speeds(self, peers: Sequence[PeerId]) -> list[float]:
+        """Tokens/s of those of the peers, but for this node, that are alive and train, by their records; 0: unknown."""
+        records = [self.book.get(peer) for peer in sorted(self.alive().intersection(peers))]
+        return [0.0 if r is None else r.tokens_per_s for r in records if r is None or r.phase not in IDLE_PHASES]
 
     def announce(self) -> None:
         """This node's record changed: publish it now rather than at the next period."""
@@ -395,13 +401,13 @@ class Members:
 
     async def _publish(self) -> None:
         while True:
+            self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
             record = self._sealed_record()
             self.links.broadcast(Announce(record=record))
             try:
                 await self._host.publish(self._topic, record)
             except NetworkError as error:
                 logger.debug("record not published: %s", error)
-            self._announce = trio.Event()
             with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
 

@@ -97,10 +97,11 @@ class TrainBench:
     def rounds(self) -> int:
         """How many rounds are enough: replacements cost some, and so do fragments until each has had its first.
 
-        How long a newcomer needs to start, in rounds, depends on the machine: there is room for as many again.
+        How long a newcomer needs to start, in rounds, depends on the machine, and so do the steps that nodes of
+        different speed share out among themselves: there is room for as many again.
         """
         rounds = self.full_rounds + self._sync.fragments - 1
-        return 2 * rounds if self.replaced else rounds
+        return 2 * rounds if self.replaced or self.slow > 1 else rounds
 
     def replacements(self, round: int) -> Sequence[tuple[int, int]]:
         """(who goes, who comes) as `round` begins: always the nodes that have been there longest."""
@@ -133,7 +134,7 @@ class TrainBench:
             workload=WORKLOAD,
             options=dict(self.options),
             inner_steps=self.inner_steps,
-            sync=self._fragmented() | dict(self.keys.get("sync", {})),
+            sync=self._fragmented() | {"balance": self.slow > 1} | dict(self.keys.get("sync", {})),
             inner=dict(self.keys.get("inner", {})),
             round=dict(self.keys.get("round", {})),
             faults=(*kills, *joins),
@@ -156,11 +157,4 @@ def workload_of(manifest: Manifest) -> Workload:
 
 def inner_settings(manifest: Manifest) -> InnerSettings:
     """The inner optimizer as a trainer is told of it."""
-    inner = manifest.inner
-    return InnerSettings(
-        lr=inner.lr,
-        weight_decay=inner.weight_decay,
-        betas=(inner.betas[0], inner.betas[1]),
-        clip_norm=inner.clip_norm,
-        warmup_tokens=inner.warmup_tokens,
-    )
+    return InnerSettings.of(manifest)

@@ -97,6 +97,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
         "sync": {
             "inner_steps": scenario.inner_steps,
             "strategy": scenario.strategy,
+            "balance": False,  # for runs that can be repeated
             **({} if scenario.codec is None else {"codec": scenario.codec}),
             **scenario.sync,
         },

@@ -57,7 +57,8 @@ def test_run_hands_every_option_on(daemon: FakeDaemon, manifest: Path, tmp_path:
         f"/ip4/192.0.2.1/tcp/{port}/p2p/{Identity.from_seed(bytes([port] * 32)).peer_id}" for port in (1, 2)
     )
     arguments = f"""--data-dir {tmp_path / "node"} --join {first} --join {second} --listen /ip4/127.0.0.1/tcp/4001
-        --lane-listen 127.0.0.1:4100 --device cuda:1 --threads 3 --data {tmp_path} --rounds 7 --dashboard off
+        --lane-listen 127.0.0.1:4100 --device cuda:1 --threads 3 --accumulate 4 --data {tmp_path} --rounds 7
+        --dashboard off
         --max-upload 5MiB/s --max-download 80Mbit --no-mdns --test-mode --hold 3:reduce:0.4 --hold 4:train"""
     assert execute(["run", str(manifest), *arguments.split()]) == 0
     assert daemon.config == NodeConfig(
@@ -68,6 +69,7 @@ def test_run_hands_every_option_on(daemon: FakeDaemon, manifest: Path, tmp_path:
         lane_listen=("127.0.0.1", 4100),
         device="cuda:1",
         threads=3,
+        accumulate=4,
         data=str(tmp_path),
         rounds=7,
         max_upload=5 * 2**20,
@@ -103,6 +105,7 @@ def test_run_takes_options_from_the_environment(
     [
         (["--device", "tpu"], "--device: 'tpu' is none of auto, cpu, cuda, cuda:N, mps"),
         (["--threads", "-1"], "--threads: -1 is not in 0.."),
+        (["--accumulate", "0"], "--accumulate: 0 is not in 1.."),
         (["--rounds", "0"], "--rounds: 0 is no number of rounds"),
         (["--dashboard", "127.0.0.1:8080"], "--dashboard: this version has none"),
         (["--data", "/no/such/data"], "--data: there is no /no/such/data"),

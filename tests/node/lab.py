@@ -331,7 +331,7 @@ def manifest_of(
     tables: dict[str, object] = {
         "swarm": {"name": "test", "founders": list(founders), "admission": "open"},
         "workload": {"name": workload, "options": options or {}},
-        "sync": {"inner_steps": INNER_STEPS},
+        "sync": {"inner_steps": INNER_STEPS, "balance": False},
         "round": {"chunk_values": 4096, "grace_s": 20.0, "reduce_deadline_s": 60.0},
     }
     return validate_manifest(tables, source="the test's manifest")

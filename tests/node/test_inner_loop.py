@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node.inner_loop import NONFINITE_LIMIT_STEPS, Replica, pick_device, warmed_up
+from shoal.node.inner_loop import NONFINITE_LIMIT_STEPS, Replica, pick_device
 from shoal.node.regression import Batch, RegressionWorkload
+from shoal.node.schedule import learning_rate
 from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
 from shoal.node.workload import Workload
@@ -119,6 +120,36 @@ def test_layout_is_sorted_and_lists_tied_weights_once() -> None:
     assert layout.numel == 22
     packed = msgpack.packb([["out.bias", "scale", "z_in.weight"], [[5], [2], [5, 3]]])
     assert layout.digest == blake3.blake3(packed).digest()
+
+
+class NormWorkload(RegressionWorkload):
+    def build(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(self.inputs), super().build())
+
+
+def test_running_means_stay_the_nodes_own_and_are_kept_for_a_restart() -> None:
+    replica, anchor, out = started(NormWorkload())
+    assert replica.layout.names == ("0.bias", "0.weight", "1.bias", "1.weight")
+    contribute(replica, out)
+    norm = replica.model.get_submodule("0")
+    assert isinstance(norm, torch.nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    learnt = norm.running_mean.clone()
+    assert float(learnt.abs().max()) > 1e-3
+    replica.apply(anchor, round=1, fresh=True)
+    assert torch.equal(norm.running_mean, learnt)
+    kept = dict(replica.inner_state_tensors())
+    assert {"buffer.0.running_mean", "buffer.0.running_var", "buffer.0.num_batches_tracked"} <= kept.keys()
+    assert torch.equal(kept["buffer.0.running_mean"], learnt)
+
+
+def test_tied_weights_stay_tied_through_an_anchor() -> None:
+    replica, anchor, _ = started(TiedWorkload())
+    moved = anchor + np.arange(len(anchor), dtype=np.float32)
+    replica.apply(moved, round=1, fresh=True)
+    tied = replica.model.get_parameter("out.weight")
+    assert tied is replica.model.get_parameter("z_in.weight")
+    np.testing.assert_array_equal(tied.detach().numpy().ravel(), moved[-15:])
 
 
 def test_half_precision_parameters_are_refused() -> None:
@@ -290,8 +321,28 @@ def test_nonfinite_steps_running_fail() -> None:
 def test_stretch_ends_with_its_batches() -> None:
     replica, _, out = started(ThreeBatches())
     assert contribute(replica, out, steps=10).steps == 3
-    with pytest.raises(RuntimeError, match="before it yielded one batch"):
+    once = out.copy()
+    assert contribute(replica, out, steps=10).steps == 3  # the same ones again
+    assert not np.array_equal(out, once)
+
+
+class NoBatches(RegressionWorkload):
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        yield from ()
+
+
+def test_a_share_without_a_batch_is_said_in_one_line() -> None:
+    replica, _, out = started(NoBatches())
+    with pytest.raises(ConfigError, match="nothing for member 0 of 1 in round 1; give this node more data"):
         contribute(replica, out, steps=10)
+
+
+def test_a_parameter_that_is_no_number_ends_in_a_line_that_says_what_to_do() -> None:
+    replica, _, out = started()
+    with torch.no_grad():
+        next(replica.model.parameters()).fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"loss nan .* not finite for 10 steps running; try a lower"):
+        contribute(replica, out, steps=20)
 
 
 def test_training_needs_an_anchor() -> None:
@@ -302,7 +353,7 @@ def test_training_needs_an_anchor() -> None:
 
 def test_warm_up_rises_by_tokens_and_stays() -> None:
     settings = InnerSettings(lr=1.0, warmup_tokens=100)
-    assert [warmed_up(settings, tokens) for tokens in (0, 49, 99, 100, 10**9)] == [0.01, 0.5, 1.0, 1.0, 1.0]
+    assert [learning_rate(settings, tokens) for tokens in (0, 49, 99, 100, 10**9)] == [0.01, 0.5, 1.0, 1.0, 1.0]
 
 
 def test_missing_device_is_named() -> None:

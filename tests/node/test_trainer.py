@@ -293,7 +293,7 @@ def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side by side, since each waits for an import of torch: raising in build() and in loss()."""
+    """Side by side, since each waits for an import of torch: raising in build(), in loss(), and a batch too small."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty.py").write_text(FAULTY)
 
@@ -315,12 +315,22 @@ def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monke
             with pytest.raises(trio.EndOfChannel):
                 await trainer.events.receive()
 
-    async def both() -> None:
+    async def unsplittable() -> None:
+        async with running(TrainerSpec(workload="regression", accumulate=33)) as trainer:
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            failed = await expect(trainer, TrainerFailed)
+            assert failed.summary.startswith("--accumulate 33: the workload's batches have 32 rows")
+            assert failed.traceback == ""
+
+    async def all_of_them() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(in_build)
             nursery.start_soon(in_loss)
+            nursery.start_soon(unsplittable)
 
-    run(both)
+    run(all_of_them)
 
 
 def test_trainer_ends_with_its_daemon_even_in_the_middle_of_a_step(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ name = "text"
 inner_steps = 20
 """
 STREAMING = MINIMAL + "strategy = 'streaming'\n"
-GOLDEN_SWARM_ID = "b89a696b7f5b181bd27877a014a519e41f474fb20629bf995b450e140b400717"
+GOLDEN_SWARM_ID = "207216601af1eea90b61dde35b15215c24399c2afb661a62ea668baea2e0123e"
 
 
 def minimal() -> Manifest:
@@ -94,11 +94,16 @@ CHANGES = [
     ("sync", {"strategy": "gossip", "codec": "bf16", "outer_momentum": 0.5, "gossip_gamma": 0.7}),
     ("sync", {"error_feedback": 0.5}),
     ("sync", {"norm_clip": True}),
+    ("sync", {"balance": False}),
     ("inner", {"lr": 0.1}),
     ("inner", {"weight_decay": 0.0}),
     ("inner", {"betas": (0.9, 0.99)}),
     ("inner", {"warmup_tokens": 1}),
     ("inner", {"clip_norm": 2.0}),
+    ("inner", {"schedule": "cosine", "decay_tokens": 1}),
+    ("inner", {"schedule": "linear", "decay_tokens": 1}),
+    ("inner", {"schedule": "linear", "decay_tokens": 2}),
+    ("inner", {"schedule": "linear", "decay_tokens": 1, "min_lr": 1e-4}),
     ("round", {"chunk_values": 4096}),
     ("round", {"grace_s": 1.0}),
     ("round", {"weight_cap": 2.0}),

@@ -69,6 +69,7 @@ class Node:
     boot: int = 1
     manifest: Manifest = MANIFEST
     phase: Phase = "training"
+    tokens_per_s: float = 0.0
     heard: list[tuple[PeerId, Message]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     host: Host = field(init=False)
@@ -101,6 +102,7 @@ class Node:
             control_addresses=self.host.addresses,
             software="test",
             phase=self.phase,
+            tokens_per_s=self.tokens_per_s,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -569,6 +571,29 @@ def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
 
 async def _unable_to_meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
     raise NetworkError("the network is gone")
+
+
+def test_speeds_are_those_of_the_peers_asked_for_that_live_and_train() -> None:
+    async def main() -> None:
+        one, fast, new = Node(1, tokens_per_s=5.0), Node(2, tokens_per_s=100.0), Node(3)
+        async with running(one, fast, new):
+            await one.join(fast)
+            await one.join(new)
+            await assert_linked(one, fast, new)
+            asked = [one.peer, fast.peer, new.peer, identity(9).peer_id]
+            assert sorted(one.members.speeds(asked)) == [0.0, 100.0]
+            assert one.members.speeds([one.peer, fast.peer]) == [100.0]
+            fast.tokens_per_s = 50.0
+            fast.members.announce()
+            await until(lambda: one.members.speeds([fast.peer]) == [50.0])
+            fast.phase = "paused"
+            fast.members.announce()
+            await until(lambda: one.members.speeds(asked) == [0.0])
+            new.kill()
+            await until(lambda: one.says("died", new))
+            assert one.members.speeds(asked) == []
+
+    run(main)
 
 
 def test_suspicion_of_a_living_peer_is_refuted_by_it() -> None:

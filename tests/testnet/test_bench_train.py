@@ -26,7 +26,7 @@ import typer
 
 from shoal.cli.bench_train import RESULT, TrainOptions, TrainTableOptions, train, train_table
 from shoal.node.adamw import AdamW
-from shoal.node.inner_loop import warmed_up
+from shoal.node.schedule import learning_rate
 from shoal.node.text import TextWorkload
 from shoal.node.trainer_messages import Assignment, InnerSettings
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -90,7 +90,7 @@ def directly(workload: TextWorkload, inner: InnerSettings, *, members: int, roun
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
             tokens += count
-            optimizer.step(warmed_up(inner, tokens))
+            optimizer.step(learning_rate(inner, tokens))
     return model
 
 

@@ -1,0 +1,52 @@
+"""A batch cut into smaller ones along its first dimension, for devices that cannot hold the whole at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shoal.protocol.errors import ConfigError
+
+_SHARED = (type(None), bool, int, float, str)
+"""What goes along with every part of a batch as it is."""
+
+
+def split_batch(batch: Any, count: int) -> list[Any]:
+    """Cut every tensor of the batch, in tuples, lists and dicts, into `count` parts of its rows, as equal as can be.
+
+    Raises ConfigError if that cannot be: no tensors, different numbers of rows, or too few.
+    """
+    rows = {len(tensor) if tensor.dim() else 0 for tensor in _tensors(batch)}
+    if len(rows) != 1:
+        what = "no tensors" if not rows else f"tensors of {', '.join(map(str, sorted(rows)))} rows"
+        raise ConfigError(f"--accumulate: the workload's batches hold {what}, so they cannot be split; leave it out")
+    (available,) = rows
+    if available < count:
+        raise ConfigError(f"--accumulate {count}: the workload's batches have {available} rows; give at most that many")
+    return [_part(batch, number, count) for number in range(count)]
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, tuple | list):
+        for item in batch:
+            yield from _tensors(item)
+    elif isinstance(batch, dict):
+        yield from _tensors(list(batch.values()))
+    elif not isinstance(batch, _SHARED):
+        kind = type(batch).__name__
+        raise ConfigError(f"--accumulate: the workload's batches hold a {kind}, which cannot be split; leave it out")
+
+
+def _part(batch: Any, number: int, count: int) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.tensor_split(count)[number]
+    if isinstance(batch, tuple | list):
+        items = [_part(item, number, count) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if isinstance(batch, dict):
+        return {key: _part(item, number, count) for key, item in batch.items()}
+    return batch

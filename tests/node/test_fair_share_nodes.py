@@ -1,0 +1,39 @@
+"""Real nodes, one of them four times slower: from the second round on they are ready together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from shoal.protocol.manifest import render_manifest
+from tests.node import waiting_workload
+from tests.node.lab import BATCH, Swarm, assert_exact
+
+STEPS = 60
+STEP_S = (0.01, 0.01, 0.04)
+ROUNDS = 4
+
+
+def test_a_slow_node_makes_fewer_steps_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    shutil.copy(waiting_workload.__file__, tmp_path / "waiting_workload.py")
+    with Swarm(tmp_path, nodes=3, workload="waiting_workload:WaitingWorkload", options={}) as swarm:
+        sync = msgspec.structs.replace(swarm.manifest.sync, inner_steps=STEPS, balance=True)
+        swarm.manifest = msgspec.structs.replace(swarm.manifest, sync=sync)
+        swarm.manifest_path.write_text(render_manifest(swarm.manifest))
+        for index, seconds in enumerate(STEP_S):
+            (tmp_path / f"step{index}").write_text(str(seconds))
+        swarm.start_together(**{f"node{i}": ("--data", str(tmp_path / f"step{i}")) for i in range(3)})
+        for node in swarm.nodes:
+            node.certified(ROUNDS)
+        made = [{e["round"]: e for e in node.events("contributed")} for node in swarm.nodes]
+        assert [of_node[1]["tokens"] for of_node in made] == [STEPS * BATCH] * 3
+        seconds = [[of_node[round]["seconds"] for of_node in made] for round in range(1, ROUNDS + 1)]
+        steps = [[of_node[round]["tokens"] / BATCH for of_node in made] for round in range(1, ROUNDS + 1)]
+        assert seconds[0][2] > 2 * max(seconds[0][:2])
+        for round in range(1, ROUNDS):
+            assert abs(sum(steps[round]) - 3 * STEPS) < STEPS / 2, steps  # each by its own reading of the records
+            assert steps[round][2] < 0.7 * STEPS < STEPS < min(steps[round][:2]), steps
+            assert seconds[round][2] < 1.5 * min(seconds[round][:2]), seconds
+        assert_exact(swarm.report(ROUNDS))
