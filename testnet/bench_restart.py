@@ -103,7 +103,7 @@ class _Node:
         tables = {
             "swarm": {"name": "bench", "founders": [key.peer_id], "admission": "open"},
             "workload": {"name": "regression", "options": {"inputs": INPUTS, "outputs": outputs}},
-            "sync": {"inner_steps": steps},
+            "sync": {"inner_steps": steps, "balance": False},
         }
         self._manifest.write_text(render_manifest(validate_manifest(tables, source="the benchmark")))
 

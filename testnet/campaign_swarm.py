@@ -276,7 +276,7 @@ def campaign_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manife
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": "regression", "seed": seed, "options": MODEL},
-        "sync": {"inner_steps": INNER_STEPS, "codec": group.codec},
+        "sync": {"inner_steps": INNER_STEPS, "codec": group.codec, "balance": False},
         "round": {"chunk_values": CHUNK_VALUES, "grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S},
     }
     return validate_manifest(tables, source="the campaign's manifest")
