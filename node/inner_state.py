@@ -30,7 +30,7 @@ import torch
 from shoal.collectives.codecs import U8
 from shoal.node.random_state import RandomState
 from shoal.node.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
-from shoal.node.trainer_messages import Assignment
+from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Snapshot, Snapshotted
 from shoal.protocol.errors import LocalError
 
 METADATA = "trainer"
@@ -86,6 +86,17 @@ class Written:
     write_s: float = 0.0
     size_bytes: int = 0
     failure: str = ""
+
+    def report(self, order: Snapshot) -> Snapshotted:
+        """What the daemon is told of it."""
+        return Snapshotted(
+            round=order.round,
+            path=order.path,
+            copy_s=self.copy_s,
+            write_s=self.write_s,
+            size_bytes=self.size_bytes,
+            failure=self.failure[:SUMMARY_LIMIT_CHARS],
+        )
 
 
 class SnapshotBusy(LocalError):

@@ -49,11 +49,6 @@ class LoopDaemon:
         self._log_from = log_from
 
     @property
-    def started_here(self) -> bool:
-        """Whether it is this process's to end."""
-        return self._process is not None
-
-    @property
     def log_path(self) -> Path:
         """Where a daemon that was started here writes what it has to say."""
         return self.data_dir / LOG_NAME

@@ -15,7 +15,7 @@ import torch
 from shoal.node.accounts import Accounts, SavedAccounts
 from shoal.node.inner_state import InnerCounters, InnerState, SavedInner, SnapshotBusy, Snapshotter, Written
 from shoal.node.random_state import RandomState
-from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Layout, Report, Restore, Restored, Snapshot, Snapshotted
+from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Layout, Report, Restore, Restored, Snapshot
 from shoal.node.workload import one_line
 from shoal.protocol.errors import LocalError, StorageError
 
@@ -49,13 +49,13 @@ class LoopSnapshots:
         try:
             writing = self._snapshotter.take(state, Path(order.path))
         except SnapshotBusy as error:
-            self._send(_snapshotted(order, Written(failure=str(error))))
+            self._send(Written(failure=str(error)).report(order))
             return
 
         def write_and_report() -> None:
             written = writing.write()
             self._snapshotter.done()
-            self._send(_snapshotted(order, written))
+            self._send(written.report(order))
 
         threading.Thread(target=write_and_report, name="shoal-snapshot", daemon=True).start()
 
@@ -90,14 +90,3 @@ class LoopSnapshots:
             tokens=counters.kept_tokens,
             marked=counters.marked,
         )
-
-
-def _snapshotted(order: Snapshot, written: Written) -> Snapshotted:
-    return Snapshotted(
-        round=order.round,
-        path=order.path,
-        copy_s=written.copy_s,
-        write_s=written.write_s,
-        size_bytes=written.size_bytes,
-        failure=written.failure[:SUMMARY_LIMIT_CHARS],
-    )

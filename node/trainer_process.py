@@ -50,7 +50,6 @@ from shoal.node.trainer_messages import (
     Restored,
     Resume,
     Snapshot,
-    Snapshotted,
     Start,
     Started,
     Stop,
@@ -228,26 +227,15 @@ class TrainerProcess:
         try:
             writing = self._snapshotter.take(replica.inner_state(order.round), Path(order.path))
         except SnapshotBusy as error:
-            self._control.send(_snapshotted(order, Written(failure=str(error))))
+            self._control.send(Written(failure=str(error)).report(order))
             return
 
         def write_and_report() -> None:
             written = writing.write()
             self._snapshotter.done()
-            self._control.send(_snapshotted(order, written))
+            self._control.send(written.report(order))
 
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
-
-
-def _snapshotted(order: Snapshot, written: Written) -> Snapshotted:
-    return Snapshotted(
-        round=order.round,
-        path=order.path,
-        copy_s=written.copy_s,
-        write_s=written.write_s,
-        size_bytes=written.size_bytes,
-        failure=written.failure[:SUMMARY_LIMIT_CHARS],
-    )
 
 
 def _restore(order: Restore, replica: Replica) -> Restored:
