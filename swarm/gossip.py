@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,11 +76,28 @@ pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 
 class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
-    """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest."""
+    """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest.
+
+    Each peer has one stream in each direction. libp2p writes to ours from two tasks, the outbox's and the one that
+    replays recent messages to a new subscriber; here one message is out before the next begins, since the mixture of
+    two breaks the stream. And a peer says its subscriptions once, on its own stream: libp2p forgets them when ours
+    breaks, for as long as the connection lasts; here they last as long as the connection.
+    """
 
     def __init__(self, host: BasicHost, router: GossipSub, deliver: Callable[[str, GossipMessage], None]) -> None:
         super().__init__(host, router, strict_signing=True)
         self._deliver = deliver
+        self._writing: weakref.WeakKeyDictionary[Any, trio.Lock] = weakref.WeakKeyDictionary()
+
+    async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
+        async with self._writing.setdefault(stream, trio.Lock()):
+            if self.peers.get(stream.muxed_conn.peer_id) is not stream:
+                return False  # broken by an earlier message and replaced since
+            return bool(await super().write_msg(stream, rpc_msg))
+
+    def _forget_all_subscriptions(self, peer_id: ID) -> None:
+        if not self._peer_is_connected(peer_id):
+            super()._forget_all_subscriptions(peer_id)
 
     def notify_subscriptions(self, publish_message: Any) -> None:
         origin = ID(publish_message.from_id)

@@ -22,6 +22,10 @@ from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import ConnectionChange, Host
 from shoal.swarm.streams import Mailbox, MessageStream
 
+# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
+from libp2p.pubsub.pb import rpc_pb2  # isort: skip
+from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
+
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
 TEST_DEADLINE_S = 60  # bounds a test that fails, not one that passes
@@ -133,6 +137,15 @@ async def published(host: Host, box: Mailbox[GossipMessage], data: bytes) -> Gos
             while (message := await box.receive()).data != data:
                 pass  # an earlier one that arrived twice
             return message
+
+
+def signed_message(host: Host, data: bytes) -> rpc_pb2.RPC:
+    """What publishing `data` on "news" sends to each peer."""
+    pubsub = host._gossip._pubsub
+    message = rpc_pb2.Message(data=data, topicIDs=["news"], from_id=pubsub.my_id.to_bytes(), seqno=pubsub._next_seqno())
+    message.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString())
+    message.key = pubsub.host.get_public_key().serialize()
+    return rpc_pb2.RPC(publish=[message])
 
 
 def test_request_is_answered_and_leaves_nothing_behind() -> None:
@@ -645,6 +658,45 @@ def test_publish_over_the_limit_is_refused() -> None:
                 await near.publish("news", bytes(PUBLISH_LIMIT_BYTES + 1))
             largest = os.urandom(PUBLISH_LIMIT_BYTES)
             assert (await published(near, box, largest)).data == largest
+
+    run(main)
+
+
+def test_two_messages_to_one_peer_do_not_mix() -> None:
+    """Each is larger than a stream's window, so that either writer waits in the middle of its message."""
+
+    async def main() -> None:
+        async with hosts(1, 2) as (near, far):
+            box = await far.subscribe("news")
+            await near.subscribe("news")
+            await connected(near, far)
+            await until(lambda: bool(near.gossip_peers("news")))
+            pubsub, peer = near._gossip._pubsub, transport.ID.from_base58(far.peer_id)
+            await until(lambda: peer in pubsub.peers)
+            sent = [os.urandom(PUBLISH_LIMIT_BYTES) for _ in range(4)]
+            async with trio.open_nursery() as nursery:
+                for data in sent:
+                    nursery.start_soon(pubsub.write_msg, pubsub.peers[peer], signed_message(near, data))
+            assert {(await box.receive()).data for _ in sent} == set(sent)
+
+    run(main)
+
+
+def test_subscriptions_outlive_a_broken_gossip_stream() -> None:
+    async def main() -> None:
+        async with hosts(1, 2) as (near, far):
+            box = await far.subscribe("news")
+            await near.subscribe("news")
+            await connected(near, far)
+            await until(lambda: bool(near.gossip_peers("news")))
+            pubsub, peer = near._gossip._pubsub, transport.ID.from_base58(far.peer_id)
+            await until(lambda: peer in pubsub.peers)
+            broken = pubsub.peers[peer]
+            await broken.reset()
+            assert (await published(near, box, b"over the next stream")).origin == near.peer_id
+            assert pubsub.peers[peer] is not broken
+            await near.disconnect(far.peer_id)
+            await until(lambda: not near.gossip_peers("news"))  # and no longer than the connection
 
     run(main)
 
