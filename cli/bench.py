@@ -8,6 +8,7 @@ from shoal.cli.bench_allreduce import AllreduceOptions, CompareOptions, allreduc
 from shoal.cli.bench_checkpoint import CheckpointOptions, RestartOptions, checkpoint, restart
 from shoal.cli.bench_join import JoinOptions, join
 from shoal.cli.bench_lane import LaneOptions, lane
+from shoal.cli.bench_sapo import SapoOptions, sapo
 from shoal.cli.bench_train import TrainOptions, TrainTableOptions, train, train_table
 from shoal.cli.options import command_of
 
@@ -20,3 +21,4 @@ bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
 bench.command("restart")(command_of(RestartOptions, restart))
 bench.command("train")(command_of(TrainOptions, train))
 bench.command("train-table")(command_of(TrainTableOptions, train_table))
+bench.command("sapo")(command_of(SapoOptions, sapo))

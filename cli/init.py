@@ -13,8 +13,16 @@ from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAM
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.protocol.strategies import STRATEGY_DEFAULTS
 
 DEFAULT_INNER_STEPS = 100
+DEFAULT_WORKLOAD = "text"
+DEFAULT_POLICY = "char-policy"
+DEFAULT_ROLLOUTS = {
+    "tasks": [{"family": name, "config": "easy"} for name in ("base_conversion", "basic_arithmetic", "lcm")],
+    "completion_tokens": 8,
+}
+"""Short answers, that the built-in policy learns to give in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +33,7 @@ class InitOptions:
     name: Annotated[str, option("--name", help="A name for people.")] = "shoal"
     workload: Annotated[
         str, option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
-    ] = "text"
+    ] = DEFAULT_WORKLOAD
     strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
     admission: Annotated[Literal["open", "allowlist", "invite"], option("--admission", help="Who may join.")] = "open"
     output: Annotated[Path, option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
@@ -52,6 +60,8 @@ def init(options: InitOptions) -> None:
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
     """The manifest of a new swarm with `node` as its one founder. Raises ConfigError."""
+    implied = "inner_steps" in STRATEGY_DEFAULTS.get(options.strategy, {})
+    shares = options.strategy == "rollouts"
     tables = {
         "swarm": {
             "name": options.name,
@@ -59,9 +69,11 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
             "authority": authority.peer_id,
             "admission": options.admission,
         },
-        "workload": {"name": options.workload},
-        "sync": {"inner_steps": DEFAULT_INNER_STEPS, "strategy": options.strategy},
+        "workload": {"name": DEFAULT_POLICY if shares and options.workload == DEFAULT_WORKLOAD else options.workload},
+        "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": DEFAULT_INNER_STEPS})},
     }
+    if shares:
+        tables["rollouts"] = DEFAULT_ROLLOUTS
     return validate_manifest(tables, source="the new manifest")
 
 

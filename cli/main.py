@@ -17,11 +17,13 @@ from collections.abc import Iterator, Sequence
 import typer
 import typer.main
 
+from shoal.cli.amend import amend
 from shoal.cli.bench import bench
 from shoal.cli.campaign import CampaignOptions, campaign
 from shoal.cli.explore import ExploreOptions, explore
 from shoal.cli.export import ExportOptions, export
 from shoal.cli.init import InitOptions, init, show_id
+from shoal.cli.link import InviteOptions, invite, link, take_back
 from shoal.cli.options import command_of
 from shoal.cli.rebase import rebase
 from shoal.cli.rollback import rollback
@@ -43,10 +45,14 @@ app.command("leave")(leave)
 app.command("pause")(pause)
 app.command("resume")(resume)
 app.command("rollback")(rollback)
+app.command("amend")(amend)
 app.command("rebase")(rebase)
 app.command("verify")(command_of(VerifyOptions, verify))
 app.command("export")(command_of(ExportOptions, export))
 app.command("id")(show_id)
+app.command("link")(link)
+app.command("invite")(command_of(InviteOptions, invite))
+app.command("revoke")(take_back)
 app.command("testnet")(command_of(TestnetOptions, testnet))
 app.command("explore")(command_of(ExploreOptions, explore))
 app.command("campaign")(command_of(CampaignOptions, campaign))

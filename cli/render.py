@@ -7,6 +7,7 @@ a terminal one more line below it, redrawn in place, says what goes on right now
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from shoal.node.outcome import (
     PhaseChanged,
     Progress,
     RoundCertified,
+    RoundShared,
     RoundStepped,
     StateFetched,
     TrainerTraceback,
@@ -76,6 +78,8 @@ class RunProgress:
                 log.info("%s", certified_line(event))
             case RoundStepped():
                 log.info("%s", stepped_line(event))
+            case RoundShared():
+                log.info("%s", shared_line(event))
             case Notice():
                 log.warning("%s", event.text)
             case TrainerTraceback():
@@ -96,6 +100,13 @@ def stepped_line(event: RoundStepped) -> str:
     who = f"with {event.partner}" if event.partner is not None else f"without a partner ({in_one_line(event.why)})"
     loss = "" if event.loss is None else f", loss {event.loss:.4f}"
     return f"round {event.round} done: {who}{loss}, {event.seconds:.1f} s"
+
+
+def shared_line(event: RoundShared) -> str:
+    """`round 3 done: reward 0.231, 4 own groups and 4 of others, 1.2 s`."""
+    reward = "" if event.reward is None else f"reward {event.reward:.3f}, "
+    groups = f"{count(event.own, 'own group')} and {event.external} of others"
+    return f"round {event.round} done: {reward}{groups}, {event.seconds:.1f} s"
 
 
 def print_status(status: Status) -> None:
@@ -122,13 +133,41 @@ def status_lines(status: Status) -> list[str]:
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
-    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts]
-    return lines + rollback_lines(status) + missing_lines(status)
+    lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
+    return lines + settings_lines(status) + rollback_lines(status) + missing_lines(status)
 
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
     return f"{number(status.tokens_per_s, 1)} tokens/s{blocked}"
+
+
+def rollout_lines(status: Status) -> list[str]:
+    """What a node that shares rollouts made, took and refused; nothing for others."""
+    known = status.rollouts
+    if known is None:
+        return []
+    reasons = ", ".join(f"{in_one_line(reason)} {times}" for reason, times in sorted(known.rejected.items()))
+    pulled = f"{known.pulled} pulled ({quantity(known.pulled_bytes, 'B')})"
+    return [
+        f"reward     {number(known.reward)} ({known.role})",
+        f"groups     {known.made} made, {pulled}, {known.taken} taken",
+        f"refused    {reasons or 'nothing'}",
+    ]
+
+
+def settings_lines(status: Status) -> list[str]:
+    """What was amended, and which members would amend what, and why."""
+    lines = [f"setting    {_setting(key, value)}, amended" for key, value in status.settings.items()]
+    reasons = {True: "ordered there", False: "as the authority asks"}
+    for wish in status.amendments:
+        what = ", ".join(_setting(key, value) for key, value in wish.settings.items())
+        lines.append(f"amendment  {in_one_line(wish.peer_id)} would amend {what}, {reasons[wish.asked]}")
+    return lines
+
+
+def _setting(key: str, value: object) -> str:
+    return in_one_line(f"{key} = {json.dumps(value)}")
 
 
 def rollback_lines(status: Status) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +13,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, ProgressOptions, option, parse_host_port, parse_rate
+from shoal.cli.joining import follow_link
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option, parse_host_port, parse_rate
 from shoal.cli.render import RunProgress, progress_display
+from shoal.cli.rollouts import RolloutOptions, check_rollout_options
 from shoal.node.config import Hold, NodeConfig
 from shoal.node.loop_messages import OWN_LOOP
 from shoal.node.outcome import Outcome, Progress
+from shoal.node.rank_messages import PROCESSES_LIMIT
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+from shoal.protocol.swarm_link import is_link
 
 LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 THREAD_LIMIT = 4096
@@ -32,10 +37,13 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(ProgressOptions):
+class RunOptions(RolloutOptions):
     """What the user asked `shoal run` for, as written."""
 
-    manifest: Annotated[Path, typer.Argument(help="The swarm's manifest; `shoal init` writes one.", metavar="MANIFEST")]
+    manifest: Annotated[
+        Path,
+        typer.Argument(help="A manifest, which `shoal init` writes, or a link, from `shoal link`.", metavar="MANIFEST"),
+    ]
     data_dir: DataDir = DEFAULT_DATA_DIR
     join: Annotated[
         list[str], option("--join", help="A member's address, as its `shoal status` shows it. Repeatable.")
@@ -52,6 +60,14 @@ class RunOptions(ProgressOptions):
         int,
         option(
             "--accumulate", help="Cut each batch into so many parts, for a device with little memory.", metavar="PARTS"
+        ),
+    ] = 1
+    processes: Annotated[
+        int,
+        option(
+            "--processes",
+            help="Train with so many processes, one for each CUDA device, that hold the model together.",
+            metavar="COUNT",
         ),
     ] = 1
     data: Annotated[
@@ -93,6 +109,13 @@ class RunOptions(ProgressOptions):
             help="When to agree to going back: never, spike (of its own loss) or always.",
         ),
     ] = "spike"
+    authority_amendments: Annotated[
+        bool,
+        option(
+            "--authority-amendments/--no-authority-amendments",
+            help="Agree to amended settings that the swarm's authority signed.",
+        ),
+    ] = True
     test_mode: Annotated[bool, option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
         False
     )
@@ -121,33 +144,35 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
 
 def config_of(options: RunOptions) -> NodeConfig:
     """The checked configuration of one run. Raises ConfigError for the first option that cannot be used."""
+    from shoal.node.sapo.policies import installed_policies
     from shoal.node.workload import installed_workloads
 
     _check(options)
-    manifest = load_manifest(options.manifest)
-    check_workload_allowed(
-        manifest,
-        from_peer=False,
-        entry_points=(*installed_workloads(), OWN_LOOP),
-        allowed=options.allow_workload,
-    )
+    manifest, join = _swarm_of(options, entry_points=(*installed_workloads(), *installed_policies(), OWN_LOOP))
+    check_rollout_options(options, manifest)
     if manifest.workload.name == OWN_LOOP:
         _check_own_loop(manifest, options)
     return NodeConfig(
         manifest=manifest,
         data_dir=options.data_dir,
-        join=tuple(options.join),
+        join=join,
         listen=tuple(options.listen),
         lane_listen=parse_host_port(options.lane_listen, "--lane-listen"),
         device=options.device,
         threads=options.threads,
         accumulate=options.accumulate,
+        processes=options.processes,
         data=options.data,
         rounds=options.rounds,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
         loop_patience_s=options.loop_patience or None,
+        rollouts=options.rollouts,
+        local_groups=options.local_groups,
+        external_groups=options.external_groups,
+        group_size=options.group_size,
         rollback=options.rollback,
+        authority_amendments=options.authority_amendments,
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
         mdns=options.mdns,
@@ -156,11 +181,39 @@ def config_of(options: RunOptions) -> NodeConfig:
     )
 
 
+def _check_processes(options: RunOptions) -> None:
+    if not 1 <= options.processes <= PROCESSES_LIMIT:
+        raise ConfigError(f"--processes: {options.processes} is not in 1..{PROCESSES_LIMIT}; 1 starts one trainer")
+    if options.processes == 1:
+        return
+    if sys.platform != "linux":
+        raise ConfigError(f"--processes {options.processes}: several processes need Linux; leave it out")
+    if options.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"--processes {options.processes}: each has a device of its own; "
+            f"give --device cuda, cpu or auto, not {options.device}"
+        )
+
+
+def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest, from its file or by a link, and the addresses to join."""
+    text, allowed = str(options.manifest), options.allow_workload
+    if is_link(text):
+        return follow_link(
+            text, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
+        )
+    manifest = load_manifest(options.manifest)
+    check_workload_allowed(manifest, from_peer=False, entry_points=entry_points, allowed=allowed)
+    return manifest, tuple(options.join)
+
+
 def _check_own_loop(manifest: Manifest, options: RunOptions) -> None:
     if manifest.workload.options:
         raise ConfigError(f"[workload.options] in {options.manifest}: the workload {OWN_LOOP} has none; remove them")
     if options.accumulate != 1:
         raise ConfigError(f"--accumulate: with the workload {OWN_LOOP} batches are its user's; leave it out")
+    if options.processes != 1:
+        raise ConfigError(f"--processes: with the workload {OWN_LOOP} processes are its user's; leave it out")
     if options.data is not None:
         raise ConfigError(f"--data: the workload {OWN_LOOP} reads no data, its user's loop does; leave --data out")
 
@@ -182,6 +235,7 @@ def _check(options: RunOptions) -> None:
         raise ConfigError(f"--threads: {options.threads} is not in 0..{THREAD_LIMIT}; 0 lets the trainer choose")
     if not 1 <= options.accumulate <= ACCUMULATE_LIMIT:
         raise ConfigError(f"--accumulate: {options.accumulate} is not in 1..{ACCUMULATE_LIMIT}; 1 cuts nothing")
+    _check_processes(options)
     if options.rounds is not None and not 1 <= options.rounds <= ROUND_LIMIT:
         raise ConfigError(f"--rounds: {options.rounds} is no number of rounds; leave --rounds out to go on for ever")
     if not 0 <= options.checkpoint_every <= ROUND_LIMIT:

@@ -1,5 +1,8 @@
 """The outer optimizer: what turns the mean update of a round into the next anchor, to the bit.
 
+With the strategy ddp it is AdamW on the mean gradient (`adamw`). With every other one it is Nesterov momentum on the
+mean pseudo-gradient g:
+
     momentum  m' = μ·m + g          on the chunks of the round's fragment (`fragments`); every other chunk of anchor and
     anchor    θ' = θ − lr·(g + μ·m')    momentum is that of the state before
 
@@ -9,8 +12,9 @@ torch.optim.SGD(nesterov=True).
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
@@ -18,14 +22,24 @@ from typing import Final, Self
 import numpy as np
 from blake3 import blake3
 
+from shoal.collectives.adamw import F64, NORM_SPAN_VALUES, AdamWFactors, adamw_step, square_sum
 from shoal.collectives.codecs import F32, Codec, check_denormals, final_codec
 from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateHeader, StateKind, check_grid, frozen, header_of
+from shoal.collectives.state import (
+    ADAMW_KINDS,
+    NESTEROV_KINDS,
+    CertifiedState,
+    StateHeader,
+    StateKind,
+    check_grid,
+    frozen,
+    header_of,
+)
 from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
-from shoal.protocol.manifest import SyncSection
+from shoal.protocol.manifest import InnerSection, Manifest
 
 SPAN_VALUES: Final = 1 << 17
 """Values that are decoded, applied and hashed together, in the cache: longer than the codecs' spans, for the hash."""
@@ -35,7 +49,9 @@ class _Own(threading.local):
     """This thread's own memory, kept: fresh pages cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.scratch: F32 = np.empty(SPAN_VALUES, np.float32)
+        self.scratch: F32 = np.empty(max(SPAN_VALUES, NORM_SPAN_VALUES), np.float32)
+        self.more: F32 = np.empty(SPAN_VALUES, np.float32)
+        self.squares: F64 = np.empty(NORM_SPAN_VALUES, np.float64)
 
 
 _own = _Own()
@@ -45,19 +61,31 @@ _own = _Own()
 class OuterSettings:
     """Learning rate and momentum of the outer step, and in how many fragments it is made, one a round.
 
-    `lr=1, momentum=0` just takes the mean update.
+    `lr=1, momentum=0` just takes the mean update. adamw: the settings of the step where it is AdamW, of which lr and
+    momentum are no part; there is one fragment then.
     """
 
     lr: float = 0.7
     momentum: float = 0.9
     fragments: int = 1
+    adamw: InnerSection | None = None
 
     @classmethod
-    def of(cls, sync: SyncSection) -> Self:
+    def of(cls, manifest: Manifest) -> Self:
         """Those of a manifest."""
+        sync = manifest.sync
+        if sync.strategy == "ddp":
+            return cls(adamw=manifest.inner)
         return cls(lr=sync.outer_lr, momentum=sync.outer_momentum, fragments=sync.fragments)
 
+    @property
+    def kinds(self) -> tuple[StateKind, ...]:
+        """The vectors of a state that this step leads to and begins with."""
+        return NESTEROV_KINDS if self.adamw is None else ADAMW_KINDS
+
     def __post_init__(self) -> None:
+        if self.adamw is not None and self.fragments != 1:
+            raise LocalError("AdamW steps on all parameters at once")
         if not (0 < self.lr <= 100 and 0 <= self.momentum < 1):
             raise LocalError(f"no outer step has lr {self.lr} and momentum {self.momentum}")
 
@@ -88,7 +116,8 @@ class NextState:
     grid: of the state. vectors: where the memory comes from. header: gives that of `state`, where it is known; it is
     asked for only if there are chunks to copy, and hashed anew without it. `state` is not changed.
 
-    Raises LocalError if the grid is another state's or too fine, ConfigError if it has fewer chunks than fragments.
+    Raises LocalError if the grid is another state's or too fine, or the state of another outer optimizer; ConfigError
+    if it has fewer chunks than fragments.
     """
 
     def __init__(
@@ -101,14 +130,17 @@ class NextState:
         header: Callable[[], StateHeader] | None = None,
     ) -> None:
         check_grid(state, grid)
+        if state.kinds != settings.kinds:
+            raise LocalError(f"a state of {', '.join(state.kinds)} is not one of this outer optimizer")
         self.base = state
         self._settings = settings
         self._grid = grid
         self._fragment = Fragments(grid, settings.fragments).of_round(state.round + 1)
         self._header = header or (lambda: header_of(state, grid))
-        self._anchor, self._momentum = vectors.take(state.numel), vectors.take(state.numel)
-        self._made_from: dict[int, FinalChunk] = {}
-        self._hashes: list[tuple[bytes, bytes]] = [(b"", b"")] * grid.chunks
+        self._made = {kind: vectors.take(state.numel) for kind in state.kinds}
+        self._made_from: dict[int, tuple[FinalChunk, AdamWFactors | None]] = {}
+        self._squares: dict[int, tuple[FinalChunk, float]] = {}
+        self._hashes: list[tuple[bytes, ...]] = [(b"",) * len(state.kinds)] * grid.chunks
         self._rest = [chunk for chunk in range(grid.chunks) if chunk not in self._fragment.chunks]
 
     def complete(self, finals: Finals, threads: int = 1) -> StateHeader:
@@ -125,9 +157,10 @@ class NextState:
             )
         how = final_codec(plan.codec)
         wanted = list(zip(self._fragment.chunks, finals.chunks, strict=True))
-        missing = [(chunk, final) for chunk, final in wanted if self._made_from.get(chunk) is not final]
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda one: self._apply(one[0], how, one[1]), missing))
+            factors = self._factors(pool, how, wanted)
+            missing = [(chunk, final) for chunk, final in wanted if not self._is_made(chunk, final, factors)]
+            list(pool.map(lambda one: self._apply(one[0], how, one[1], factors), missing))
             if self._rest:
                 before = self._header()
                 list(pool.map(lambda chunk: self._copy(chunk, before), self._rest))
@@ -139,45 +172,93 @@ class NextState:
             numel=state.numel,
             chunk_values=plan.chunk_values,
             layout=state.layout_hash,
-            anchor=b"".join(anchor for anchor, _ in self._hashes),
-            momentum=b"".join(momentum for _, momentum in self._hashes),
+            anchor=self._hashes_of(StateKind.ANCHOR),
+            momentum=self._hashes_of(StateKind.MOMENTUM),
+            second_moment=self._hashes_of(StateKind.SECOND_MOMENT),
         )
 
-    def _apply(self, chunk: int, how: Codec, final: FinalChunk) -> None:
+    def _hashes_of(self, kind: StateKind) -> bytes:
+        """Of all chunks, joined; nothing for a vector that the state has not."""
+        if kind not in self.base.kinds:
+            return b""
+        place = self.base.kinds.index(kind)
+        return b"".join(hashes[place] for hashes in self._hashes)
+
+    def _factors(
+        self, pool: ThreadPoolExecutor, how: Codec, wanted: Sequence[tuple[int, FinalChunk]]
+    ) -> AdamWFactors | None:
+        """Those of an AdamW step with the mean gradient in these finals; None for Nesterov's."""
+        adamw, state = self._settings.adamw, self.base
+        if adamw is None:
+            return None
+        total = 0.0
+        for squares in pool.map(lambda one: self._squares_of(one[0], how, one[1]), wanted):
+            total += squares
+        return AdamWFactors.of(adamw, steps=state.round + 1, tokens=state.tokens, norm=math.sqrt(total))
+
+    def _squares_of(self, chunk: int, how: Codec, final: FinalChunk) -> float:
+        """The sum of the squares in a final, worked out once, in this thread."""
+        known = self._squares.get(chunk)
+        if known is not None and known[0] is final:
+            return known[1]
+        check_denormals()
+        total = 0.0
+        for start, stop in self._spans(chunk, NORM_SPAN_VALUES):
+            total += square_sum(self._decode(chunk, how, final, start, stop), _own.squares)
+        self._squares[chunk] = final, total
+        return total
+
+    def _spans(self, chunk: int, length: int) -> Iterator[tuple[int, int]]:
+        begin, end = self._grid.span(chunk)
+        for start in range(begin, end, length):
+            yield start, min(start + length, end)
+
+    def _decode(self, chunk: int, how: Codec, final: FinalChunk, start: int, stop: int) -> F32:
+        """The values of a final from `start` to `stop` of the model: in this thread's scratch memory, or a view."""
+        begin, end = self._grid.span(chunk)
+        return how.decode_span(final.encoded, end - begin, start - begin, stop - begin, _own.scratch)
+
+    def _is_made(self, chunk: int, final: FinalChunk, factors: AdamWFactors | None) -> bool:
+        made = self._made_from.get(chunk)
+        return made is not None and made[0] is final and made[1] == factors
+
+    def _apply(self, chunk: int, how: Codec, final: FinalChunk, factors: AdamWFactors | None) -> None:
         """Make chunk `chunk` of the state from its final, and hash it, in this thread."""
         self._made_from.pop(chunk, None)
-        self._hashes[chunk] = self._make(chunk, how, final)
-        self._made_from[chunk] = final
+        self._hashes[chunk] = self._make(chunk, how, final, factors)
+        self._made_from[chunk] = final, factors
 
-    def _make(self, chunk: int, how: Codec, final: FinalChunk) -> tuple[bytes, bytes]:
+    def _make(self, chunk: int, how: Codec, final: FinalChunk, factors: AdamWFactors | None) -> tuple[bytes, ...]:
         check_denormals()
-        begin, end = self._grid.span(chunk)
-        hashes = blake3(), blake3()
-        for start in range(begin, end, SPAN_VALUES):
-            stop = min(start + SPAN_VALUES, end)
-            update = how.decode_span(final.encoded, end - begin, start - begin, stop - begin, _own.scratch)
-            made = self._anchor[start:stop], self._momentum[start:stop]
-            before = self.base.anchor[start:stop], self.base.momentum[start:stop]
-            nesterov_step(*before, update, self._settings, *made)
-            for hasher, vector in zip(hashes, made, strict=True):
+        hashers = [blake3() for _ in self._made]
+        for start, stop in self._spans(chunk, SPAN_VALUES):
+            update = self._decode(chunk, how, final, start, stop)
+            made = [vector[start:stop] for vector in self._made.values()]
+            before = [self.base.vector(kind)[start:stop] for kind in self.base.kinds]
+            if factors is None:
+                nesterov_step(before[0], before[1], update, self._settings, made[0], made[1])
+            else:
+                moments = before[0], before[1], before[2]
+                adamw_step(moments, update, factors, (made[0], made[1], made[2]), _own.more[: stop - start])
+            for hasher, vector in zip(hashers, made, strict=True):
                 hasher.update(vector.data.cast("B"))
-        return hashes[0].digest(), hashes[1].digest()
+        return tuple(hasher.digest() for hasher in hashers)
 
     def _copy(self, chunk: int, before: StateHeader) -> None:
         """Take over a chunk that the round leaves as it is."""
         here = slice(*self._grid.span(chunk))
-        self._anchor[here], self._momentum[here] = self.base.anchor[here], self.base.momentum[here]
-        self._hashes[chunk] = before.chunk_hash(StateKind.ANCHOR, chunk), before.chunk_hash(StateKind.MOMENTUM, chunk)
+        for kind, vector in self._made.items():
+            vector[here] = self.base.vector(kind)[here]
+        self._hashes[chunk] = tuple(before.chunk_hash(kind, chunk) for kind in self.base.kinds)
 
     def take(self, header: StateHeader) -> CertifiedState:
         """The state that `complete` gave `header` of. Nothing can be applied any more: its memory is the state's."""
-        return CertifiedState(
+        return CertifiedState.of_vectors(
+            [frozen(vector) for vector in self._made.values()],
             term=header.term,
             round=header.round,
             tokens=header.tokens,
             layout_hash=header.layout,
-            anchor=frozen(self._anchor),
-            momentum=frozen(self._momentum),
         )
 
 

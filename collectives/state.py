@@ -2,9 +2,11 @@
 
 The digest that members vote on is
 
-    H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M]))
+    H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M]))       outer Nesterov
+    H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M, V]))    outer AdamW
 
-with A and M the Merkle roots over the BLAKE3 hashes of the anchor's and the momentum's chunks (little-endian fp32).
+with A, M and V the Merkle roots over the BLAKE3 hashes of the anchor's, the momentum's and the second moment's chunks
+(little-endian fp32). Which vectors a state has is the outer optimizer's affair; each is as long as the anchor.
 So whoever trusts a certificate checks a header against its digest, and then each chunk against the header, in any
 order and from any donor; no chunk needs the others.
 """
@@ -13,11 +15,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
@@ -30,20 +33,30 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Count, Hash, Message, Term, domain_hash
 from shoal.protocol.wire import HASH_BYTES, canonical
 
-STATE_CHUNK_LIMIT = 16_000
-"""Two hashes per chunk have to fit into one message (`wire.MESSAGE_LIMIT_BYTES`)."""
+HEADER_HASHES_LIMIT = 32_000
+"""One hash per vector and chunk: together they have to fit into one message (`wire.MESSAGE_LIMIT_BYTES`)."""
+STATE_CHUNK_LIMIT = HEADER_HASHES_LIMIT // 2
+"""Chunks of a state of two vectors."""
 
 Hashes = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES * STATE_CHUNK_LIMIT)]
+NoHashes = Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES * STATE_CHUNK_LIMIT)]
 
 # The bytes of an array are what is hashed and sent. A big-endian port would have to swap them in `chunk_bytes`.
 assert sys.byteorder == "little"
 
 
 class StateKind(StrEnum):
-    """The two vectors of a state."""
+    """A vector of a state, in the order in which a state has them. Momentum is AdamW's first moment."""
 
     ANCHOR = "anchor"
     MOMENTUM = "momentum"
+    SECOND_MOMENT = "second_moment"
+
+
+NESTEROV_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM)
+"""What a state has whose outer optimizer is Nesterov's."""
+ADAMW_KINDS = (StateKind.ANCHOR, StateKind.MOMENTUM, StateKind.SECOND_MOMENT)
+"""What a state has whose outer optimizer is AdamW."""
 
 
 def frozen(array: F32) -> F32:
@@ -57,7 +70,8 @@ class CertifiedState:
     """S(e): what all members hold bit-identically after round e.
 
     anchor, momentum: (numel,) float32 in canonical parameter order, contiguous and read-only.
-    tokens: trained on so far by certified contributions. layout_hash: of the names and shapes of the parameters.
+    second_moment: the same, None where the outer optimizer has none. layout_hash: of the names and shapes of the
+    parameters. tokens: trained on so far by certified contributions.
 
     Raises LocalError for arrays of another kind.
     """
@@ -68,15 +82,56 @@ class CertifiedState:
     layout_hash: bytes
     anchor: F32
     momentum: F32
+    second_moment: F32 | None = None
+
+    @classmethod
+    def initial(cls, anchor: F32, layout_hash: bytes, kinds: Sequence[StateKind] = NESTEROV_KINDS) -> Self:
+        """S(0) over this anchor, which is frozen: every other vector is zero."""
+        zeros = [frozen(np.zeros_like(anchor)) for _ in kinds[1:]]
+        return cls.of_vectors([frozen(anchor), *zeros], term=Term(), round=0, tokens=0, layout_hash=layout_hash)
+
+    @classmethod
+    def of_vectors(cls, vectors: Sequence[F32], *, term: Term, round: int, tokens: int, layout_hash: bytes) -> Self:
+        """The state of these vectors, in the order of `StateKind`."""
+        anchor, momentum, *others = vectors
+        return cls(
+            term=term,
+            round=round,
+            tokens=tokens,
+            layout_hash=layout_hash,
+            anchor=anchor,
+            momentum=momentum,
+            second_moment=others[0] if others else None,
+        )
 
     def __post_init__(self) -> None:
-        for array in (self.anchor, self.momentum):
+        vectors = [self.vector(kind) for kind in self.kinds]
+        for array in vectors:
             if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
                 raise LocalError("a certified state holds contiguous (numel,) float32 vectors")
             if array.flags.writeable:
                 raise LocalError("a certified state is read-only; freeze the vectors first")
-        if self.anchor.shape != self.momentum.shape or len(self.layout_hash) != HASH_BYTES:
-            raise LocalError("anchor, momentum and layout of a certified state do not fit together")
+        if len({array.shape for array in vectors}) != 1 or len(self.layout_hash) != HASH_BYTES:
+            raise LocalError("the vectors and the layout of a certified state do not fit together")
+
+    @property
+    def kinds(self) -> tuple[StateKind, ...]:
+        """Which vectors it has, in order."""
+        return NESTEROV_KINDS if self.second_moment is None else ADAMW_KINDS
+
+    def vector(self, kind: StateKind) -> F32:
+        """One of them. Raises LocalError if it has none such."""
+        if kind is StateKind.ANCHOR:
+            return self.anchor
+        found = self.momentum if kind is StateKind.MOMENTUM else self.second_moment
+        if found is None:
+            raise LocalError(f"a state without {kind}")
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its vectors."""
+        return self.anchor.nbytes * len(self.kinds)
 
     @property
     def numel(self) -> int:
@@ -85,7 +140,10 @@ class CertifiedState:
 
 
 class StateHeader(Message, frozen=True, kw_only=True, dict=True):
-    """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order."""
+    """Everything of a state but its values: counters, shape, and the hashes of all chunks, joined in order.
+
+    second_moment: empty where the state has none.
+    """
 
     term: Term
     round: Count
@@ -95,15 +153,23 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
     layout: Hash
     anchor: Hashes
     momentum: Hashes
+    second_moment: NoHashes = b""
 
     def __post_init__(self) -> None:
         expected = HASH_BYTES * -(-self.numel // self.chunk_values)
-        if not len(self.anchor) == len(self.momentum) == expected:
+        if any(len(self.hashes(kind)) != expected for kind in self.kinds):
             raise ValueError("a state header without exactly one hash per chunk")
+        if expected * len(self.kinds) > HASH_BYTES * HEADER_HASHES_LIMIT:
+            raise ValueError("a state header of too many chunks")
+
+    @property
+    def kinds(self) -> tuple[StateKind, ...]:
+        """Which vectors the state has, in order."""
+        return ADAMW_KINDS if self.second_moment else NESTEROV_KINDS
 
     @property
     def grid(self) -> Grid:
-        """The grid of both vectors."""
+        """The grid of every vector."""
         return Grid(self.numel, self.chunk_values)
 
     @cached_property
@@ -111,12 +177,18 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
         """What members vote on; the preimage is at the top of this module."""
         term = [self.term.rebases, self.term.rollbacks]
         counters = [self.round, self.tokens, self.numel, self.chunk_values]
-        roots = [merkle_root(_split(self.anchor)), merkle_root(_split(self.momentum))]
+        roots = [merkle_root(_split(self.hashes(kind))) for kind in self.kinds]
         return domain_hash("state", canonical([*term, *counters, self.layout, *roots]))
 
+    def hashes(self, kind: StateKind) -> bytes:
+        """The hashes of all chunks of that vector, joined; empty if the state has none such."""
+        if kind is StateKind.ANCHOR:
+            return self.anchor
+        return self.momentum if kind is StateKind.MOMENTUM else self.second_moment
+
     def chunk_hash(self, kind: StateKind, chunk: int) -> bytes:
-        """The BLAKE3 hash that chunk `chunk` of that vector must have."""
-        hashes = self.anchor if kind is StateKind.ANCHOR else self.momentum
+        """The BLAKE3 hash that chunk `chunk` of that vector must have; empty if the state has no such vector."""
+        hashes = self.hashes(kind)
         return hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
@@ -126,7 +198,7 @@ def _split(hashes: bytes) -> list[bytes]:
 
 def check_grid(state: CertifiedState, grid: Grid) -> None:
     """Raises LocalError if the grid is another state's or too fine."""
-    if grid.numel != state.numel or grid.chunks > STATE_CHUNK_LIMIT:
+    if grid.numel != state.numel or grid.chunks * len(state.kinds) > HEADER_HASHES_LIMIT:
         raise LocalError(f"{grid.chunks} chunks of {grid.numel} values are no grid of a state of {state.numel} values")
 
 
@@ -136,9 +208,10 @@ def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHe
     Raises LocalError if the grid is another state's or too fine.
     """
     check_grid(state, grid)
-    pieces = [(kind, chunk) for kind in StateKind for chunk in range(grid.chunks)]
+    pieces = [(kind, chunk) for kind in state.kinds for chunk in range(grid.chunks)]
     with ThreadPoolExecutor(threads) as pool:
         hashes = list(pool.map(lambda piece: chunk_hash(chunk_bytes(state, grid, *piece)), pieces))
+    anchor, momentum, second_moment = (b"".join(hashes[n * grid.chunks : (n + 1) * grid.chunks]) for n in range(3))
     return StateHeader(
         term=state.term,
         round=state.round,
@@ -146,16 +219,16 @@ def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHe
         numel=state.numel,
         chunk_values=grid.chunk_values,
         layout=state.layout_hash,
-        anchor=b"".join(hashes[: grid.chunks]),
-        momentum=b"".join(hashes[grid.chunks :]),
+        anchor=anchor,
+        momentum=momentum,
+        second_moment=second_moment,
     )
 
 
 def chunk_bytes(state: CertifiedState, grid: Grid, kind: StateKind, chunk: int) -> memoryview:
-    """The bytes of one chunk of a vector, a read-only view. Raises LocalError outside the grid."""
+    """The bytes of one chunk of a vector, a read-only view. Raises LocalError outside the grid, or without such."""
     start, stop = grid.span(chunk)
-    vector = state.anchor if kind is StateKind.ANCHOR else state.momentum
-    return vector[start:stop].data.cast("B")
+    return state.vector(kind)[start:stop].data.cast("B")
 
 
 class StateAssembly:
@@ -176,7 +249,7 @@ class StateAssembly:
         self.digest = digest
         self._grid = header.grid
         take = (vectors or VectorPool(0)).take
-        self._vectors = {kind: take(header.numel) for kind in StateKind}
+        self._vectors = {kind: take(header.numel) for kind in header.kinds}
         self._lock = threading.Lock()
         # All guarded by the lock.
         self._here: set[tuple[StateKind, int]] = set()
@@ -191,8 +264,8 @@ class StateAssembly:
         any more: from now on it is not lent. Raises RemoteError for other bytes: the chunk is not here then, and its
         place, if it was that, is still lent.
         """
-        if not 0 <= chunk < self._grid.chunks:
-            raise RemoteError(f"chunk {chunk} of a state of {self._grid.chunks} chunks")
+        if kind not in self._vectors or not 0 <= chunk < self._grid.chunks:
+            raise RemoteError(f"chunk {chunk} of the {kind} of a state of {self._grid.chunks} chunks")
         size = 4 * self._grid.length(chunk)
         if len(data) != size:
             raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {size}")
@@ -254,8 +327,7 @@ class StateAssembly:
         copied = 0
         for kind, chunk in self.missing():
             if header.chunk_hash(kind, chunk) == self.header.chunk_hash(kind, chunk):
-                vector = state.anchor if kind is StateKind.ANCHOR else state.momentum
-                copied += self._write(kind, chunk, vector[slice(*self._grid.span(chunk))])
+                copied += self._write(kind, chunk, state.vector(kind)[slice(*self._grid.span(chunk))])
         return copied
 
     def chunk(self, kind: StateKind, chunk: int) -> memoryview | None:
@@ -274,7 +346,7 @@ class StateAssembly:
         with self._lock:
             return [
                 (kind, chunk)
-                for kind in StateKind
+                for kind in self.header.kinds
                 for chunk in range(self._grid.chunks)
                 if (kind, chunk) not in self._here
             ]
@@ -283,16 +355,12 @@ class StateAssembly:
         """The complete state; the assembly's memory becomes the state's. Raises LocalError while chunks are missing."""
         if missing := self.missing():
             raise LocalError(f"{len(missing)} chunks of the state are still missing")
-        for kind in StateKind:
-            self._put_in_place(kind)
         header = self.header
-        return CertifiedState(
-            term=header.term,
-            round=header.round,
-            tokens=header.tokens,
-            layout_hash=header.layout,
-            anchor=frozen(self._vectors[StateKind.ANCHOR]),
-            momentum=frozen(self._vectors[StateKind.MOMENTUM]),
+        for kind in header.kinds:
+            self._put_in_place(kind)
+        vectors = [frozen(self._vectors[kind]) for kind in header.kinds]
+        return CertifiedState.of_vectors(
+            vectors, term=header.term, round=header.round, tokens=header.tokens, layout_hash=header.layout
         )
 
     def _put_in_place(self, kind: StateKind) -> None:

@@ -112,6 +112,10 @@ class Accounts:
         self.steps = 0
         """Inner steps since the newest contribution was written."""
 
+    def retune(self, sync: SyncSettings) -> None:
+        """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
+        self._mixing, self.overlap_steps = sync.mixing, sync.overlap_steps
+
     @property
     def base(self) -> torch.Tensor | None:
         """The anchor that it stands on, ``(numel,) float32``, not to be changed; None before the first `apply`."""

@@ -41,6 +41,10 @@ class AdamW:
         self._first = [moment.to(device) for moment in self._first]
         self._second = [moment.to(device) for moment in self._second]
 
+    def decay(self, weight_decay: float) -> None:
+        """From the next step on, decay by this."""
+        self._weight_decay = weight_decay
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self._parameters:

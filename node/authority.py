@@ -1,4 +1,4 @@
-"""The authority's word, where its key is: `shoal rebase`.
+"""The authority's word, where its key is: `shoal rebase`, `shoal amend --by-authority`.
 
     authority.key    made by `shoal init`; where the manifest names no other, the first founder's node.key
     rebases.log      every rebase that was signed here, on disk before anyone heard of it
@@ -13,9 +13,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoal.node.store import RecordLog
+from shoal.protocol.amending import sign_amendment
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Rebase, Value
+from shoal.protocol.messages import Amendment, Rebase, Value
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.wire import canonical, decode
 
@@ -24,7 +25,7 @@ LOG_NAME = "rebases.log"
 
 
 class Authority:
-    """Signs rebases for the node whose data folder this is. All methods block."""
+    """Signs rebases and amendments for the node whose data folder this is. All methods block."""
 
     def __init__(self, folder: Path, *, authority: PeerId, node: Identity) -> None:
         self._folder = folder
@@ -49,6 +50,10 @@ class Authority:
             log.close()
         return rebase
 
+    def sign_amendment(self, swarm: bytes, amendment: Amendment) -> bytes:
+        """The word that members may consent to `amendment` by themselves. Raises ConfigError without the key."""
+        return sign_amendment(self._key(), swarm, amendment)
+
     def _electorate(self, head: Value, forget: Collection[PeerId], alive: Collection[PeerId]) -> set[PeerId]:
         members, forgotten = {PeerId(peer) for peer in head.members}, set(forget)
         strangers = sorted(forgotten - members)
@@ -70,8 +75,8 @@ class Authority:
         if self._node.peer_id == self._authority:
             return self._node
         raise ConfigError(
-            f"a rebase is signed with the key of {self._authority}, and {path} is not it; "
-            "rebase at the founder's node, or put that key there"
+            f"this is signed with the key of {self._authority}, and {path} is not it; "
+            "do it at the founder's node, or put that key there"
         )
 
     @staticmethod

@@ -56,8 +56,9 @@ class Candidates:
         self._by_plan: dict[bytes, Candidate] = {}
         self._next: NextState | None = None
 
-    def clear(self) -> None:
-        """A new round begins."""
+    def begin_round(self, outer: OuterSettings) -> None:
+        """A new round begins, with this outer step."""
+        self._outer = outer
         self._by_plan.clear()
         self._next = None
 

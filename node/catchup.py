@@ -27,15 +27,16 @@ from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
-from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader, StateKind
+from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.fetching import Fetcher, Job
 from shoal.node.librarian import ANSWER_LIMIT_BYTES
-from shoal.node.states import StateShelf
+from shoal.node.states import STATE_SPACES, StateShelf
 from shoal.node.transfer import DonorScores
 from shoal.node.transfer_files import Keeper, TransferFolder
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Plan, Value
 from shoal.protocol.peering import (
     ChainPart,
@@ -63,8 +64,8 @@ KEEP_AFTER_S = 2.0
 KEEP_LOOK_S = 0.1
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
-SPACES = {StateKind.ANCHOR: ChunkSpace.ANCHOR, StateKind.MOMENTUM: ChunkSpace.MOMENTUM}
-KINDS = {space: kind for kind, space in SPACES.items()}
+KINDS = STATE_SPACES
+SPACES = {kind: space for space, kind in KINDS.items()}
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ class CatchUp:
         """How many bytes of the last state or finals came from whom."""
         self.accepts: Callable[[StateHeader], None] = lambda header: None
         """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
+        self.amended: Callable[[int], Manifest | None] = lambda round: None
+        """The settings in force in a round of the chain, None where they are the swarm's first."""
 
     # -- certificates ----------------------------------------------------------------------------------------
 
@@ -178,6 +181,8 @@ class CatchUp:
         if self.shape is None:
             return None
         name, numel, chunk_values = self.shape
+        amended = self.amended(round)
+        name = name if amended is None else amended.sync.plan_codec
         return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
 
     async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
@@ -232,7 +237,7 @@ class CatchUp:
         if self.shape is None or not round < goal:
             return False
         hashes = [chain.value(between).plan for between in range(round + 1, goal + 1)]
-        limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments)
+        limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
         if len(hashes) <= limit:
             return True
         return await trio.to_thread.run_sync(lambda: sum(not self._shelf.has_finals(h) for h in hashes) <= limit)
@@ -247,7 +252,9 @@ class CatchUp:
             try:
                 finals = await self.finals(value.plan, peers)
                 grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
-                after = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
+                amended = self.amended(round)
+                outer = self._outer if amended is None else OuterSettings.of(amended)
+                after = NextState(state, outer, grid, self._shelf.vectors, header=known)
                 header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
@@ -292,7 +299,7 @@ class CatchUp:
                 keeper.note(KINDS[ref.space], ref.chunk)
 
         scope, grid = header.digest[:SCOPE_BYTES], header.grid
-        pieces = [(kind, chunk) for kind in StateKind for chunk in range(grid.chunks)]
+        pieces = [(kind, chunk) for kind in header.kinds for chunk in range(grid.chunks)]
         missing = set(assembly.missing())
         here = [number for number, piece in enumerate(pieces) if piece not in missing]
         job = Job(
@@ -377,7 +384,8 @@ class CatchUp:
         if self._unfinished is not None:
             headers.insert(0, self._unfinished.assembly.header)
         goal = chain.standing.round
-        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape, fragments=self._outer.fragments)
+        fragments, vectors = self._outer.fragments, len(self._outer.kinds)
+        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape, fragments=fragments, vectors=vectors)
         rounds = dict.fromkeys(header.round for header in headers if 0 < header.round < goal <= header.round + limit)
         digests = {header.digest for header in headers}
         return [round for round in rounds if chain.value(round).digest in digests]
@@ -429,6 +437,8 @@ class CatchUp:
         anything = value.round == 0 and certified == NO_HASH
         if anything and peer not in value.members:
             raise RemoteError("offers the initial state without being a founder", peer=peer)
+        if header.kinds != self._outer.kinds:
+            raise RemoteError("offers a state of another outer optimizer", peer=peer)
         if header.round != value.round or not (anything or header.digest == certified):
             raise RemoteError(f"offers another state for the certified one of round {value.round}", peer=peer)
         self._known_header = (answer.header, header)
@@ -440,12 +450,15 @@ class CatchUp:
         return answer
 
 
-def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1) -> int:
-    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec."""
+def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:
+    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec.
+
+    vectors: of a state.
+    """
     grid, how = Grid(numel, chunk_values), final_codec(name)
     trailers = grid.chunks * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
     finals = how.encoded_bytes(grid.length(0)) * (grid.chunks - 1) + how.encoded_bytes(grid.length(grid.chunks - 1))
-    return max(1, fragments * (8 * numel - 1) // (finals + trailers))
+    return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
 
 
 def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:

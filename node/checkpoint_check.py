@@ -20,7 +20,7 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import StateHeader, StateKind
 from shoal.node.checkpoint_folder import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER, WORK, read_layout
-from shoal.node.state_files import header_in
+from shoal.node.state_files import header_in, kinds_in
 from shoal.node.store import read_records
 from shoal.node.tensor_files import DamagedFile, TensorFile
 from shoal.node.work_file import read_account
@@ -41,7 +41,7 @@ class BadCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """What a check found. chunks: of both vectors; bad_chunks: those that are not the certified ones, as `anchor/3`.
+    """What a check found. chunks: of all vectors; bad_chunks: those that are not the certified ones, as `anchor/3`.
 
     state_ok: chain and state hold; bad_files: others that are damaged. error: None if all is well.
     """
@@ -143,7 +143,7 @@ def _chain(files: CheckpointFiles, manifest: Manifest) -> Chain:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}; check its mode and the disk") from None
     if whole != size and not files.growing:
         raise BadCheckpoint(f"{path} is damaged or cut short after {len(records)} entries; use another checkpoint")
-    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
+    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     for number, record in enumerate(records, 1):
         try:
             chain.extend(_ENTRY.decode(record))
@@ -175,12 +175,13 @@ def _certified(files: CheckpointFiles, manifest: Manifest, state: TensorFile) ->
 
 def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int) -> tuple[StateHeader, list[str], int]:
     """The certified header, the chunks that are not as it says, and how many there are. Raises BadCheckpoint."""
-    spans = {kind: state.span(kind) for kind in StateKind}
+    kinds = kinds_in(state)
+    spans = {kind: state.span(kind) for kind in kinds}
     numel = (spans[StateKind.ANCHOR][1] - spans[StateKind.ANCHOR][0]) // 4
     if numel < 1 or any(end - begin != 4 * numel for begin, end in spans.values()):
-        raise BadCheckpoint(f"{path} holds no two vectors of one length; use another checkpoint")
+        raise BadCheckpoint(f"{path} holds no {len(kinds)} vectors of one length; use another checkpoint")
     grid = Grid(numel, chunk_values)
-    chunks = [(kind, chunk) for kind in StateKind for chunk in range(grid.chunks)]
+    chunks = [(kind, chunk) for kind in kinds for chunk in range(grid.chunks)]
     told = header_in(state)
 
     def hash_of(place: tuple[StateKind, int]) -> bytes:
@@ -194,7 +195,7 @@ def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int
     found = _header(state, value, grid, hashes)
     if found is not None and found.digest == value.digest:
         return found, [], len(chunks)
-    if told is None or told.digest != value.digest:
+    if told is None or told.digest != value.digest or told.kinds != kinds:
         raise BadCheckpoint(
             f"{path} is not the state that round {value.state_round} certified, and names no chunks to tell which part "
             "is wrong; use another checkpoint"
@@ -206,6 +207,7 @@ def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int
 
 def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes]) -> StateHeader | None:
     """The header that the file's values have; None if its counters are none."""
+    anchor, momentum, second_moment = (b"".join(hashes[n * grid.chunks : (n + 1) * grid.chunks]) for n in range(3))
     try:
         return StateHeader(
             term=value.term,
@@ -214,8 +216,9 @@ def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes]) ->
             numel=grid.numel,
             chunk_values=grid.chunk_values,
             layout=bytes.fromhex(state.metadata["layout"]),
-            anchor=b"".join(hashes[: grid.chunks]),
-            momentum=b"".join(hashes[grid.chunks :]),
+            anchor=anchor,
+            momentum=momentum,
+            second_moment=second_moment,
         )
     except (KeyError, ValueError):
         return None

@@ -45,7 +45,11 @@ class NodeConfig:
     swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
     checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
     accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
+    processes: how many hold the trainer's model together, each its part of it and of every batch.
+    authority_amendments: whether this node consents by itself to what the swarm's authority amends.
     loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
+    rollouts, local_groups, external_groups, group_size: with strategy rollouts, what this node does, and its own I, J
+    and G; None for the manifest's.
     """
 
     manifest: Manifest
@@ -56,14 +60,20 @@ class NodeConfig:
     device: str = "auto"
     threads: int = 0
     accumulate: int = 1
+    processes: int = 1
     data: str | None = None
     rounds: int | None = None
     rollback: RollbackPolicy = "spike"
+    authority_amendments: bool = True
     max_upload: int | None = None
     max_download: int | None = None
     mdns: bool = True
     checkpoint_every: int = 10
     checkpoint_keep: int = 3
     loop_patience_s: float | None = None
+    rollouts: Literal["train", "sample", "judge"] = "train"
+    local_groups: int | None = None
+    external_groups: int | None = None
+    group_size: int | None = None
     test_mode: bool = False
     holds: tuple[Hold, ...] = field(default=())

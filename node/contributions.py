@@ -10,6 +10,9 @@ it is 0 for every strategy but streaming.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
+
+With the strategy ddp the input is a gradient and not progress: two of them do not add up. So nothing of an excluded one
+comes again, residual' = 0 there; what encoding lost of an included one is carried on as above.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ class Contributions:
     """The contribution of the round under way, and the residuals behind it.
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
+    gradients: what is contributed are gradients, of which nothing comes again that was excluded.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class Contributions:
         sender: PeerId,
         error_feedback: float = 1.0,
         mixing: float | None = None,
+        gradients: bool = False,
     ) -> None:
+        self._gradients = gradients
         self._fragments = fragments
         self._codec = codec
         self._sender = sender
@@ -96,6 +102,10 @@ class Contributions:
         self.made: Made | None = None
         self.taken = 0
         """Number of the newest contribution that was ever taken from the trainer."""
+
+    def retune(self, codec: str, staleness_rounds: int, *, mixing: float | None) -> None:
+        """Go on under amended settings: what is made from here on is encoded by this codec."""
+        self._codec, self._staleness_rounds, self._mixing = codec, staleness_rounds, np.float32(mixing or 0.0)
 
     def fragment(self, round: int) -> Fragment:
         """What a contribution to this round is of."""
@@ -190,12 +200,16 @@ class Contributions:
         else:
             own_rounds = -(-rounds // self._fragments.count)
             left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
-        if left.rounds_excluded > self._staleness_rounds:
+        if self._gradients and not any(bits):
+            left.residual, left.tokens, left.rounds_excluded = None, 0, 0
+        elif left.rounds_excluded > self._staleness_rounds:
             self._left[self.fragment(round).number] = _Left()
         elif all(bits) and _is_exact(made.encoded):
             left.residual = None
         else:
             left.residual = _residual(made, bits)
+            if self._gradients:
+                _forget_excluded(left.residual, made, bits)
 
     def drop(self) -> None:
         """Drop the contribution under way and the residuals: the state that they stand on was abandoned."""
@@ -211,6 +225,12 @@ def _residual(made: Made, included: Sequence[bool]) -> F32:
             at = slice(*grid.span(chunk))
             np.subtract(residual[at], made.retained[at], out=residual[at])
     return residual
+
+
+def _forget_excluded(residual: F32, made: Made, included: Sequence[bool]) -> None:
+    grid = made.encoded.grid
+    for chunk in (chunk for chunk in range(grid.chunks) if not included[chunk]):
+        residual[slice(*grid.span(chunk))] = 0.0
 
 
 def _is_exact(encoded: EncodedContribution) -> bool:

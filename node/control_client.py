@@ -65,8 +65,37 @@ class RollbackStatus(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool
 
 
+class AmendStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that would amend `settings`, by section.key; `asked`: by its user's order, not the authority's."""
+
+    peer_id: str
+    settings: dict[str, bool | int | float | str]
+    asked: bool
+
+
+class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node that shares rollouts did since it started.
+
+    reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
+    were announced; pulled: groups of others that came; taken: those of them that were judged and trained on. rejected:
+    offers and groups that were refused, by reason.
+    """
+
+    role: str
+    reward: float | None = None
+    made: int = 0
+    pulled: int = 0
+    taken: int = 0
+    pulled_bytes: int = 0
+    generated_tokens: int = 0
+    rejected: dict[str, int] = {}
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of."""
+    """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
+
+    settings: those in force that are not the manifest's, by section.key.
+    """
 
     peer_id: str
     swarm_id: str
@@ -78,10 +107,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     members: list[MemberStatus]
     missing: list[str]
     rollbacks: list[RollbackStatus] = []
+    amendments: list[AmendStatus] = []
+    settings: dict[str, bool | int | float | str] = {}
     loss: float | None
     tokens_per_s: float | None
     bytes: BytesStatus
     blocked_fraction: float | None = None
+    rollouts: RolloutStatus | None = None
 
 
 def socket_path(data_dir: Path) -> Path:

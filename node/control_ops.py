@@ -13,6 +13,7 @@ from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.engine import Engine
 from shoal.node.inbox import SetPaused
+from shoal.node.link_ops import link_handlers, link_orders
 from shoal.node.outcome import Outcome
 from shoal.node.status import status
 from shoal.protocol.errors import ConfigError
@@ -45,6 +46,7 @@ def handlers(daemon: Daemon) -> Mapping[str, Handler]:
         return {}
 
     ops: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
+    ops.update(link_handlers(daemon))
     return {**ops, "release": release} if daemon.config.test_mode else ops
 
 
@@ -60,6 +62,20 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
         round = _round(arguments[0])
         await engine.obey(partial(engine.going_back.order, round))
         return {"round": round}
+
+    async def amend(settings: Sequence[str]) -> Mapping[str, JsonValue]:
+        """To these, or, without any, not any more."""
+        engine = _certifying(daemon)
+        if not settings:
+            await engine.amending.withdraw()
+            return {}
+        await engine.obey(partial(_amend, engine, settings, by_authority=False))
+        return {}
+
+    async def amend_by_authority(settings: Sequence[str]) -> Mapping[str, JsonValue]:
+        engine = _certifying(daemon)
+        await engine.obey(partial(_amend, engine, settings, by_authority=True))
+        return {}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         """Without these members."""
@@ -79,7 +95,13 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
             daemon.lanes.drop(peer)
         return {"cut": sorted(connected)}
 
-    ops: dict[str, Order] = {"rollback": rollback, "rebase": rebase}
+    ops: dict[str, Order] = {
+        "rollback": rollback,
+        "rebase": rebase,
+        "amend": amend,
+        "amend_by_authority": amend_by_authority,
+        **link_orders(daemon),
+    }
     return {**ops, "hold": hold, "cut": cut} if daemon.config.test_mode else ops
 
 
@@ -87,7 +109,14 @@ def _certifying(daemon: Daemon) -> Engine:
     """The engine of a swarm with a common state. Raises ConfigError where there is none."""
     if isinstance(daemon.engine, Engine):
         return daemon.engine
-    raise ConfigError("with strategy gossip there is no common state to go back to, and no majority to wait for")
+    raise ConfigError(
+        f"with strategy {daemon.config.manifest.sync.strategy} there is no common state to go back to or to amend, "
+        "and no majority to wait for"
+    )
+
+
+async def _amend(engine: Engine, settings: Sequence[str], *, by_authority: bool) -> None:
+    await engine.amending.order(settings, by_authority=by_authority)
 
 
 async def _rebase(daemon: Daemon, forget: set[PeerId]) -> None:

@@ -37,10 +37,11 @@ from shoal.node.round_log import RoundLog
 from shoal.node.state_saver import StateSaver
 from shoal.node.states import StateShelf
 from shoal.node.store import Store
+from shoal.protocol.amending import settings_text
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Entry, Rebase, Value
+from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
 from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
@@ -71,6 +72,7 @@ class Custody:
 
     def __init__(self, parts: CustodyParts) -> None:
         self._p = parts
+        parts.catchup.amended = parts.chain.amended
         self._saver = StateSaver(parts.shelf)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
@@ -213,10 +215,18 @@ class Custody:
         if isinstance(entry, Rebase) or entry.value.rollback:
             self._tell_of_term(entry)
             await self._saver.go_back(entry.value.state_round)
+        elif entry.value.amended:
+            self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
         if self.state is not None and not self._on_branch(self.state):
             self.state = None
             await self._take_earlier()
         return True
+
+    def _tell_of_amendment(self, round: int, amendment: Amendment) -> None:
+        self._p.log.amended(self.head, amendment)
+        if self.state is not None:
+            text = f"round {round} amended the settings from round {round + 1} on: {settings_text(amendment)}"
+            self._p.on_progress(Notice(text=text))
 
     def _tell_of_term(self, entry: Entry) -> None:
         """Log that a term ended, whether this node took part in that or hears of it; the user of a newcomer has no

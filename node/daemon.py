@@ -26,6 +26,7 @@ from shoal.node.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
+from shoal.node.credentials import admission_of
 from shoal.node.custody import Custody, CustodyParts
 from shoal.node.earlier_states import EarlierStates
 from shoal.node.engine import Engine
@@ -33,6 +34,7 @@ from shoal.node.engine_parts import EngineParts
 from shoal.node.events import EventLog
 from shoal.node.external_trainer import Detached, trainer_of
 from shoal.node.fetching import Fetcher
+from shoal.node.finding import Finding
 from shoal.node.frames import FrameRouter
 from shoal.node.gossip_engine import GossipEngine
 from shoal.node.gossip_exchange import GossipExchange, VectorShelf
@@ -44,6 +46,7 @@ from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.reducing import ReduceDesk
 from shoal.node.resumption import Resumption
 from shoal.node.round_log import RoundLog
+from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.states import StateShelf
 from shoal.node.status import node_record
 from shoal.node.store import Store, disk_errors, write_atomically
@@ -54,7 +57,7 @@ from shoal.node.transfer import DonorScores
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
-from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError, StorageError
+from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
@@ -65,15 +68,13 @@ from shoal.swarm.host import Host
 from shoal.swarm.lane import LaneLimits, RateLimit
 from shoal.swarm.lanes import LanePool
 from shoal.swarm.links import Links
-from shoal.swarm.mdns import LocalDiscovery
+from shoal.swarm.manifest_exchange import ManifestDesk
 from shoal.swarm.members import Members
 from shoal.swarm.streams import MessageStream
 
 LANE_PROTOCOL = "/shoal/lane/1"
 LANE_REQUEST_DEADLINE_S = 5.0
 LANE_REQUEST_LIMIT_BYTES = 64 << 10
-JOIN_DEADLINE_S = 10.0
-JOIN_RETRY_S = 2.0
 DRAIN_DEADLINE_S = 3.0
 FAREWELL_S = 0.5
 """After saying goodbye, time for it to reach the others."""
@@ -97,7 +98,8 @@ class Daemon:
         self.swarm_id = manifest.swarm_id
         self.boot = store.next_boot()
         self.chain = stored_chain(store, manifest)
-        self.shelf = StateShelf(store.folder, manifest.round.chunk_values)
+        self.outer = OuterSettings.of(manifest)
+        self.shelf = StateShelf(store.folder, manifest.round.chunk_values, kinds=self.outer.kinds)
         self.host = Host(identity=self.identity, listen=config.listen)
         sealer = Sealer(self.identity, self.swarm_id, self.boot)
         self.router = FrameRouter()
@@ -120,8 +122,14 @@ class Daemon:
             manifest=manifest,
             record=lambda: node_record(self),
             deliver=lambda peer, message: self.engine.hear(peer, message),
+            admission=admission_of(
+                store.folder, manifest, self.identity.peer_id, lambda peer: peer in self.chain.head.members
+            ),
         )
         self.links: Links = self.members.links
+        self.finding = Finding(
+            folder=store.folder, config=config, host=self.host, members=self.members, on_progress=on_progress
+        )
         self.holds = Holds(config.holds, events)
         self.trainer = trainer_of(config, self.identity, self.chain, abandoned=self._abandoned)
         self._observing = False  # for want of a training loop, not because the user paused
@@ -131,6 +139,7 @@ class Daemon:
             seed=manifest.workload.seed,
             inner_steps=manifest.sync.round_steps,
             speeds=self.members.speeds if manifest.sync.balances else None,
+            kinds=self.outer.kinds,
         )
         catchup = self._catchup()
         self.custody = self._custody(catchup)
@@ -167,20 +176,18 @@ class Daemon:
         self._over = trio.Event()
 
     def _catchup(self) -> CatchUp:
-        outer = OuterSettings.of(self.config.manifest.sync)
-        catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=outer)
+        catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=self.outer)
         catchup.accepts = lambda header: self.layouts.accept(header.layout)
         return catchup
 
     def _custody(self, catchup: CatchUp) -> Custody:
-        outer = OuterSettings.of(self.config.manifest.sync)
         return Custody(
             CustodyParts(
                 store=self.store,
                 chain=self.chain,
                 shelf=self.shelf,
                 catchup=catchup,
-                earlier=EarlierStates(self.store.folder, chain=self.chain, shelf=self.shelf, outer=outer),
+                earlier=EarlierStates(self.store.folder, chain=self.chain, shelf=self.shelf, outer=self.outer),
                 links=self.links,
                 holds=self.holds,
                 log=RoundLog(self.events),
@@ -188,7 +195,7 @@ class Daemon:
             )
         )
 
-    def _new_engine(self) -> Engine | GossipEngine:
+    def _new_engine(self) -> Engine | GossipEngine | RolloutEngine:
         if self.config.manifest.sync.strategy != "gossip":
             return Engine(self._engine_parts())
         fetcher = Fetcher(lanes=self.lanes, chunks=self.chunks, scores=DonorScores())
@@ -255,6 +262,7 @@ class Daemon:
             self.host.serve(LANE_PROTOCOL, self._answer_lane)
             self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
             self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
+            ManifestDesk(self.host, self.config.manifest)
             await nursery.start(self.lanes.run)
             await nursery.start(self.members.run)
             await nursery.start(ControlServer(self.store.folder, handlers(self), orders(self)).run)
@@ -274,10 +282,7 @@ class Daemon:
                 nursery.start_soon(self.engine.going_back.run)
                 nursery.start_soon(self.resumption.run)
                 nursery.start_soon(self.checkpoints.run)
-            for address in (*self.config.join, *self.config.manifest.network.bootstrap):
-                nursery.start_soon(self._join, address)
-            if self.config.mdns:
-                nursery.start_soon(self._discover)
+            nursery.start_soon(self.finding.run)
             nursery.start_soon(self._train_and_take_part)
             await self._over.wait()
             await self.links.drain(deadline_s=DRAIN_DEADLINE_S)
@@ -293,21 +298,26 @@ class Daemon:
             self._over.set()
 
     async def _train_and_take_part(self) -> None:
-        """Start the trainer, then take part in rounds; the end of either ends the node."""
+        """Take part to the end, and end the node when what it trains raises."""
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.trainer.run)
-                nursery.start_soon(self._watch_trainer)
-                started = self.trainer.started
-                self.events.write("trainer_started", device=started.device, import_s=round(started.import_s, 6))
-                self.layouts.know(self.trainer.layout)
-                await self.checkpoints.expect(self.trainer.layout)
-                await self.engine.run(numel=self.trainer.layout.numel)
+            await self._take_part()
         except* WorkloadError as group:
             error = _first(group)
             self.on_progress(TrainerTraceback(summary=str(error), traceback=getattr(error, "traceback", "")))
             self.events.write("failed", message=str(error))
             self._end(Outcome.FAILED, "the workload failed")
+
+    async def _take_part(self) -> None:
+        """Start the trainer, then take part in rounds; the end of either ends the node."""
+        assert not isinstance(self.engine, RolloutEngine)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.trainer.run)
+            nursery.start_soon(self._watch_trainer)
+            started = self.trainer.started
+            self.events.write("trainer_started", device=started.device, import_s=round(started.import_s, 6))
+            self.layouts.know(self.trainer.layout)
+            await self.checkpoints.expect(self.trainer.layout)
+            await self.engine.run(numel=self.trainer.layout.numel)
 
     async def _watch_trainer(self) -> None:
         async for event in self.trainer.events:
@@ -386,39 +396,16 @@ class Daemon:
 
     # -- peers -----------------------------------------------------------------------------------------------
 
-    async def _join(self, address: str) -> None:
-        """Keep trying one address until a link comes of it, or its peer says no."""
-        while True:
-            try:
-                await self.links.join(address, deadline_s=JOIN_DEADLINE_S)
-                return
-            except NetworkError as error:
-                logger.info("cannot join through %s yet: %s", address, error)
-            except ConfigError as error:
-                logger.warning("%s", error)  # a bootstrap list may well name this very node
-                return
-            except RemoteError as error:
-                self.on_progress(Notice(text=f"{address}: {error}"))
-                logger.warning("%s: %s", address, error)
-                return
-            await trio.sleep(JOIN_RETRY_S)
-
-    async def _discover(self) -> None:
-        discovery = LocalDiscovery(
-            peer=self.identity.peer_id, swarm_id=self.swarm_id.hex(), addresses=self.host.addresses
-        )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(discovery.run)
-            async for found in discovery.found:
-                self.members.found(found.peer, found.addresses)
-
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
             self.events.write(change.kind, peer=change.peer)
+            self.finding.heard(change)
+            if change.kind == "revoked":
+                self.lanes.drop(change.peer)
             self.engine.alive(self.members.alive())
             if change.kind == "lost":
                 self.layouts.forget(change.peer)
-            elif change.kind == "linked":
+            elif change.kind == "linked" and not isinstance(self.engine, RolloutEngine):  # models of their own
                 nursery.start_soon(self.layouts.watch, change.peer)
             if change.kind in ("linked", "detoured"):
                 record = self.members.record_of(change.peer)
@@ -452,7 +439,7 @@ class Daemon:
 
 def stored_chain(store: Store, manifest: Manifest) -> Chain:
     """The chain as far as this node had it. Raises StorageError if what is on disk does not hold."""
-    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
+    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     try:
         for entry in store.certificates():
             chain.extend(entry)
@@ -492,6 +479,9 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
         _check_same_swarm(store, config.manifest)
         events = EventLog(store.folder / "events.jsonl")
         try:
-            return await Daemon(config, store, events, on_progress or (lambda _: None)).run()
+            daemon = Daemon
+            if config.manifest.sync.strategy == "rollouts":
+                from shoal.node.sapo.daemon import RolloutDaemon as daemon  # it is made of the one above
+            return await daemon(config, store, events, on_progress or (lambda _: None)).run()
         finally:
             events.close()

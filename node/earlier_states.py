@@ -74,7 +74,8 @@ class EarlierStates:
         finals = self._shelf.finals(value.plan)
         if finals is None:
             return None
-        after, header = advance(state, finals, self._outer)
+        amended = self._chain.amended(value.round)
+        after, header = advance(state, finals, self._outer if amended is None else OuterSettings.of(amended))
         return after if header.digest == value.digest else None
 
     def _files(self) -> Iterator[tuple[int, Path]]:

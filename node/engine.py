@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 
 import trio
 
@@ -24,6 +23,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
+from shoal.node.amendments import Amending
 from shoal.node.departure import LINGER_S, Departure, Parting
 from shoal.node.engine_parts import EngineParts
 from shoal.node.going_back import GoingBack
@@ -37,11 +37,12 @@ from shoal.node.trainer import Restarted, TrainerEvent
 from shoal.node.trainer_messages import Contribution
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.chain import Position, next_position
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
-from shoal.protocol.round import CloseOff, Effect, Evicted, Phase, Repair, RoundMachine, StartReduce
+from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.wire import HASH_BYTES
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,8 @@ class Engine:
         self._departure = Departure(rounds=parts.config.rounds)
         self._solitude = Solitude()
         self.going_back = self._going_back = GoingBack(parts, put=self.put)
+        self.amending = Amending(parts)
         self._part: Participation
-        self._settings: RoundSettings
         self._fragments: Fragments
         self.machine: RoundMachine | None = None
         self._alive: frozenset[PeerId] = frozenset()
@@ -161,15 +162,6 @@ class Engine:
         grid = Grid(numel, manifest.round.chunk_values)
         self._fragments = Fragments(grid, manifest.sync.fragments)
         self._part = Participation(self._p, self._fragments)
-        self._settings = RoundSettings(
-            numel=numel,
-            chunk_values=grid.chunk_values,
-            codec=manifest.sync.plan_codec,
-            grace_s=manifest.round.grace_s,
-            reduce_deadline_s=manifest.round.reduce_deadline_s,
-            weight_cap=manifest.round.weight_cap,
-            norm_clip=manifest.sync.norm_clip,
-        )
         self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
         await self._sync.obtain(self._before_attempt)
         await self._part.resume()
@@ -244,6 +236,8 @@ class Engine:
             if stall is not None:
                 await self._carry_out(machine.stalled(stall.peers, stall.late, now))
             await self._carry_out(self._going_back.advise(machine, now))
+        if self.machine is machine and machine.phase is not Phase.DECIDED:
+            await self._carry_out(self.amending.advise(machine, now))
         if self.machine is machine and machine.phase is not Phase.DECIDED:
             await self._keep_busy(machine, now)
             await self._try_leave(machine, now)
@@ -328,15 +322,17 @@ class Engine:
 
     async def _begin_round(self) -> None:
         """Start the round after the head of the chain, whose state is here."""
-        head = self._custody.head
+        head, chain = self._custody.head, self._custody.chain
+        manifest = chain.amended(head.next_round) or self._p.config.manifest
         self.machine = machine = RoundMachine(
             identity=self._p.identity,
             previous=head,
             state=self._custody.digest,
             life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
-            settings=replace(self._settings, numel=self._fragments.of_round(head.next_round).numel),
+            settings=RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel),
             deal=deal,
             returners=self._part.recent_members(),
+            in_force=chain.in_force,
         )
         records = [r for r in self._p.store.durable_records() if (r.term, r.round) == next_position(head)]
         unfinished = machine.restore(records)
@@ -345,6 +341,7 @@ class Engine:
         self._departure.begin_round()
         self._solitude.begin_round(trio.current_time())
         await self._going_back.begin_round()
+        await self.amending.begin_round()
         role = self._part.role(records, finished=self.finished)
         self._p.log.started(head, role)
         await self._p.holds.at(machine.round, "train")
@@ -462,12 +459,14 @@ class Engine:
         """Do what solitude advises: train on without a quorum, or contribute where nobody does."""
         may_train = not self._desk.paused and not self.leaving
         contributed = self._part.made is not None
+        gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train)
         if advice.say_no_quorum:
             text = ", ".join(machine.missing())
             help = "start these members again, or, gone for good, `shoal rebase --forget` them"
-            self._p.on_progress(Notice(text=f"no quorum, training on locally; {help}: {text}"))
-        if advice.train_on:
+            meanwhile = "waiting" if gradients else "training on locally"
+            self._p.on_progress(Notice(text=f"no quorum, {meanwhile}; {help}: {text}"))
+        if advice.train_on and not gradients:
             await self._part.train(contribute=False)
         if advice.contribute_after_all:
             await self._carry_out(machine.ready(self._part.absent(TRAINING), now))

@@ -57,7 +57,7 @@ from shoal.node.trainer_messages import (
     pack,
 )
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import LocalError
+from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity
 
 CONNECTION_LIMIT = 8
@@ -305,6 +305,11 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
     spec = _trainer_spec(config)
     if config.manifest.workload.name != OWN_LOOP:
         return Trainer(spec)
+    if config.manifest.sync.exchanges_gradients:
+        raise ConfigError(
+            'a training loop of one\'s own steps by itself, and strategy = "ddp" exchanges gradients; use a workload, '
+            "or another strategy"
+        )
     noted = config.data_dir / LAYOUT
     return ExternalTrainer(
         spec,
@@ -327,5 +332,6 @@ def _trainer_spec(config: NodeConfig) -> TrainerSpec:
         data=config.data,
         device=config.device,
         accumulate=config.accumulate,
+        processes=config.processes,
         threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
     )

@@ -56,5 +56,14 @@ class FlatParameters:
         for parameter, piece in zip(self._parameters, self._cut(vector), strict=True):
             parameter.copy_(piece.view(parameter.shape))
 
+    @torch.no_grad()
+    def gather_gradients(self, out: torch.Tensor) -> None:
+        """Copy the parameters' gradients into `out`; zeros for those that have none."""
+        for parameter, piece in zip(self._parameters, self._cut(out), strict=True):
+            if parameter.grad is None:
+                piece.zero_()
+            else:
+                piece.copy_(parameter.grad.reshape(-1))
+
     def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.split(vector, [parameter.numel() for parameter in self._parameters])

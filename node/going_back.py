@@ -27,9 +27,10 @@ from shoal.node.outcome import Notice
 from shoal.node.rollback_order import RollbackOrder
 from shoal.node.trainer import TrainerEvent
 from shoal.node.trainer_messages import Evaluated
+from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.messages import NO_HASH, Target, Value
-from shoal.protocol.round import Effect, RoundMachine
+from shoal.protocol.round import RoundMachine
 
 SPIKE_SHARE = 0.05
 """So much worse, as a share of the loss before, is a spike."""

@@ -15,7 +15,7 @@ from shoal.collectives.codecs import F32, codec
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipVector, decode_vector
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader, StateKind
+from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
 from shoal.node.catchup import KINDS, SPACES
 from shoal.node.fetching import Fetcher, Job, OnProgress
 from shoal.node.librarian import ANSWER_LIMIT_BYTES
@@ -117,7 +117,7 @@ class GossipExchange:
             what=f"the snapshot of round {header.round}",
             wanted=[
                 (ChunkRef(SPACES[kind], scope, chunk), 4 * grid.length(chunk))
-                for kind in StateKind
+                for kind in header.kinds
                 for chunk in range(grid.chunks)
             ],
             here=(),

@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps on a replica, on this node's share of the data.
+"""The inner loop: AdamW steps on a replica, on this node's share of the data; or gradients alone, for the swarm's step.
 
 Plain torch, no pipes and no processes, so that it can be read, tested and timed by itself. What is owed to the swarm is
 kept in `accounts`.
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from shoal.collectives.schedule import learning_rate
 from shoal.node.accounts import Accounts, SavedAccounts
 from shoal.node.adamw import AdamW
 from shoal.node.flat_parameters import FlatParameters
+from shoal.node.gradient_accounts import FlatGradients, GradientAccounts
 from shoal.node.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
-from shoal.node.micro_batches import split_batch
+from shoal.node.micro_batches import split_batch, to_device
 from shoal.node.random_state import RandomState
-from shoal.node.schedule import learning_rate
 from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import (
     Assignment,
@@ -85,6 +86,25 @@ class _Tally:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+class InnerOptimizer(Protocol):
+    """What moves the parameters: `adamw.AdamW`, or what behaves like it."""
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+
+    def step(self, lr: float) -> None:
+        """Move every parameter that has a gradient."""
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, by name. names: of the parameters, in their order."""
+
+    def move(self, device: torch.device) -> None:
+        """Take what it knows to where the parameters went."""
+
+    def decay(self, weight_decay: float) -> None:
+        """From the next step on, decay by this."""
+
+
 class Replica:
     """One node's live copy of the model, its inner optimizer, its batches, and its accounts.
 
@@ -105,22 +125,18 @@ class Replica:
         accumulate: int = 1,
         contributions: int = 0,
     ) -> None:
-        torch.manual_seed(seed)
-        self.model = workload.build().to(device)
         self._workload = workload
         self._settings = inner
         self._device = device
         self._accumulate = accumulate
-        self._flat = FlatParameters(self.model)
+        self._gradients = sync is not None and sync.gradients
+        self._build(seed)
         self.layout = self._flat.layout
-        self.accounts = Accounts(self._flat, sync=sync, contributions=contributions)
-        trained = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
-        self._trained_names = tuple(name for name, _ in trained)
-        self._optimizer = AdamW(
-            (parameter for _, parameter in trained),
-            betas=inner.betas,
-            weight_decay=inner.weight_decay,
-        )
+        self.accounts: Accounts | GradientAccounts
+        if self._gradients:
+            self.accounts = GradientAccounts(self._flat, contributions=contributions)
+        else:
+            self.accounts = Accounts(self._flat, sync=sync, contributions=contributions)
         self._order: Train | None = None
         self._order_steps = 0
         self._steps_wanted = 0  # until the order's contribution, or its end
@@ -132,6 +148,21 @@ class Replica:
         self._exhausted = False  # it has no more; who asks again gets them from the first one
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
+
+    def _build(self, seed: int) -> None:
+        """Make the model of that seed, and what copies it whole and moves it."""
+        torch.manual_seed(seed)
+        self.model = self._workload.build().to(self._device)
+        # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
+        self._flat: FlatGradients = FlatParameters(self.model, frozen=not self._gradients)
+        named = () if self._gradients else self.model.named_parameters()
+        trained = [(name, value) for name, value in named if value.requires_grad]
+        self._trained_names = tuple(name for name, _ in trained)
+        self._optimizer: InnerOptimizer = AdamW(
+            (parameter for _, parameter in trained),
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
+        )
 
     @property
     def training(self) -> bool:
@@ -168,7 +199,7 @@ class Replica:
 
     def _move(self, device: torch.device) -> None:
         """Parameters stay the objects they are, with their values elsewhere; gradients are of no further use."""
-        self._optimizer.zero_grad()
+        self.model.zero_grad()
         self.model.to(device)
         self._optimizer.move(device)
 
@@ -191,6 +222,12 @@ class Replica:
         if first or fresh:
             self._tally = _Tally(began=time.monotonic())
 
+    def retune(self, inner: InnerSettings, sync: SyncSettings) -> None:
+        """Go on under amended settings; the optimizer's moments, progress and accounts stay."""
+        self._settings = inner
+        self._optimizer.decay(inner.weight_decay)
+        self.accounts.retune(sync)
+
     def begin(self, order: Train) -> None:
         """Begin a stretch; one under way ends without a report, its steps stay in the replica and count."""
         if self.accounts.base is None:
@@ -208,17 +245,21 @@ class Replica:
         restored, self._restored = self._restored, None
         resumed = restored is not None and restored.counters.assignment == assignment
         self._drawn = restored.counters.drawn if restored is not None and resumed else 0
-        self._batches = batches_from(self._workload, assignment, self._drawn)
+        self._batches = self._stream(assignment)
         self._assignment, self._exhausted = assignment, False
         if restored is not None and resumed:
             restored.random.restore(self._device)
 
+    def _stream(self, assignment: Assignment) -> Iterator[Any]:
+        """The batches of this share after those drawn."""
+        return batches_from(self._workload, assignment, self._drawn)
+
     def step(self, out: Vector) -> Progress | Contribution | Trained | None:
         """Make one inner step; return a report where one is due.
 
-        The step that completes a contributing stretch writes base − local of the round's fragment into `out` before it
-        returns the `Contribution`. Raises LocalError without a stretch, ConfigError if there is no batch at all;
-        whatever the workload raises passes through.
+        The step that completes a contributing stretch writes base − local of the round's fragment into `out`, or where
+        gradients are exchanged that of its batch, before it returns the `Contribution`. Raises LocalError without a
+        stretch, ConfigError if there is no batch at all; whatever the workload raises passes through.
         """
         order, tally = self._order, self._tally
         if order is None:
@@ -249,12 +290,12 @@ class Replica:
         return self._flat.new_vector()
 
     def inner_state_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The optimizer's state, and of the model what does not travel, by name; each is the live tensor."""
-        travelling = set(self.layout.names)
+        """The optimizer's state and the model's buffers, by name; each is the live tensor."""
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         buffers = [
             (f"buffer.{name}", value)
             for name, value in self.model.state_dict().items()
-            if name not in travelling and isinstance(value, torch.Tensor) and keepable(value)
+            if name not in parameters and isinstance(value, torch.Tensor) and keepable(value)
         ]
         return [*self._optimizer.state(self._trained_names), *buffers]
 
@@ -311,6 +352,7 @@ class Replica:
             self.accounts.restore(accounts, spent=spent)
         for name, tensor in own:
             saved.copy_to(name, tensor)
+        self._put_inner(own)
         if exact:
             saved.random.restore(self._device)
             self._restored = _Restored(counters=counters, random=saved.random)
@@ -323,18 +365,30 @@ class Replica:
             raise LocalError("an evaluation was ordered before any anchor was applied")
         local = self.accounts.local()
         self._flat.scatter(base)
+        try:
+            return self._measure()
+        finally:
+            self._flat.scatter(local)
+
+    def _measure(self) -> float:
+        """The workload's metric of the parameters as they are."""
         self.model.eval()
         try:
             return float(self._workload.evaluate(self.model))
         finally:
             self.model.train()
-            self._flat.scatter(local)
+
+    def _put_inner(self, own: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """What `inner_state_tensors` gave has been written to. They are live tensors here: that is all."""
 
     def _optimize(self, batch: Any, order: Train) -> None:
-        """Take one AdamW step and account for it; a step that is not finite changes nothing."""
-        self._optimizer.zero_grad()
+        """Take one AdamW step and account for it; a step that is not finite changes nothing.
+
+        Where gradients are exchanged, the step is the swarm's, and so is clipping.
+        """
+        self.model.zero_grad()
         value, tokens = self._backward(batch)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm))
+        norm = self._clip(math.inf if self._gradients else self._settings.clip_norm)
         if not (math.isfinite(value) and math.isfinite(norm)):
             self.accounts.count(0)
             self._count_nonfinite(value, norm)
@@ -344,7 +398,12 @@ class Replica:
         self._tally.loss_sum += value
         self._tally.tokens += tokens
         self.accounts.count(tokens)
-        self._optimizer.step(learning_rate(self._settings, order.certified_tokens + self.accounts.tokens))
+        if not self._gradients:
+            self._optimizer.step(learning_rate(self._settings, order.certified_tokens + self.accounts.tokens))
+
+    def _clip(self, limit: float) -> float:
+        """Scale all gradients so that their norm is at most `limit`; returns what it was."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
 
     def _backward(self, batch: Any) -> tuple[float, int]:
         """Leave the gradient of the batch's mean loss in the parameters; returns that loss, and its tokens.
@@ -352,12 +411,12 @@ class Replica:
         Of a batch in parts it is the mean of theirs, weighted by tokens, one part at a time on the device.
         """
         if self._accumulate == 1:
-            loss, tokens = self._workload.loss(self.model, _to_device(batch, self._device))
+            loss, tokens = self._workload.loss(self.model, to_device(batch, self._device))
             loss.backward()  # type: ignore[no-untyped-call]
             return float(loss.detach()), int(tokens)
         total, counted = 0.0, 0
         for part in split_batch(batch, self._accumulate):
-            loss, tokens = self._workload.loss(self.model, _to_device(part, self._device))
+            loss, tokens = self._workload.loss(self.model, to_device(part, self._device))
             if int(tokens):  # the mean over nothing is no number
                 (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
                 total, counted = total + float(loss.detach()) * int(tokens), counted + int(tokens)
@@ -418,15 +477,3 @@ def _progress(order: Train, tally: _Tally) -> Progress | None:
         loss=tally.mean_loss(),
         tokens_per_s=tokens / seconds,
     )
-
-
-def _to_device(batch: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch, in tuples, lists and dicts; leave everything else alone."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple | list):
-        items = [_to_device(item, device) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if isinstance(batch, dict):
-        return {key: _to_device(item, device) for key, item in batch.items()}
-    return batch

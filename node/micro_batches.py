@@ -18,27 +18,55 @@ def split_batch(batch: Any, count: int) -> list[Any]:
 
     Raises ConfigError if that cannot be: no tensors, different numbers of rows, or too few.
     """
-    rows = {len(tensor) if tensor.dim() else 0 for tensor in _tensors(batch)}
-    if len(rows) != 1:
-        what = "no tensors" if not rows else f"tensors of {', '.join(map(str, sorted(rows)))} rows"
-        raise ConfigError(f"--accumulate: the workload's batches hold {what}, so they cannot be split; leave it out")
-    (available,) = rows
+    available = _rows(batch, "--accumulate")
     if available < count:
         raise ConfigError(f"--accumulate {count}: the workload's batches have {available} rows; give at most that many")
     return [_part(batch, number, count) for number in range(count)]
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def deal_batch(batch: Any, count: int) -> tuple[list[Any], int]:
+    """Cut a batch into parts for several processes; returns `count` of them, and how many are to be counted.
+
+    Where the batch has fewer rows than that, the last ones are copies of the first. Raises ConfigError if it cannot be
+    cut: no tensors, or different numbers of rows.
+    """
+    counted = min(count, max(1, _rows(batch, "--processes")))
+    parts = [_part(batch, number, counted) for number in range(counted)]
+    return parts + parts[:1] * (count - counted), counted
+
+
+def _rows(batch: Any, option: str) -> int:
+    """How many rows all tensors of the batch have. option: what asks for cutting it."""
+    rows = {len(tensor) if tensor.dim() else 0 for tensor in _tensors(batch, option)}
+    if len(rows) != 1:
+        what = "no tensors" if not rows else f"tensors of {', '.join(map(str, sorted(rows)))} rows"
+        raise ConfigError(f"{option}: the workload's batches hold {what}, so they cannot be split; leave it out")
+    return rows.pop()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move the tensors of a batch, in tuples, lists and dicts; leave everything else alone."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple | list):
+        items = [to_device(item, device) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if isinstance(batch, dict):
+        return {key: to_device(item, device) for key, item in batch.items()}
+    return batch
+
+
+def _tensors(batch: Any, option: str) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, tuple | list):
         for item in batch:
-            yield from _tensors(item)
+            yield from _tensors(item, option)
     elif isinstance(batch, dict):
-        yield from _tensors(list(batch.values()))
+        yield from _tensors(list(batch.values()), option)
     elif not isinstance(batch, _SHARED):
         kind = type(batch).__name__
-        raise ConfigError(f"--accumulate: the workload's batches hold a {kind}, which cannot be split; leave it out")
+        raise ConfigError(f"{option}: the workload's batches hold a {kind}, which cannot be split; leave it out")
 
 
 def _part(batch: Any, number: int, count: int) -> Any:

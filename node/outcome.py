@@ -46,6 +46,20 @@ class RoundStepped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundShared:
+    """A round under the strategy rollouts is done.
+
+    reward: mean over the node's own completions, in 0..1, None where it makes none. own, external: groups.
+    """
+
+    round: int
+    reward: float | None
+    own: int
+    external: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
     """So much of the certified state has come from peers."""
 
@@ -68,4 +82,4 @@ class TrainerTraceback:
     traceback: str
 
 
-Progress = PhaseChanged | RoundCertified | RoundStepped | StateFetched | Notice | TrainerTraceback
+Progress = PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | TrainerTraceback

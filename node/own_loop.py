@@ -54,6 +54,7 @@ from shoal.node.trainer_messages import (
     Progress,
     Restore,
     Resume,
+    Retune,
     Snapshot,
     Stop,
     Train,
@@ -360,6 +361,8 @@ class Swarm:
                 self._snapshots.write(order)
             case Restore():
                 client.send(self._snapshots.restore(order))
+            case Retune():
+                self._accounts.retune(order.sync)  # the optimizer is its user's
             case Pause():
                 self._paused = True
             case Resume():

@@ -33,15 +33,17 @@ class Participation:
         self._me = parts.identity.peer_id
         self._custody = parts.custody
         self._desk = parts.desk
-        self._staleness_rounds = manifest.round.staleness_rounds
+        self._manifest = manifest
+        """The settings that contributions and trainer keep to."""
         self._stood_on: Value | None = None
         self._contributions = Contributions(
             fragments,
             manifest.sync.plan_codec,
-            self._staleness_rounds,
+            manifest.round.staleness_rounds,
             sender=self._me,
             error_feedback=manifest.sync.error_feedback,
             mixing=manifest.sync.applied_mixing,
+            gradients=manifest.sync.exchanges_gradients,
         )
 
     @property
@@ -51,7 +53,9 @@ class Participation:
 
     def recent_members(self) -> frozenset[PeerId]:
         """Who may come back as a contributor: the members of the last rounds."""
-        return self._custody.chain.recent_members(self._staleness_rounds)
+        chain = self._custody.chain
+        amended = chain.amended(chain.head.next_round)
+        return chain.recent_members((amended or self._p.config.manifest).round.staleness_rounds)
 
     def role(self, bound: Collection[DurableRecord], *, finished: bool) -> str:
         """As what the round begins. `bound`: its records on disk; `finished`: the rounds asked for are done."""
@@ -81,6 +85,8 @@ class Participation:
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
             return
+        if found.work is not None:
+            await self._keep_to(found.work.account.round)  # its codec is that of its own round
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
         if not again and found.files.position == position:
             return  # what the trainer knows is ahead of what is going to be made
@@ -105,6 +111,17 @@ class Participation:
             self._contributions.drop()
         self._stood_on = chain.standing
         await self._desk.stand_on(state, taken=self._contributions.taken, fresh=fresh)
+        await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before
+
+    async def _keep_to(self, round: int) -> None:
+        """Go on by the settings in force in `round`."""
+        manifest = self._custody.chain.amended(round) or self._p.config.manifest
+        if manifest is self._manifest:
+            return
+        sync = manifest.sync
+        self._contributions.retune(sync.plan_codec, manifest.round.staleness_rounds, mixing=sync.applied_mixing)
+        await self._desk.retune(manifest)
+        self._manifest = manifest
 
     async def train(self, *, contribute: bool = True) -> None:
         """Have the trainer make this round's inner steps."""

@@ -9,8 +9,9 @@ from shoal.collectives.finals import Finals
 from shoal.node.events import EventLog
 from shoal.node.trainer_messages import Contribution
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.amending import settings_of
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Plan, Term, Value
+from shoal.protocol.messages import Amendment, Certificate, Plan, Term, Value
 
 
 def term_text(term: Term) -> str:
@@ -88,6 +89,10 @@ class RoundLog:
     def rolled_back(self, value: Value) -> None:
         """A round decided to go back, and its term is over."""
         self._events.write("rolled_back", to=value.state_round, **_decision(value))
+
+    def amended(self, value: Value, amendment: Amendment) -> None:
+        """A round decided that other settings are in force from the next one on."""
+        self._events.write("amended", settings=settings_of(amendment), **_decision(value))
 
     def rebased(self, value: Value) -> None:
         """The authority opened another term, in which `value` stands for the certificate of its round."""

@@ -1,7 +1,8 @@
 """States as files: how they are laid out, written such that a crash cannot hurt, and read back.
 
-A file is safetensors, with the vectors `anchor` and `momentum`, and counters and the hashes of the chunks as metadata.
-It is believed only where its digest is a certificate's. Numbers are little-endian.
+A file is safetensors, with the vectors `anchor` and `momentum`, and `second_moment` where a state has one, and with
+counters and the hashes of the chunks as metadata. It is believed only where its digest is a certificate's. Numbers are
+little-endian.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32
-from shoal.collectives.state import CertifiedState, StateHeader, frozen
+from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen
 from shoal.node.store import write_atomically
 from shoal.node.tensor_files import DamagedFile, TensorFile
 from shoal.protocol.errors import StorageError
@@ -26,7 +27,6 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
 
     Raises StorageError.
     """
-    size = state.anchor.nbytes
     metadata = {
         "rebases": str(state.term.rebases),
         "rollbacks": str(state.term.rollbacks),
@@ -35,21 +35,22 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
         "layout": state.layout_hash.hex(),
     }
     if header is not None:
-        metadata |= {
-            "chunk_values": str(header.chunk_values),
-            "anchor_hashes": header.anchor.hex(),
-            "momentum_hashes": header.momentum.hex(),
-        }
-    text = msgspec.json.encode(
-        {
-            "__metadata__": metadata,
-            "anchor": {"dtype": "F32", "shape": [state.numel], "data_offsets": [0, size]},
-            "momentum": {"dtype": "F32", "shape": [state.numel], "data_offsets": [size, 2 * size]},
-        }
-    )
+        metadata["chunk_values"] = str(header.chunk_values)
+        metadata |= {f"{kind}_hashes": header.hashes(kind).hex() for kind in header.kinds}
+    size = state.anchor.nbytes
+    entries = {
+        str(kind): {"dtype": "F32", "shape": [state.numel], "data_offsets": [n * size, (n + 1) * size]}
+        for n, kind in enumerate(state.kinds)
+    }
+    text = msgspec.json.encode({"__metadata__": metadata, **entries})
     text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
     head = len(text).to_bytes(8, "little") + text
-    write_atomically(path, head, state.anchor.data.cast("B"), state.momentum.data.cast("B"))
+    write_atomically(path, head, *(state.vector(kind).data.cast("B") for kind in state.kinds))
+
+
+def kinds_in(file: TensorFile) -> tuple[StateKind, ...]:
+    """The vectors of the state in a file, by what it names."""
+    return ADAMW_KINDS if StateKind.SECOND_MOMENT in file.names else NESTEROV_KINDS
 
 
 def header_in(file: TensorFile) -> StateHeader | None:
@@ -65,6 +66,7 @@ def header_in(file: TensorFile) -> StateHeader | None:
             layout=bytes.fromhex(told["layout"]),
             anchor=bytes.fromhex(told["anchor_hashes"]),
             momentum=bytes.fromhex(told["momentum_hashes"]),
+            second_moment=bytes.fromhex(told.get("second_moment_hashes", "")),
         )
     except (KeyError, ValueError, ZeroDivisionError, DamagedFile):
         return None
@@ -74,17 +76,16 @@ def read_state(path: Path) -> CertifiedState:
     """Read a state. Raises OSError, KeyError, ValueError or LocalError if the file is none."""
     try:
         file = TensorFile(path)
-        vectors = [_read_vector(file, name) for name in ("anchor", "momentum")]
+        vectors = [frozen(_read_vector(file, kind)) for kind in kinds_in(file)]
     except StorageError as error:
         raise ValueError(str(error)) from None
     told = file.metadata
-    return CertifiedState(
+    return CertifiedState.of_vectors(
+        vectors,
         term=Term(int(told["rebases"]), int(told["rollbacks"])),
         round=int(told["round"]),
         tokens=int(told["tokens"]),
         layout_hash=bytes.fromhex(told["layout"]),
-        anchor=frozen(vectors[0]),
-        momentum=frozen(vectors[1]),
     )
 
 

@@ -24,14 +24,15 @@ class StateTransition:
         self._custody = parts.custody
         self._candidates = Candidates(
             shelf=parts.shelf,
-            outer=OuterSettings.of(manifest.sync),
+            outer=OuterSettings.of(manifest),
             durable=manifest.round.durability == "disk",
         )
         self._round_started = 0.0
 
     def begin_round(self, now: float) -> None:
         """Another round begins: what was worked out for the last one is dropped."""
-        self._candidates.clear()
+        amended = self._custody.chain.amended(self._custody.head.next_round)
+        self._candidates.begin_round(OuterSettings.of(amended or self._p.config.manifest))
         self._round_started = now
 
     def knows(self, plan_hash: bytes) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,14 @@ from safetensors import SafetensorError
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateHeader, StateKind, chunk_bytes, header_of
+from shoal.collectives.state import (
+    NESTEROV_KINDS,
+    CertifiedState,
+    StateHeader,
+    StateKind,
+    chunk_bytes,
+    header_of,
+)
 from shoal.collectives.vectors import VectorPool
 from shoal.node.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.node.state_files import read_state, write_state
@@ -46,6 +53,13 @@ FINALS_DISK_MIN = 8
 FINALS_OPEN_LIMIT = 8
 """Plans whose finals are served from disk at once."""
 
+STATE_SPACES: Mapping[ChunkSpace, StateKind] = {
+    ChunkSpace.ANCHOR: StateKind.ANCHOR,
+    ChunkSpace.MOMENTUM: StateKind.MOMENTUM,
+    ChunkSpace.SECOND_MOMENT: StateKind.SECOND_MOMENT,
+}
+"""Which vector of a state a request is about."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -62,10 +76,17 @@ class _Held:
 class StateShelf:
     """The last states and finals of this node. `lookup` is called in lanes' threads.
 
-    vectors: memory of states that are gone, for those that come.
+    kinds: the vectors of this swarm's states. vectors: memory of states that are gone, for those that come.
     """
 
-    def __init__(self, folder: Path, chunk_values: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chunk_values: int,
+        *,
+        kinds: Sequence[StateKind] = NESTEROV_KINDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.folder = self._folder = folder
         self._chunk_values = chunk_values
         self._clock = clock
@@ -75,7 +96,7 @@ class StateShelf:
         self._finals: dict[bytes, Finals] = {}
         self._finals_by_scope: dict[bytes, bytes] = {}
         self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
-        self.vectors = VectorPool(len(StateKind))
+        self.vectors = VectorPool(len(kinds))
 
     def header(self, state: CertifiedState) -> StateHeader:
         """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
@@ -105,7 +126,7 @@ class StateShelf:
         older = list(self._states)[:-STATES_KEPT]
         for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
             held = self._states[round]
-            pins, size = pins + 1, size + held.state.anchor.nbytes + held.state.momentum.nbytes
+            pins, size = pins + 1, size + held.state.nbytes
             if now - held.asked_at > PIN_S or pins > PINS_LIMIT_STATES or size > PINS_LIMIT_BYTES:
                 del self._states[round]
 
@@ -213,9 +234,9 @@ class StateShelf:
                 return None if file is None else file.payload(ref.chunk)
             return finals.chunks[ref.chunk].payload.data if ref.chunk < len(finals.chunks) else None
         grid = None if held is None else Grid(held.state.numel, self._chunk_values)
-        if held is None or grid is None or ref.chunk >= grid.chunks:
+        kind = STATE_SPACES.get(ref.space)
+        if held is None or grid is None or ref.chunk >= grid.chunks or kind not in held.state.kinds:
             return None
-        kind = StateKind.ANCHOR if ref.space is ChunkSpace.ANCHOR else StateKind.MOMENTUM
         return chunk_bytes(held.state, grid, kind, ref.chunk)
 
     # -- disk ------------------------------------------------------------------------------------------------

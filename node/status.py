@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
+from shoal.node.control_client import AmendStatus
 from shoal.node.gossip_engine import GossipEngine
 from shoal.node.round_log import term_text
+from shoal.node.sapo.engine import RolloutEngine
+from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
@@ -37,22 +40,26 @@ def node_record(daemon: Daemon) -> NodeRecord:
         round=round,
         incarnation=daemon.members.machine.incarnation,
         boot=daemon.boot,
+        invite=daemon.members.admission.credential or msgspec.UNSET,
     )
 
 
 def status(daemon: Daemon) -> dict[str, JsonValue]:
     """What `shoal status` shows; the keys are listed in docs/protocol.md."""
     engine, traffic = daemon.engine, daemon.host.traffic
-    if isinstance(engine, GossipEngine):
+    if isinstance(engine, GossipEngine | RolloutEngine):
         term, round, digest = Term(), engine.state_round, None
         electorate = (daemon.identity.peer_id, *sorted(engine.others))
-        rollbacks, missing = list[RollbackStatus](), list[str]()
+        rollbacks, amendments, missing = list[RollbackStatus](), list[AmendStatus](), list[str]()
+        amended = None
     else:
         head, state, machine = daemon.chain.head, daemon.custody.state, engine.machine
         term, round, electorate = head.next_term, head.state_round, head.members
         digest = None if state is None else daemon.shelf.header(state).digest.hex()
         rollbacks = [] if machine is None else _rollbacks(machine.consents())
+        amendments = [] if machine is None else _amendments(machine.amend_consents())
         missing = [] if machine is None else [str(peer) for peer in machine.missing()]
+        amended = daemon.chain.amended(head.next_round)
     document = Status(
         peer_id=daemon.identity.peer_id,
         swarm_id=daemon.swarm_id.hex(),
@@ -63,10 +70,13 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         digest=digest,
         members=[_member(daemon, peer) for peer in electorate],
         rollbacks=rollbacks,
+        amendments=amendments,
+        settings=amended_settings(daemon.config.manifest, amended),
         missing=missing,
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,
         blocked_fraction=daemon.desk.blocked_fraction,
+        rollouts=engine.status if isinstance(engine, RolloutEngine) else None,
         bytes=BytesStatus(
             sent=daemon.lanes.bytes_sent + traffic.bytes_sent,
             received=daemon.lanes.bytes_received + traffic.bytes_received,
@@ -79,6 +89,13 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
 def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:
     return [
         RollbackStatus(peer_id=peer, round=consent.target.round, asked=consent.asked)
+        for peer, consent in sorted(consents.items())
+    ]
+
+
+def _amendments(consents: Mapping[PeerId, AmendConsent]) -> list[AmendStatus]:
+    return [
+        AmendStatus(peer_id=peer, settings=settings_of(consent.amendment), asked=consent.asked)
         for peer, consent in sorted(consents.items())
     ]
 

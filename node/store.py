@@ -6,6 +6,8 @@
     swarm.toml          the manifest it runs
     agreement.log       promises, votes, proposals: durable before they are sent
     chain.log           certificates and rebases, in order
+    peers.json          whom this node was linked with, and where (finding.py)
+    invite, revocations the invite that it came with, and whom the authority took back (credentials.py)
     rebases.log         at the authority's: every rebase that was signed here (authority.py)
     layout.json         names and shapes of the model's parameters, for exports
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back; and S(0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -36,6 +36,7 @@ from shoal.node.trainer_messages import (
     Report,
     Restore,
     Restored,
+    Retune,
     Scalar,
     Snapshotted,
     Start,
@@ -60,7 +61,10 @@ EVENTS_LIMIT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSpec:
-    """What a trainer needs to know; the manifest's settings first, then this machine's."""
+    """What a trainer needs to know; the manifest's settings first, then this machine's.
+
+    threads: of all `processes` together, though each has one at least.
+    """
 
     workload: str
     options: Mapping[str, Scalar] = field(default_factory=dict)
@@ -71,7 +75,13 @@ class TrainerSpec:
     device: str = "auto"
     threads: int = 1
     accumulate: int = 1
+    processes: int = 1
     log_path: str | None = None
+
+    @property
+    def threads_each(self) -> int:
+        """Of one process."""
+        return max(1, self.threads // self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +179,8 @@ class Trainer:
         """Give the trainer an order.
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
-        will stand on it, with what the newest snapshot holds), every other order is dropped, and the daemon orders
-        anew on `Restarted`.
+        will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`; every other order
+        is dropped, and the daemon orders anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
@@ -179,6 +189,8 @@ class Trainer:
             self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
         elif isinstance(command, Restore):
             self._newest = command
+        elif isinstance(command, Retune):
+            self._spec = replace(self._spec, inner=command.inner, sync=command.sync)
         if self._child is not None:
             await self._child.send(command)
 
@@ -187,7 +199,9 @@ class Trainer:
     ) -> ChildDied | ChildRaised:
         """Run one child from spawn to its end, and return that end."""
         spec = self._spec
-        async with running_child(memory=memory, threads=spec.threads, log_path=spec.log_path) as child:
+        async with running_child(
+            memory=memory, threads=spec.threads_each, log_path=spec.log_path, processes=spec.processes
+        ) as child:
             try:
                 await self._prepare(child, memory)
                 self._child = child
@@ -229,7 +243,7 @@ class Trainer:
                 inner=spec.inner,
                 sync=spec.sync,
                 device=spec.device,
-                threads=spec.threads,
+                threads=spec.threads_each,
                 accumulate=spec.accumulate,
                 contributions=self._contributions,
             )

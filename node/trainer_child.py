@@ -21,6 +21,7 @@ from typing import IO
 
 import trio
 
+from shoal.node.rank_messages import EXIT_RANK_DIED
 from shoal.node.trainer_messages import Command, Failed, Framing, Report, Stop, pack, unpack_report
 
 SEND_DEADLINE_S = 30.0
@@ -139,8 +140,12 @@ class TrainerChild(TrainerConnection):
 
 
 @asynccontextmanager
-async def running_child(*, memory: int, threads: int, log_path: str | None) -> AsyncIterator[TrainerChild]:
+async def running_child(
+    *, memory: int, threads: int, log_path: str | None, processes: int = 1
+) -> AsyncIterator[TrainerChild]:
     """Spawn a trainer that inherits the descriptor `memory`; stop and reap it on leaving.
+
+    With several `processes`, each of so many `threads`, it is the one that starts the others and ends with them.
 
     Its output goes to the file `log_path`, or else to the logger `shoal.trainer`, line by line. The body must
     not let `ChildDied` or `ChildRaised` out: around it is a nursery, which would wrap them in a group.
@@ -152,7 +157,7 @@ async def running_child(*, memory: int, threads: int, log_path: str | None) -> A
         output: IO[bytes] | int = subprocess.PIPE
         if log_path is not None:
             output = stack.enter_context(open(log_path, "ab"))  # noqa: ASYNC230  a local file, opened once
-        process = await _spawn(theirs.fileno(), memory, threads, output)
+        process = await _spawn((theirs.fileno(), memory), processes, threads, output)
         theirs.close()  # or the end of the child would not be the end of the stream
         child = TrainerChild(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         async with trio.open_nursery() as nursery:
@@ -165,13 +170,13 @@ async def running_child(*, memory: int, threads: int, log_path: str | None) -> A
                 nursery.cancel_scope.deadline = trio.current_time() + LOG_DEADLINE_S
 
 
-async def _spawn(control: int, memory: int, threads: int, output: IO[bytes] | int) -> trio.Process:
+async def _spawn(descriptors: tuple[int, int], processes: int, threads: int, output: IO[bytes] | int) -> trio.Process:
     return await trio.lowlevel.open_process(
-        [sys.executable, "-P", "-X", "faulthandler", *PROGRAM, str(control), str(memory)],
+        [sys.executable, "-P", "-X", "faulthandler", *PROGRAM, *map(str, descriptors), str(processes)],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        pass_fds=(control, memory),
+        pass_fds=descriptors,
         process_group=0,  # Ctrl-C goes to the daemon alone
         env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
     )
@@ -192,6 +197,8 @@ async def _log_lines(output: trio.abc.ReceiveStream) -> None:
 
 
 def _describe_exit(status: int | None) -> str:
+    if status == EXIT_RANK_DIED:
+        return "ended, since another of its processes died; its log says which"
     if status is None or status >= 0:
         return f"exited with status {status}"
     name = signal.Signals(-status).name

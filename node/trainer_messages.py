@@ -84,12 +84,16 @@ class InnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How contributions are cut and anchors applied: the rules at the top of `accounts`. mixing: None for diloco."""
+    """How contributions are cut and anchors applied: the rules at the top of `accounts`. mixing: None for diloco.
+
+    gradients: contributions are gradients at the anchor, by `gradient_accounts`; there is nothing to cut then.
+    """
 
     chunk_values: int = 262_144
     fragments: int = 1
     overlap_steps: int = 0
     mixing: float | None = None
+    gradients: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> SyncSettings:
@@ -100,6 +104,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             fragments=sync.fragments,
             overlap_steps=sync.overlap_steps,
             mixing=sync.applied_mixing,
+            gradients=sync.exchanges_gradients,
         )
 
 
@@ -217,6 +222,13 @@ class Restore(Message, frozen=True, kw_only=True):
     spent: bool = False
 
 
+class Retune(Message, frozen=True, kw_only=True):
+    """The swarm amended its settings: these are in force from the next order on. Moments and progress stay."""
+
+    inner: InnerSettings
+    sync: SyncSettings
+
+
 class Pause(Message, frozen=True, kw_only=True):
     """Make no inner step after the current one."""
 
@@ -240,7 +252,20 @@ class Stop(Message, frozen=True, kw_only=True):
 
 
 Command = (
-    Start | Attach | WriteInitial | Train | Apply | Hurry | Snapshot | Restore | Pause | Resume | Evaluate | Ping | Stop
+    Start
+    | Attach
+    | WriteInitial
+    | Train
+    | Apply
+    | Hurry
+    | Snapshot
+    | Restore
+    | Retune
+    | Pause
+    | Resume
+    | Evaluate
+    | Ping
+    | Stop
 )
 
 

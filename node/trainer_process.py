@@ -1,8 +1,9 @@
 """The trainer: a child process that runs inner steps for its daemon.
 
-Run by `shoal.node.trainer` as ``python -P -m shoal.node.trainer_start CONTROL MEMORY`` with two inherited
+Run by `shoal.node.trainer` as ``python -P -m shoal.node.trainer_start CONTROL MEMORY PROCESSES`` with two inherited
 descriptors: a socket for messages (`trainer_messages`) and the file of the shared vectors
-(`shared_tensors`). Everything else, the workload's name included, comes in the first message.
+(`shared_tensors`). Everything else, the workload's name included, comes in the first message. With more than one
+process this one is rank 0 of a group (`ranks`), and its replica a `ShardedReplica`.
 
 Two threads. The main one trains and looks at its orders between steps. The other reads the socket, and when
 the daemon is gone (end of stream) ends the process at once, even in the middle of a long step: a trainer is
@@ -21,13 +22,17 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
 from shoal.node import shared_tensors
 from shoal.node.inner_loop import Replica, pick_device
 from shoal.node.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
+from shoal.node.ranks import Ranks
 from shoal.node.trainer_messages import (
     SUMMARY_LIMIT_CHARS,
     TRACEBACK_LIMIT_CHARS,
@@ -49,6 +54,7 @@ from shoal.node.trainer_messages import (
     Restore,
     Restored,
     Resume,
+    Retune,
     Snapshot,
     Start,
     Started,
@@ -68,13 +74,17 @@ EXIT_CONFUSED = 4
 EXIT_FAILED = 5
 
 
-class Control:
+Order = TypeVar("Order")
+
+
+class Control(Generic[Order]):
     """The trainer's end of the control pipe: sends from any thread, receives in its own."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, unpack: Callable[[bytes], Order]) -> None:
         self._connection = connection
+        self._unpack = unpack
         self._sending = threading.Lock()
-        self._commands: queue.Queue[Command] = queue.Queue(COMMAND_QUEUE_LIMIT)
+        self._commands: queue.Queue[Order] = queue.Queue(COMMAND_QUEUE_LIMIT)
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
     def send(self, report: Report) -> None:
@@ -85,7 +95,7 @@ class Control:
         except OSError:
             os._exit(EXIT_ORPHANED)
 
-    def receive(self, *, wait: bool) -> Command | None:
+    def receive(self, *, wait: bool) -> Order | None:
         """Return the next command, or None if there is none yet and `wait` is false."""
         try:
             return self._commands.get(block=wait)
@@ -97,7 +107,7 @@ class Control:
         try:
             while data := self._connection.recv(READ_BYTES):
                 for frame in framing.feed(data):
-                    self._commands.put_nowait(unpack_command(frame))
+                    self._commands.put_nowait(self._unpack(frame))
         except OSError:
             pass
         except (LocalError, queue.Full) as error:
@@ -110,8 +120,9 @@ class Control:
 class TrainerProcess:
     """Follows commands until `Stop`."""
 
-    def __init__(self, control: Control, memory: int, *, import_s: float) -> None:
+    def __init__(self, control: Control[Command], memory: int, *, import_s: float, ranks: Ranks | None = None) -> None:
         self._control = control
+        self._ranks = ranks
         self._import_s = import_s
         self._memory = memory
         self._replica: Replica | None = None
@@ -182,19 +193,28 @@ class TrainerProcess:
 
     def _start(self, start: Start) -> None:
         torch.set_num_threads(start.threads)
-        device = pick_device(start.device)
-        workload = load_workload(start.workload, start.options, start.data)
-        self._replica = Replica(
-            workload,
-            seed=start.seed,
-            inner=start.inner,
-            device=device,
-            sync=start.sync,
-            accumulate=start.accumulate,
-            contributions=start.contributions,
-        )
+        if self._ranks is None:
+            device = pick_device(start.device)
+            workload = load_workload(start.workload, start.options, start.data)
+            replica = Replica(
+                workload,
+                seed=start.seed,
+                inner=start.inner,
+                device=device,
+                sync=start.sync,
+                accumulate=start.accumulate,
+                contributions=start.contributions,
+            )
+            where = str(device)
+        else:
+            from shoal.node.sharded_replica import ShardedReplica  # importing it takes seconds, and few need it
+
+            workload = load_workload(start.workload, start.options, start.data)
+            replica = ShardedReplica(workload, start, ranks=self._ranks)
+            where = f"{self._ranks.processes} x {replica.device_type}"
+        self._replica = replica
         self._control.send(
-            Started(layout=self._replica.layout, metric=workload.metric, device=str(device), import_s=self._import_s)
+            Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
         )
 
     def _work(self, command: Command, replica: Replica, tensors: shared_tensors.SharedTensors) -> None:
@@ -210,6 +230,8 @@ class TrainerProcess:
                 self._snapshot(command, replica)
             case Restore():
                 self._control.send(_restore(command, replica))
+            case Retune():
+                replica.retune(command.inner, command.sync)
             case WriteInitial():
                 replica.write_initial(tensors.contribution)
                 self._control.send(Initial())
@@ -262,14 +284,36 @@ def describe(error: Exception) -> Failed:
     )
 
 
-def serve(arguments: list[str], *, import_s: float) -> int:
-    """Serve one daemon; return the exit status. import_s: how long importing torch took."""
+def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = None) -> int:
+    """Serve one daemon over two inherited descriptors; return the exit status. import_s: how long importing torch took.
+
+    ranks: the other processes of this trainer, which end with it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
-    descriptor, memory = map(int, arguments)
-    control = Control(socket.socket(fileno=descriptor))
+    connection = Control(socket.socket(fileno=control), unpack_command)
+    if ranks is not None:
+        ranks.watch(partial(_fail_with, connection))
     try:
-        TrainerProcess(control, memory, import_s=import_s).run()
+        TrainerProcess(connection, memory, import_s=import_s, ranks=ranks).run()
     except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
-        control.send(describe(error))
-        return EXIT_FAILED
-    return 0
+        if ranks is not None:
+            ranks.await_blame()
+        connection.send(describe(error))
+        return _exit(EXIT_FAILED, ranks)
+    return _exit(0, ranks)
+
+
+def _fail_with(control: Control[Command], failed: Failed) -> None:
+    """The workload raised in another rank: tell it as if it had been here."""
+    control.send(failed)
+    os._exit(EXIT_FAILED)
+
+
+def _exit(status: int, ranks: Ranks | None) -> int:
+    """Return the status; with other ranks, end them and the process without waiting for what they have left undone."""
+    if ranks is not None:
+        ranks.end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

@@ -10,7 +10,7 @@ import trio
 from blake3 import blake3
 
 from shoal.collectives.codecs import F32
-from shoal.collectives.state import CertifiedState, frozen
+from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
 from shoal.node.fair_share import SteadySpeed, fair_steps
 from shoal.node.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.trainer_messages import (
@@ -22,15 +22,19 @@ from shoal.node.trainer_messages import (
     Evaluated,
     Hurry,
     Initial,
+    InnerSettings,
     Pause,
     Progress,
     Resume,
+    Retune,
+    SyncSettings,
     Train,
     Trained,
     WriteInitial,
 )
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Term, Value
 
 INITIAL_DEADLINE_S = 120.0
@@ -44,7 +48,7 @@ class TrainingDesk:
     """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
-    it a round's steps are this node's fair share, else always `inner_steps`.
+    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state.
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class TrainingDesk:
         seed: int,
         inner_steps: int,
         speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
+        kinds: Sequence[StateKind] = NESTEROV_KINDS,
     ) -> None:
         self._trainer = trainer
         self._seed = seed
         self._inner_steps = inner_steps
         self._speeds = speeds
+        self._kinds = kinds
         self._steady = SteadySpeed()
         self.speed_is_news = False
         """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
@@ -115,7 +121,7 @@ class TrainingDesk:
             await self._trainer.send(WriteInitial())
 
     async def initial_state(self) -> CertifiedState:
-        """S(0): the parameters drawn from the manifest's seed, no momentum.
+        """S(0): the parameters drawn from the manifest's seed; every other vector is zero.
 
         Raises NetworkError if it takes too long.
         """
@@ -124,15 +130,7 @@ class TrainingDesk:
         with trio.move_on_after(INITIAL_DEADLINE_S):
             await self._initial.wait()
             self._initial_wanted = False
-            anchor = self._trainer.contribution.copy()
-            return CertifiedState(
-                term=Term(),
-                round=0,
-                tokens=0,
-                layout_hash=self.layout_hash,
-                anchor=frozen(anchor),
-                momentum=frozen(np.zeros_like(anchor)),
-            )
+            return CertifiedState.initial(self._trainer.contribution.copy(), self.layout_hash, self._kinds)
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
     async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
@@ -152,6 +150,11 @@ class TrainingDesk:
         self._evaluated = trio.Event()
         await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
         await self._trainer.send(Evaluate(round=state.round))
+
+    async def retune(self, manifest: Manifest) -> None:
+        """Go on by these settings, from the next order on."""
+        self._inner_steps = manifest.sync.round_steps
+        await self._trainer.send(Retune(inner=InnerSettings.of(manifest), sync=SyncSettings.of(manifest)))
 
     async def train(self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True) -> None:
         """Have it make this round's inner steps on this node's own share of the data.

@@ -2,7 +2,7 @@
 
     transfer/<rebases>.<rollbacks>-<round>-<first 8 bytes of the digest, in hex>/
         header    the canonical StateHeader
-        chunks    anchor ‖ momentum, (numel,) float32 each, with holes where nothing has come yet
+        chunks    the state's vectors in order, (numel,) float32 each, with holes where nothing has come yet
 
 No list says what is there: a chunk read back counts if it has the hash that the certified header wants, and a hole, a
 torn write or a bit that has changed does not. So nothing here is ever synced, and a file of another round serves for
@@ -45,7 +45,7 @@ class TransferFile:
         return self._file
 
     def _offset(self, kind: StateKind, chunk: int) -> int:
-        begin = 0 if kind is StateKind.ANCHOR else self.header.numel
+        begin = self.header.kinds.index(kind) * self.header.numel
         return 4 * (begin + self._grid.span(chunk)[0])
 
     def write(self, kind: StateKind, chunk: int, data: memoryview) -> None:

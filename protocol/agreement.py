@@ -8,7 +8,8 @@ member (certificate.is_quorum), so a value that may have been decided in a lower
 no two values of a round are ever both certified. Leaves shrink both kinds of quorum alike, and a leaver signs neither.
 
 A rollback is a value like any other (terms.py says what it means). What a member computes itself for another value, it
-holds for this one: the state that the swarm would go back to. And it wants to see that a quorum consented.
+holds for this one: the state that the swarm would go back to. And it wants to see that a quorum consented. So it does
+where a result comes with an amendment (amending.py), of which it needs nothing more: the result it computed as ever.
 
 What a member may do in its state, for view v of an incoming message and p = the view it promised:
 
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shoal.protocol.amending import InForce, check_amended, may_amend
 from shoal.protocol.certificate import check_certificate, follows, is_quorum, lead_order, verify_vote
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
@@ -134,12 +136,16 @@ class Standing(enum.Enum):
 
 
 class Agreement:
-    """One member's part in deciding the round after `previous`. A non-member only listens for the certificate."""
+    """One member's part in deciding the round after `previous`. A non-member only listens for the certificate.
 
-    def __init__(self, *, identity: Identity, previous: Value) -> None:
+    in_force: the settings of the round; without them no value may amend any.
+    """
+
+    def __init__(self, *, identity: Identity, previous: Value, in_force: InForce | None = None) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
+        self._in_force = in_force
         self.round = previous.next_round
         self.member = self._me in previous.members
         self._order = lead_order(previous)
@@ -259,7 +265,7 @@ class Agreement:
         """Propose a value of this node's own. Raises LocalError where it may not."""
         if not self.free_to_plan:
             raise LocalError(f"view {self.view} of round {self.round} is not this node's to fill")
-        if not follows(value, self.previous) or not is_consented(value, self.previous):
+        if not self._may_be(value):
             raise LocalError(f"the value does not follow round {self.previous.round}")
         return self._propose(value)
 
@@ -334,6 +340,8 @@ class Agreement:
             raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
         if not is_consented(message.value, self.previous):
             raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
+        if not may_amend(message.value, self.previous, self._in_force):
+            raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
         if message.view < self.view or message.view > self.view + VIEWS_AHEAD_LIMIT:
             return []
         known = self._proposals.setdefault(message.view, message.value)
@@ -361,8 +369,7 @@ class Agreement:
             return [*self._try_follow(), *self._try_lead()]
         if message.highest is not None:
             value = message.highest.value
-            holds = follows(value, self.previous) and is_consented(value, self.previous)
-            if message.highest.view >= message.view or not holds:
+            if message.highest.view >= message.view or not self._may_be(value):
                 raise RemoteError("a view change with an impossible vote", peer=sender)
             self._values[value.hash] = value
         self._changes.setdefault(message.view, {}).setdefault(sender, message)
@@ -372,7 +379,16 @@ class Agreement:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
         check_certificate(certificate, self.previous)
+        check_amended(certificate.value, self.previous, self._in_force)
         return self._decide(certificate)
+
+    def _may_be(self, value: Value) -> bool:
+        """Whether `value` can be decided in this round, as far as it tells itself."""
+        return (
+            follows(value, self.previous)
+            and is_consented(value, self.previous)
+            and may_amend(value, self.previous, self._in_force)
+        )
 
     # -- rules -----------------------------------------------------------------------------------------------
 

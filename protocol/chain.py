@@ -6,15 +6,19 @@
 A rollback ends a term and leaves what came before it in the list: its quorum is judged by the certificate before it. A
 rebase takes the place of whatever the list has after C(k). The *branch* has, for each round, the certificate that led
 to the state on which the chain stands. S(0) has none: the first rollback to it certifies its digest.
+
+The entries alone say, with the manifest, which settings were in force in every round of the branch (amending.py).
 """
 
 from __future__ import annotations
 
 import logging
 
+from shoal.protocol.amending import History, InForce, check_amended
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import NO_HASH, Entry, Rebase, Term, Value
 from shoal.protocol.terms import check_rebase, is_signed
 
@@ -30,11 +34,17 @@ def next_position(value: Value) -> Position:
 
 
 class Chain:
-    """The entries from genesis to the newest. authority: whose word rebases; nobody's if left out."""
+    """The entries from genesis to the newest. authority: whose word rebases; nobody's if left out.
 
-    def __init__(self, genesis_value: Value, authority: PeerId | None = None) -> None:
+    manifest: what may be amended; without it nothing may.
+    """
+
+    def __init__(
+        self, genesis_value: Value, authority: PeerId | None = None, *, manifest: Manifest | None = None
+    ) -> None:
         self._genesis = genesis_value
         self._authority = authority
+        self._manifest = manifest
         self._begin()
 
     def _begin(self) -> None:
@@ -45,6 +55,7 @@ class Chain:
         self._decisions: dict[Position, int] = {}
         self._rebases: dict[int, int] = {}
         self._initial = NO_HASH
+        self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
 
     @property
     def head(self) -> Value:
@@ -74,6 +85,7 @@ class Chain:
         rollback = entry.value.rollback
         if rollback and (rollback.target.round >= len(self._branch) or not self._leads_back(entry.value)):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
+        check_amended(entry.value, self.head, self.in_force)
         self._append(entry)
         return True
 
@@ -120,6 +132,20 @@ class Chain:
             elif value.state_round == 0:
                 self._initial = value.digest
         del self._branch[value.next_round :]
+        if self._settings is not None:
+            self._settings.follow(value, ends_term=isinstance(entry, Rebase) or bool(value.rollback))
+
+    # -- settings --------------------------------------------------------------------------------------------
+
+    @property
+    def in_force(self) -> InForce | None:
+        """The settings of the round that comes after the head; None where nothing may be amended."""
+        return None if self._settings is None else self._settings.of(self.head.next_round)
+
+    def amended(self, round: int) -> Manifest | None:
+        """The settings in force in a round of the branch, or in the one after it; None if they are the manifest's."""
+        manifest = None if self._settings is None else self._settings.of(round).manifest
+        return None if manifest is self._manifest else manifest
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -143,7 +169,7 @@ class Chain:
 
     def back_to(self, value: Value, *, initial: bytes = NO_HASH) -> Chain:
         """The chain as it was when `value`, which is in it, was its head. initial: the digest of S(0), if known."""
-        before = Chain(self._genesis, self._authority)
+        before = Chain(self._genesis, self._authority, manifest=self._manifest)
         for entry in self._entries[: self._heights[value.hash]]:
             before._append(entry)
         before._initial = self._initial if initial == NO_HASH else initial

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from shoal.protocol.accusations import Accusations, room_for
 from shoal.protocol.agreement import Agreement
+from shoal.protocol.amending import AmendConsent, InForce, stands_on, verify_amend_consent
 from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Consent, Held, Plan, Report, Target, Value
+from shoal.protocol.messages import Amendment, Consent, Held, Plan, Report, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.terms import verify_consent
 
@@ -28,6 +29,7 @@ class RoundFacts:
     settings: RoundSettings
     agreement: Agreement
     gathering: Gathering
+    in_force: InForce | None = None
     accusations: Accusations = field(default_factory=Accusations)
     alive: frozenset[PeerId]
     suspected: frozenset[PeerId] = frozenset()
@@ -37,6 +39,7 @@ class RoundFacts:
     reports: dict[bytes, dict[PeerId, Report]] = field(default_factory=dict)
     held: dict[PeerId, Held] = field(default_factory=dict)
     consents: dict[PeerId, Consent] = field(default_factory=dict)
+    amend_consents: dict[PeerId, AmendConsent] = field(default_factory=dict)
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -101,4 +104,25 @@ class RoundFacts:
         for target in {consent.target for consent in self.consents.values()}:
             if self.is_quorum([peer for peer, consent in self.consents.items() if consent.target == target]):
                 return target
+        return None
+
+    def take_amend_consent(self, sender: PeerId, consent: AmendConsent) -> None:
+        """A member would amend. Raises RemoteError if it did not sign that, or what it wants cannot be."""
+        if sender not in self.previous.members or self.amend_consents.get(sender) == consent:
+            return
+        if not verify_amend_consent(sender, consent.base, consent.amendment, consent.signature):
+            raise RemoteError("a consent to amend whose signature does not hold", peer=sender)
+        if not self.may_amend(consent.amendment):
+            raise RemoteError("a consent to an amendment that cannot be", peer=sender)
+        self.amend_consents[sender] = consent
+
+    def may_amend(self, amendment: Amendment) -> bool:
+        """Whether the round could decide on it."""
+        return self.in_force is not None and stands_on(amendment, self.in_force)
+
+    def agreed_amendment(self) -> Amendment | None:
+        """What a quorum would amend, if there is such a thing."""
+        for amendment in {consent.amendment for consent in self.amend_consents.values()}:
+            if self.is_quorum([peer for peer, c in self.amend_consents.items() if c.amendment == amendment]):
+                return amendment
         return None

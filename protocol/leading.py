@@ -5,7 +5,7 @@
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        a pair that cannot reach each other            ─► the Plan with a relay
                        too few of the participants left               ─► a new Plan over everyone there is
-    a quorum reported  everyone else too, or their grace is over      ─► Value
+    a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend)
 
 Safety never depends on any of it (see agreement.py).
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.protocol.accusations import Detours, Pair
+from shoal.protocol.amending import with_amendment
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
@@ -181,7 +182,7 @@ class Lead:
     def _value(self, plan: Plan, reported: set[PeerId]) -> Value:
         facts = self._facts
         report, previous = facts.reports[plan.hash][facts.me], facts.previous
-        return Value(
+        value = Value(
             swarm=previous.swarm,
             term=previous.next_term,
             round=previous.next_round,
@@ -194,6 +195,10 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
         )
+        amendment = facts.agreed_amendment()
+        if amendment is None:
+            return value
+        return with_amendment(value, [one for one in facts.amend_consents.items() if one[1].amendment == amendment])
 
     def _rollback(self) -> Value | None:
         facts = self._facts

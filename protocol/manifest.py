@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,9 @@ from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId, parse_peer_id
-from shoal.protocol.manifest_text import explain_validation, refuse_unknown_keys, render
+from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
+from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.strategies import with_strategy_defaults
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
 MANIFEST_LIMIT_BYTES = 262_144
@@ -37,14 +39,6 @@ OPTION_TEXT_LIMIT_CHARS = 1024
 BOOTSTRAP_LIMIT = 64
 ADDRESS_LIMIT_CHARS = 256
 CHUNK_VALUES_STEP = 4096
-STRATEGIES_BUILT = ("diloco", "streaming", "sparse", "gossip")
-
-STRATEGY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
-    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": 1},
-    "sparse": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95, "norm_clip": True},
-    "gossip": {"codec": "bf16", "outer_momentum": 0.5},
-}
-"""What [sync] has under a strategy where it says nothing itself, and that differs from the keys' own defaults."""
 
 Option = str | int | float | bool
 
@@ -82,7 +76,7 @@ class SwarmSection(Message, frozen=True, kw_only=True):
         Literal["open", "allowlist", "invite"],
         Meta(
             description="Who may join: open (anyone with the manifest), allowlist (the founders and `allow`) or "
-            "invite (who holds a capability signed by the authority; not built in this version)."
+            "invite (the founders, and who has a link from the authority's `shoal invite`)."
         ),
     ] = "open"
     allow: Annotated[
@@ -98,8 +92,6 @@ class SwarmSection(Message, frozen=True, kw_only=True):
         if not self.authority and self.founders:
             msgspec.structs.force_setattr(self, "authority", self.founders[0])
         _check_peer("authority", self.authority)
-        if self.admission == "invite":
-            raise ValueError("admission by invite is not built in this version; use open or allowlist")
         if self.allow and self.admission != "allowlist":
             raise ValueError('allow has a meaning with admission = "allowlist" only')
 
@@ -155,12 +147,14 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
     ]
     strategy: Annotated[
-        Literal["diloco", "ddp", "streaming", "sparse", "gossip"],
+        Literal["diloco", "ddp", "streaming", "sparse", "gossip", "rollouts"],
         Meta(
-            description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient. sparse: of "
-            "that only the largest values, what is left out is carried on, and the outer step is plain. streaming: the "
-            "parameters in fragments, each with rounds of its own in turn, beside which training goes on. gossip: each "
-            "round with one other member, drawn at random; no two hold the same parameters, and nothing is certified."
+            description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient. ddp: each "
+            "round one AdamW step on the mean gradient, by [inner], which all nodes wait for. sparse: of diloco's "
+            "update only the largest values, what is left out is carried on, and the outer step is plain. streaming: "
+            "the parameters in fragments, each with rounds of its own in turn, beside which training goes on. gossip: "
+            "each round with one other member, drawn at random; no two hold the same parameters, nothing is certified. "
+            "rollouts: no parameters at all but completions of tasks, see [rollouts]."
         ),
     ] = "diloco"
     fragments: Annotated[
@@ -236,15 +230,21 @@ class SyncSection(Message, frozen=True, kw_only=True):
     ] = False
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES_BUILT:
-            built = ", ".join(STRATEGIES_BUILT)
-            raise ValueError(f"strategy {self.strategy!r} is not built in this version; use {built}")
         self._check_steps()
+        self._check_ddp()
         self._check_gossip()
         if (self.strategy == "sparse") != (self.codec == "topk"):
             raise ValueError('strategy = "sparse" and codec = "topk" belong together; leave the codec out, or both')
         if self.codec == "topk" and self.final_top_k < self.top_k:
             raise ValueError(f"final_top_k is {self.final_top_k}; it needs room for one contribution, {self.top_k}")
+
+    def _check_ddp(self) -> None:
+        if self.strategy != "ddp":
+            return
+        if self.inner_steps != 1:
+            raise ValueError(f'inner_steps is {self.inner_steps}; with strategy = "ddp" it is 1, or left out')
+        if (self.outer_lr, self.outer_momentum) != (0.7, 0.9):
+            raise ValueError('outer_lr and outer_momentum have no meaning with strategy = "ddp": it steps by [inner]')
 
     def _check_gossip(self) -> None:
         if self.strategy != "gossip":
@@ -276,6 +276,11 @@ class SyncSection(Message, frozen=True, kw_only=True):
     def balances(self) -> bool:
         """Whether each node's steps of a round follow its speed."""
         return self.balance and self.strategy in ("diloco", "streaming", "sparse")
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether a contribution is the gradient at the anchor, and no progress beyond it."""
+        return self.strategy == "ddp"
 
     @property
     def applied_mixing(self) -> float | None:
@@ -379,7 +384,11 @@ class Manifest(Message, frozen=True, kw_only=True):
     sync: SyncSection
     inner: InnerSection = InnerSection()
     round: RoundSection = RoundSection()
+    rollouts: RolloutsSection | None = None
     network: NetworkSection = NetworkSection()
+
+    def __post_init__(self) -> None:
+        check_rollouts(self.rollouts, self.sync)
 
     @property
     def swarm_id(self) -> SwarmId:
@@ -390,7 +399,8 @@ class Manifest(Message, frozen=True, kw_only=True):
         """The agreed fields in their one encoding: what is hashed, and what is sent to a newcomer."""
         # Code may have put an int where a float belongs, and the two encode differently.
         same = msgspec.convert(msgspec.to_builtins(self), Manifest)
-        return canonical({name: getattr(same, name) for name in _AGREED_SECTIONS})
+        sections = {name: getattr(same, name) for name in _AGREED_SECTIONS}
+        return canonical({name: section for name, section in sections.items() if section is not None})
 
     @staticmethod
     def from_canonical(data: bytes, expected: SwarmId, *, peer: PeerId | None = None) -> Manifest:
@@ -407,7 +417,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         return manifest
 
 
-_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round")
+_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round", "rollouts")
 
 
 def load_manifest(path: Path | str) -> Manifest:
@@ -442,28 +452,11 @@ def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
 def validate_manifest(raw: object, *, source: str) -> Manifest:
     """`raw` (plain tables, or a Manifest built in code), every type and range checked. Raises ConfigError."""
     try:
-        plain = _with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
-        _refuse_non_finite(plain)
+        plain = with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
+        refuse_non_finite(plain)
         return msgspec.convert(plain, Manifest)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(explain_validation(str(error), Manifest, source)) from None
-
-
-def _with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
-    """`tables` with what the strategy implies for [sync], in the place of what is left out."""
-    sync = tables.get("sync")
-    if not isinstance(sync, dict) or not isinstance(sync.get("strategy"), str):
-        return tables
-    return {**tables, "sync": {**STRATEGY_DEFAULTS.get(sync["strategy"], {}), **sync}}
-
-
-def _refuse_non_finite(tables: dict[str, Any]) -> None:
-    """TOML can say nan and inf, which pass every range check that is written with < and >."""
-    for section, table in tables.items():
-        for key, value in table.items() if isinstance(table, dict) else ():
-            for number in value if isinstance(value, list) else (value,):
-                if isinstance(number, float) and not math.isfinite(number):
-                    raise ValueError(f"Expected a finite number - at `$.{section}.{key}`")
 
 
 def render_manifest(manifest: Manifest) -> str:
@@ -485,7 +478,10 @@ def check_workload_allowed(
         return
     if ":" not in name:
         installed = ", ".join(sorted(entry_points)) or "none"
-        raise ConfigError(f"workload {name!r} is not installed here (installed: {installed}); install its package")
+        raise ConfigError(
+            f"workload {name!r} is not installed here (installed: {installed}); install the Python package that has "
+            f"{name!r} in its entry-point group shoal.workloads"
+        )
     if from_peer:
         raise ConfigError(
             f"the swarm's manifest names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ _PATH_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source: str) -> None:
     """Raise ConfigError for the first section or key that `root` does not have, naming the nearest it has."""
-    sections = _hints(root)
+    sections = _sections(root)
     for section, table in raw.items():
         if section not in sections:
             what = f"[{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
@@ -47,6 +48,15 @@ def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source:
         for key in table:
             if key not in known:
                 raise ConfigError(f"{source}: [{section}] unknown key {key!r}{_nearest(key, known)}")
+
+
+def refuse_non_finite(tables: dict[str, Any]) -> None:
+    """TOML can say nan and inf, which pass every range check that is written with < and >. Raises ValueError."""
+    for section, table in tables.items():
+        for key, value in table.items() if isinstance(table, dict) else ():
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise ValueError(f"Expected a finite number - at `$.{section}.{key}`")
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -92,8 +102,13 @@ def _hints(of: Any) -> dict[str, Any]:
     return get_type_hints(of, include_extras=True)
 
 
+def _sections(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The struct of every section, also of those that need not be there."""
+    return {name: get_args(hint)[0] if get_args(hint) else hint for name, hint in _hints(root).items()}
+
+
 def _field_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
-    return _hints(_hints(root)[section]).get(key)
+    return _hints(_sections(root)[section]).get(key)
 
 
 def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
@@ -114,8 +129,10 @@ def render(manifest: msgspec.Struct) -> str:
     """`manifest`, a struct of sections, as TOML: every key is there, under its comment."""
     root = type(manifest)
     lines: list[str] = []
-    for section, hint in _hints(root).items():
+    for section, hint in _sections(root).items():
         table = getattr(manifest, section)
+        if table is None:
+            continue
         lines += [f"# {hint.__doc__}", f"[{section}]"]
         for field in sorted(msgspec.structs.fields(hint), key=_is_table):
             lines += textwrap.wrap(
@@ -150,4 +167,8 @@ def _toml(value: object) -> str:
         if len(inner) <= LINE_CHARS:
             return f"[{inner}]"
         return "[\n" + "".join(f"    {_toml(item)},\n" for item in value) + "]"
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     raise LocalError(f"no TOML for a {type(value).__name__}")

@@ -31,6 +31,9 @@ SQUARES_LIMIT = 2.0**160
 """More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
 VIEW_LIMIT = 1 << 20
 RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
+CHANGE_LIMIT = 32
+"""Settings that one amendment may change."""
+SETTING_LIMIT_CHARS = 64
 NO_HASH = bytes(HASH_BYTES)
 
 Hash = HashField
@@ -43,6 +46,7 @@ Clip = Annotated[int, msgspec.Meta(ge=0, le=CLIP_UNIT)]
 Squares = Annotated[float, msgspec.Meta(ge=0, le=SQUARES_LIMIT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=MEMBER_LIMIT)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+SettingText = Annotated[str, msgspec.Meta(max_length=SETTING_LIMIT_CHARS)]
 
 VOTE_DOMAIN = b"shoal/vote"
 STATEMENT_DOMAIN = b"shoal/chunk-statement"
@@ -314,6 +318,33 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A setting of the manifest, as section.key, and what it becomes."""
+
+    key: SettingText
+    value: bool | Count | float | SettingText
+
+
+class Amendment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Settings that take the place of those in force, sorted by key. `since` says of which (amending.py)."""
+
+    since: Hash
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(min_length=1, max_length=CHANGE_LIMIT)]
+
+    @property
+    def hash(self) -> bytes:
+        """What consents and the authority sign."""
+        return domain_hash("amendment", canonical(self))
+
+
+class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """That a round decided to amend; `consenting` and `signatures` correspond, and are a quorum of its electorate."""
+
+    amendment: Amendment
+    consenting: Peers
+    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """What a round decides. The view is not in it: one value certified in two views is one certificate.
 
@@ -321,7 +352,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
 
     With a `rollback` the round has no result: plan and bitmaps are NO_HASH, tokens 0, and `digest` is that of S(k),
-    on which the next term stands. Without one the field is left out of the encoding.
+    on which the next term stands. With `amended`, which a result may have, other settings are in force from the next
+    round on. Without them the fields are left out of the encoding.
     """
 
     swarm: Hash
@@ -336,6 +368,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tokens: Count
     digest: Hash
     rollback: Rollback | msgspec.UnsetType = msgspec.UNSET
+    amended: Amended | msgspec.UnsetType = msgspec.UNSET
 
     @cached_property
     def hash(self) -> bytes:

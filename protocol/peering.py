@@ -6,7 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.protocol.amending import AmendConsent
 from shoal.protocol.gossip_messages import AskStanding, Decline, Offer, Standing, Taken, Withdraw
+from shoal.protocol.invites import Revocations
 from shoal.protocol.messages import (
     Certificate,
     Consent,
@@ -113,6 +115,21 @@ class Suspicion(Message, frozen=True, kw_only=True):
     incarnation: Count
 
 
+class GetManifest(Message, frozen=True, kw_only=True):
+    """Asks for the manifest of a swarm, before any hello."""
+
+    swarm: Hash
+
+
+class ManifestAnswer(Message, frozen=True, kw_only=True):
+    """The agreed sections in their one encoding, to be checked against the SwarmId."""
+
+    manifest: bytes
+
+
+ManifestReply = ManifestAnswer | Refusal
+
+
 class Announce(Message, frozen=True, kw_only=True):
     """The sender's own record, said to its neighbours directly: gossip may take its time."""
 
@@ -131,6 +148,7 @@ SwarmMessage = (
     | ViewChange
     | Leave
     | Consent
+    | AmendConsent
     | Certificate
     | Rebase
 )
@@ -145,6 +163,7 @@ LinkMessage = (
     | Reach
     | Suspicion
     | Announce
+    | Revocations
     | Offer
     | Decline
     | Withdraw

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, gcd, sqrt
+from typing import Self
 
 import msgspec
 
 from shoal.protocol.certificate import lead
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     CLIP_UNIT,
     NO_HASH,
@@ -38,7 +40,7 @@ Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """What the manifest fixes about every round, and the shape of the model.
+    """What the settings in force fix about a round, and how many values are summed in it.
 
     norm_clip: whether no contribution may be larger than the median one.
     """
@@ -50,6 +52,19 @@ class RoundSettings:
     reduce_deadline_s: float
     weight_cap: float
     norm_clip: bool = False
+
+    @classmethod
+    def of(cls, manifest: Manifest, numel: int) -> Self:
+        """Those of a round of `numel` values under these settings."""
+        return cls(
+            numel=numel,
+            chunk_values=manifest.round.chunk_values,
+            codec=manifest.sync.plan_codec,
+            grace_s=manifest.round.grace_s,
+            reduce_deadline_s=manifest.round.reduce_deadline_s,
+            weight_cap=manifest.round.weight_cap,
+            norm_clip=manifest.sync.norm_clip,
+        )
 
 
 def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.invites import Credential
 from shoal.protocol.wire import (
     CounterField,
     Message,
@@ -66,6 +67,12 @@ class NodeRecord(Message, frozen=True, kw_only=True):
     phase: Phase = "starting"
     term: tuple[CounterField, CounterField] = (0, 0)
     round: CounterField = 0
+    invite: Credential | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def credential(self) -> Credential | None:
+        """What admits it where admission is by invite."""
+        return None if self.invite is msgspec.UNSET else self.invite
 
     @property
     def certified(self) -> tuple[tuple[int, int], int]:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -34,21 +33,19 @@ from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
     Broadcast,
-    Decided,
     DurableRecord,
     FreeToPlan,
-    Mismatch,
-    NeedFinals,
-    NeedState,
-    Persist,
 )
+from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
 from shoal.protocol.certificate import lead, leave_needs_promise
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
 from shoal.protocol.messages import (
+    Amendment,
     Certificate,
     ChunkResults,
     Consent,
@@ -76,42 +73,6 @@ RESEND_S = 3.0
 """Own standing messages are sent again this often until the round is decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartReduce:
-    """Close any reduction under way and start this one."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class CloseOff:
-    """Take nothing more from `evicted` in this reduction, if it is under way; then call `closed_off`."""
-
-    lineage: bytes
-    evicted: frozenset[PeerId]
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Go on with the reduction under way by this revised plan; if it is not under way, start it.
-
-    `held` is what others said they hold, as far as this node heard: they need no copy of it.
-    """
-
-    plan: Plan
-    held: tuple[tuple[PeerId, Held], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """The lead planned without this node: stop reducing, wait for the certificate, then catch up."""
-
-    plan: Plan
-
-
-Effect = Persist | Broadcast | NeedFinals | NeedState | Mismatch | Decided | StartReduce | CloseOff | Repair | Evicted
-
-
 class Phase(enum.Enum):
     """Where the round stands for this node."""
 
@@ -126,7 +87,8 @@ class RoundMachine:
     """One node's part in the round after `previous`.
 
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
-    were members lately, whose weight counts although they are not in the electorate.
+    were members lately, whose weight counts although they are not in the electorate. `in_force` are the agreed
+    settings of the round, for who would amend them.
     """
 
     def __init__(
@@ -139,13 +101,14 @@ class RoundMachine:
         settings: RoundSettings,
         deal: Deal,
         returners: Iterable[PeerId] = (),
+        in_force: InForce | None = None,
     ) -> None:
         self.me = identity.peer_id
         self.life = life
         self._identity = identity
         self.previous = previous
         self.round = previous.next_round
-        self.agreement = Agreement(identity=identity, previous=previous)
+        self.agreement = Agreement(identity=identity, previous=previous, in_force=in_force)
         self._gathering = Gathering(members=previous.members, returners=returners, state=state)
         self._facts = RoundFacts(
             me=self.me,
@@ -153,6 +116,7 @@ class RoundMachine:
             settings=settings,
             agreement=self.agreement,
             gathering=self._gathering,
+            in_force=in_force,
             alive=frozenset({self.me}),
         )
         self._lead = Lead(self._facts, deal)
@@ -246,6 +210,16 @@ class RoundMachine:
         self._facts.consents[self.me] = consent
         return [Broadcast(consent), *self.tick(now)]
 
+    def amend(self, amendment: Amendment, *, asked: bool, now: float, authority: bytes = b"") -> list[Effect]:
+        """Say that this member would amend; as in `AmendConsent`. No effect if it said so, or it cannot be."""
+        said = self._facts.amend_consents.get(self.me)
+        again = said is not None and (said.amendment, said.asked, said.authority) == (amendment, asked, authority)
+        if not self.agreement.member or again or not self._facts.may_amend(amendment):
+            return []
+        consent = make_amend_consent(self._identity, self.previous, amendment, asked=asked, authority=authority)
+        self._facts.amend_consents[self.me] = consent
+        return [Broadcast(consent), *self.tick(now)]
+
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
@@ -279,6 +253,10 @@ class RoundMachine:
         """Who of the members would go back in this round, and where to."""
         return dict(self._facts.consents)
 
+    def amend_consents(self) -> dict[PeerId, AmendConsent]:
+        """Who of the members would amend the settings in this round, and how."""
+        return dict(self._facts.amend_consents)
+
     def current(self) -> list[Message]:
         """Everything a peer that just connected should hear from this node."""
         messages: list[Message] = []
@@ -288,6 +266,8 @@ class RoundMachine:
                 messages.append(mine)
             if self.me in self._facts.consents:
                 messages.append(self._facts.consents[self.me])
+            if self.me in self._facts.amend_consents:
+                messages.append(self._facts.amend_consents[self.me])
             if self.plan is not None and self.plan.planner == self.me:
                 messages.append(self.plan)
             if self._lead.eviction is not None:
@@ -325,6 +305,8 @@ class RoundMachine:
             self._facts.held[sender] = message
         elif isinstance(message, Consent):
             self._facts.take_consent(sender, message)
+        elif isinstance(message, AmendConsent):
+            self._facts.take_amend_consent(sender, message)
         elif isinstance(message, Propose | Vote | ViewChange | Leave | Certificate):
             if isinstance(message, ViewChange) and message.report is not None:
                 self._facts.take_report(sender, message.report)

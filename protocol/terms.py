@@ -133,7 +133,7 @@ def check_rebase(rebase: Rebase, parent: Value, authority: PeerId) -> None:
         and (value.plan, value.bitmaps, value.tokens, value.leaves) == (NO_HASH, NO_HASH, 0, ())
         and list(value.members) == sorted(set(value.members))
         and value.planner == value.members[0]
-        and not value.rollback
+        and not (value.rollback or value.amended)
     )
     if not stands:
         raise RemoteError(f"a rebase to term {value.term} that does not stand on round {value.round}")

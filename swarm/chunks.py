@@ -49,6 +49,7 @@ class ChunkSpace(IntEnum):
     MOMENTUM = 1
     FINAL = 2
     VECTOR = 3
+    SECOND_MOMENT = 4
 
 
 @dataclass(frozen=True, slots=True)

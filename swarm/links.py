@@ -40,6 +40,8 @@ ADMISSION_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256
+REFUSAL_LINGER_S = 1.0
+"""From a refusal, which has to arrive, until the connection with who was refused is closed."""
 FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 ENVELOPE_KIND = "link"
@@ -128,6 +130,7 @@ class Links:
         self._passed_on = ReplayGuard()
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
         self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
+        self._turning_away: set[PeerId] = set()
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](LINK_LIMIT * 4)
         host.serve(HELLO_PROTOCOL, self._answer_hello)
         host.serve(MESSAGES_PROTOCOL, self._read_messages)
@@ -228,7 +231,17 @@ class Links:
         await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
         if isinstance(answer, Welcome):
             self._admit(stream.peer)
+        elif stream.peer not in self._turning_away:
+            self._turning_away.add(stream.peer)
+            self._jobs.send_nowait(partial(self._turn_away, stream.peer))
         await stream.aclose()
+
+    async def _turn_away(self, peer: PeerId) -> None:
+        """Close the connection with a peer that was refused, unless it was admitted meanwhile."""
+        await trio.sleep(REFUSAL_LINGER_S)
+        self._turning_away.discard(peer)
+        if peer not in self._links:
+            await self._host.disconnect(peer)
 
     def _admit(self, peer: PeerId) -> None:
         if peer in self._links:

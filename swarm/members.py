@@ -17,8 +17,10 @@ from functools import partial
 
 import trio
 
+from shoal.protocol.admission import Admission
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.invites import Revocations
 from shoal.protocol.liveness import (
     Died,
     Effect,
@@ -87,6 +89,7 @@ logger = logging.getLogger(__name__)
 class Change:
     """A peer was "linked" or its link "lost"; it was found "suspected", "died" or "revived".
 
+    "revoked": the swarm's authority has taken it back, and the link with it, if there was one, is closed.
     "detoured": nothing comes over a link to it, so others are asked to pass on what the two have to say to each other.
     """
 
@@ -106,7 +109,8 @@ class _Dial:
 class Members:
     """The swarm as this node sees it. Use from trio's thread only.
 
-    record: makes this node's current record. deliver: takes round messages, must not block.
+    record: makes this node's current record. deliver: takes round messages, must not block. admission: None for what
+    the manifest says alone.
     """
 
     def __init__(
@@ -118,18 +122,16 @@ class Members:
         manifest: Manifest,
         record: Callable[[], NodeRecord],
         deliver: Deliver,
+        admission: Admission | None = None,
     ) -> None:
         self._host = host
         self._sealer = sealer
         self._swarm_id = swarm_id
-        self._manifest = manifest
         self._record = record
         self._deliver = deliver
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
-        swarm = manifest.swarm
-        listed = frozenset((*swarm.founders, *swarm.allow, swarm.authority))
-        self._listed = None if swarm.admission == "open" else listed
+        self.admission = admission or Admission(manifest=manifest)
         self.book = RecordBook(swarm_id)
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self)
         self.machine = MembershipMachine(
@@ -193,8 +195,24 @@ class Members:
     def found(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Discovery saw a peer of this swarm at these addresses."""
         has_room = peer in self._found or len(self._found) < FOUND_LIMIT_PEERS
-        if peer != self._me and has_room and self._reason_not_admitted(peer) is None:
+        if peer != self._me and has_room and self.admission.reason_not_to_know(peer) is None:
             self._found[peer] = tuple(addresses)
+
+    def revoke(self, revocations: Revocations, *, blame: PeerId | None = None) -> None:
+        """Take the authority's list, pass it on if it is news, and part from everybody on it.
+
+        Raises RemoteError, blaming `blame`, for a list that the authority did not sign.
+        """
+        if not self.admission.take(revocations, peer=blame):
+            return
+        self.links.broadcast(revocations)
+        known = {*(record.peer for record in self.book.records()), *self._found, *self.links.linked()} - {self._me}
+        for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
+            self.changes.put(Change("revoked", peer))
+            self.links.drop(peer)
+            self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
+            self.book.forget(peer)
+            self._found.pop(peer, None)
 
     # -- the gatekeeper of the links -------------------------------------------------------------------------
 
@@ -228,21 +246,17 @@ class Members:
                 "use the same swarm.toml"
             )
         try:
-            self._check_own_record(peer, hello.record)
+            record = self._own_record(peer, hello.record)
         except RemoteError as error:
             return f"your record does not hold: {error}"
-        return self._reason_not_admitted(peer)
+        return self.admission.reason_not_to_join(record)
 
-    def _reason_not_admitted(self, peer: PeerId) -> str | None:
-        if self._listed is None or peer in self._listed:
-            return None
-        return f"admission is {self._manifest.swarm.admission} and {peer} is not on the list"
-
-    def _check_own_record(self, peer: PeerId, data: bytes) -> None:
-        """Raises RemoteError unless `data` is a record of `peer` itself."""
+    def _own_record(self, peer: PeerId, data: bytes) -> NodeRecord:
+        """The record in `data`. Raises RemoteError unless it is of `peer` itself."""
         record = open_record(data, self._swarm_id, trio.current_time(), peer=peer).record
         if record.peer != peer:
             raise RemoteError(f"introduces itself with the record of {record.peer}", peer=peer)
+        return record
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
@@ -251,10 +265,9 @@ class Members:
 
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         """Admit the peer as well, and take the records that it sent. Raises RemoteError if that may not be."""
-        reason = self._reason_not_admitted(peer)
+        reason = self.admission.reason_not_admitted(self._own_record(peer, welcome.record))
         if reason is not None:
-            raise RemoteError(reason, peer=peer)
-        self._check_own_record(peer, welcome.record)
+            raise RemoteError(f"does not belong to this swarm: {reason}", peer=peer)
         self._take_record(welcome.record, blame=peer)
         for data in welcome.others:
             self._take_record(data, blame=peer)
@@ -265,12 +278,14 @@ class Members:
         self._hosts[peer] = self._host.host_of(peer)
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
+        if self.admission.revocations is not None:
+            self.links.send(peer, self.admission.revocations)
 
     def lost(self, peer: PeerId) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
         self.changes.put(Change("lost", peer))
         record = self.book.get(peer)
-        if record is not None and record.phase == "leaving":
+        if self.admission.is_revoked(peer, record) or (record is not None and record.phase == "leaving"):
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             return
         self._carry_out(self.machine.connection_lost(peer, trio.current_time()))
@@ -281,7 +296,7 @@ class Members:
         ended = False
         for is_last in (False, True):
             try:
-                await self.links.meet(peer, self._addresses(peer), deadline_s=REDIAL_DEADLINE_S)
+                await self.links.meet(peer, self.addresses_of(peer), deadline_s=REDIAL_DEADLINE_S)
                 return
             except (NetworkError, RemoteError) as error:
                 logger.info("cannot re-make the link to %s: %s", peer, error)
@@ -314,6 +329,8 @@ class Members:
             self.links.forwarding.told(peer, message.lacks)
         elif isinstance(message, Announce):
             self._take_record(message.record, blame=peer)
+        elif isinstance(message, Revocations):
+            self.revoke(message, blame=peer)
         elif isinstance(message, Suspicion):
             self._carry_out(self.machine.on_suspicion(message.peer, message.incarnation, now))
         else:
@@ -322,7 +339,8 @@ class Members:
 
     def admits(self, peer: PeerId) -> bool:
         """Whether a peer may be heard through others: it is admitted, and said who it is."""
-        return peer != self._me and self.book.get(peer) is not None and self._reason_not_admitted(peer) is None
+        record = self.book.get(peer)
+        return peer != self._me and record is not None and self.admission.reason_not_admitted(record) is None
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""
@@ -394,7 +412,7 @@ class Members:
         except RemoteError as error:
             logger.info("a record that does not hold: %s", error)
             return
-        if record is not None and self._reason_not_admitted(record.peer) is not None:
+        if record is not None and self.admission.reason_not_admitted(record) is not None:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None and record.peer != self._me:
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
@@ -413,7 +431,8 @@ class Members:
 
     # -- dialling --------------------------------------------------------------------------------------------
 
-    def _addresses(self, peer: PeerId) -> tuple[str, ...]:
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer says it is, and where discovery saw it."""
         record = self.book.get(peer)
         known = () if record is None else record.control_addresses
         return tuple(dict.fromkeys((*known, *self._found.get(peer, ()))))
@@ -444,7 +463,7 @@ class Members:
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
         try:
             async with self._dialling:
-                await self.links.meet(peer, self._addresses(peer), deadline_s=DIAL_DEADLINE_S)
+                await self.links.meet(peer, self.addresses_of(peer), deadline_s=DIAL_DEADLINE_S)
         except Refused as error:
             logger.warning("%s", error)
             dial.backoff_s = DIAL_BACKOFF_LIMIT_S

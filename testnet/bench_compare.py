@@ -1,8 +1,9 @@
 """Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
 
-One repetition runs, for each number of peers, the yardstick and then ours in every codec; then the other rivals, with
-the largest number of peers. What is compared are ratios within one repetition, of which the median is given with the
-least and the largest. Faults, values, memory and the single lane are measured once, after the repetitions.
+One repetition runs, for each number of peers, the yardstick, the floor, and then ours in every codec; then the other
+rivals, with the largest number of peers. What is compared are ratios within one repetition, of which the median is
+given with the least and the largest. Faults, values, memory and the single lane are measured once, after the
+repetitions.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import trio
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.bench_allreduce import Allreduce, Bench, FaultKind, FaultResult, Tell, measure
 from shoal.testnet.bench_machine import Machine, this_machine
-from shoal.testnet.bench_rivals import Rival, gloo, run_rival
+from shoal.testnet.bench_rivals import Rival, bare, gloo, run_rival
 
 CODECS: Final = ("fp32", "int8")
 FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
 YARDSTICK: Final = "gloo"
+FLOOR: Final = "bare"
 PEERS: Final = 4
 """With so many most targets are set."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
@@ -45,8 +47,8 @@ class Compare:
         if not 1 <= self.repeat <= 100 or not self.peers:
             raise ConfigError("--repeat is 1 to 100, and --peers names at least one number, like 2,4")
         names = [rival.name for rival in self.rivals]
-        if len({*names, YARDSTICK, *CODECS}) < len(names) + 1 + len(CODECS):
-            raise ConfigError(f"--rival: names must differ, and be none of {YARDSTICK}, {', '.join(CODECS)}")
+        if len({*names, YARDSTICK, FLOOR, *CODECS}) < len(names) + 2 + len(CODECS):
+            raise ConfigError(f"--rival: names must differ, and be none of {YARDSTICK}, {FLOOR}, {', '.join(CODECS)}")
         for peers in self.peers:
             Bench(peers=peers, numel=self.numel, iters=self.iters)
 
@@ -174,6 +176,7 @@ class _Run:
         wanted = self._wanted
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
+            await self._rival(bare(wanted.iters), peers, number)
             for codec in CODECS:
                 bench = Bench(
                     peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters, recompute=False, inspect=False
@@ -250,6 +253,7 @@ def rows_of(
         return Spread.of(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
 
     ours = ("fp32", PEERS)
+    floor = ratio((FLOOR, PEERS), (YARDSTICK, PEERS))
     beyond = Spread.of(_by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s))
     peaks = [d.peak_extra_bytes for d in details if (d.codec, d.peers) == ours and d.peak_extra_bytes is not None]
     payload_mib = next((4 * d.numel / MIB for d in details), None)
@@ -261,6 +265,9 @@ def rows_of(
         _at_most(
             "int8, 4 peers, beside gloo in fp32", "× gloo's time", 1.6, 1.0, ratio(("int8", PEERS), (YARDSTICK, PEERS))
         ),
+        _at_most("the bare exchange, fp32, 4 peers, beside gloo", "× gloo's time", None, None, floor),
+        _at_most("fp32, 4 peers, beside the bare exchange", "× its time", None, None, ratio(ours, (FLOOR, PEERS))),
+        _at_most("fp32, 2 peers, beside the bare exchange", "× its time", None, None, ratio(("fp32", 2), (FLOOR, 2))),
         _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
         _at_least("one encrypted lane beside plaintext", "× plaintext's rate", 0.8, None, lane_ratio),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),

@@ -42,8 +42,17 @@ class _Printed(msgspec.Struct):
 
 def gloo(iters: int) -> Rival:
     """The yardstick that comes with Shoal."""
-    command = [sys.executable, "-m", "shoal.testnet.bench_gloo", "--iters", str(iters)]
-    return Rival(name="gloo", command=f"{shlex.join(command)} --peers {{peers}} --numel {{numel}}")
+    return _module("gloo", "shoal.testnet.bench_gloo", iters)
+
+
+def bare(iters: int) -> Rival:
+    """The floor that comes with Shoal: the same bytes sealed, hashed and added up, and nothing else."""
+    return _module("bare", "shoal.testnet.bench_bare", iters)
+
+
+def _module(name: str, module: str, iters: int) -> Rival:
+    command = [sys.executable, "-m", module, "--iters", str(iters)]
+    return Rival(name=name, command=f"{shlex.join(command)} --peers {{peers}} --numel {{numel}}")
 
 
 def parse_rivals(commands: Sequence[str], patterns: Sequence[str]) -> tuple[Rival, ...]:

@@ -20,7 +20,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
-from shoal.collectives.state import CertifiedState, StateHeader, frozen
+from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.collectives.summing import Term as Summand
 from shoal.collectives.summing import weighted_mean
 from shoal.node.contributions import Contributions
@@ -31,11 +31,11 @@ from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import Plan, Ready, Term, Value
+from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
 from shoal.testnet.bench_train_spec import Point, TrainBench, inner_settings, workload_of
 
-STRATEGIES: Final = ("diloco", "streaming", "sparse")
+STRATEGIES: Final = ("diloco", "ddp", "streaming", "sparse")
 """Those that this module knows how to run."""
 
 _CPU: Final = torch.device("cpu")
@@ -65,20 +65,14 @@ class LocalNode:
             sender=identity.peer_id,
             error_feedback=sync.error_feedback,
             mixing=sync.applied_mixing,
+            gradients=sync.exchanges_gradients,
         )
         self._out: F32 = np.zeros(layout.numel, np.float32)
 
     def initial_state(self) -> CertifiedState:
         """S(0), as `TrainingDesk.initial_state` has it; only before the first `stand_on`."""
         self._replica.write_initial(self._out)
-        return CertifiedState(
-            term=Term(),
-            round=0,
-            tokens=0,
-            layout_hash=self.layout_hash,
-            anchor=frozen(self._out.copy()),
-            momentum=frozen(np.zeros_like(self._out)),
-        )
+        return CertifiedState.initial(self._out.copy(), self.layout_hash, OuterSettings.of(self._manifest).kinds)
 
     def stand_on(self, state: CertifiedState) -> None:
         """Make the steps of overlap, then take over a certified state, keeping progress that was not taken."""
@@ -131,7 +125,7 @@ class LocalSwarm:
         self.state = first.initial_state()
         self.header: StateHeader | None = None
         self._fragments = first.fragments
-        self._outer = OuterSettings.of(manifest.sync)
+        self._outer = OuterSettings.of(manifest)
         self.wire_bytes = 0
         """What all nodes would have sent over lanes, without frames and control."""
         for node in self.nodes.values():

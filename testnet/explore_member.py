@@ -35,7 +35,7 @@ from shoal.testnet.explore_word import Log, Said, broken_promise, last_view, sta
 MakeAgreement = Callable[[Identity, Value], Agreement]
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
-_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_computed", "_states"}
+_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_computed", "_states", "_in_force"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched"}
 # Of use only to who forms certificates or leads; reduced schedules fill them in the step that uses them.

@@ -13,6 +13,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, Persist
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
@@ -28,7 +29,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.planning import OBSERVER, absent_ready
-from shoal.protocol.round import CloseOff, Effect, Evicted, Repair, RoundMachine, StartReduce
+from shoal.protocol.round import RoundMachine
 from shoal.swarm.frame import FrameKind
 from shoal.testnet.explore_repair_copy import DUE, MOMENT_S, NOW, copy_of, kept_copy, reduction_copy, unhear
 from shoal.testnet.explore_repair_judge import (

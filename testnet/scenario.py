@@ -104,6 +104,10 @@ def whom(node: int | None, groups: tuple[tuple[int, ...], ...]) -> str:
     return " | ".join(" ".join(map(str, group)) for group in groups) if node is None else str(node)
 
 
+INNER_STEPS: Final = 20
+"""Steps between two rounds where a scenario says nothing; one with the strategy ddp, which has no others."""
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole scenario. Beyond the documented keys: what is trained, in steps of which length.
 
@@ -118,7 +122,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     codec: str | None = None
     workload: str = "text"
     options: dict[str, Option] = msgspec.field(default_factory=dict)
-    inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
+    inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = INNER_STEPS
     tokens: Annotated[int, Meta(ge=1)] | None = None
     sync: dict[str, Option] = msgspec.field(default_factory=dict)
     inner: dict[str, Option] = msgspec.field(default_factory=dict)
@@ -128,6 +132,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
+        if self.strategy == "ddp" and self.inner_steps == INNER_STEPS:
+            msgspec.structs.force_setattr(self, "inner_steps", 1)
         joined = {fault.target: fault.round for fault in self.faults if fault.kind == "join"}
         for number, fault in enumerate(self.faults, 1):
             if fault.round > self.rounds:

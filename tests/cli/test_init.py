@@ -75,7 +75,6 @@ def test_init_again_keeps_the_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--strategy", "ddp"], "not built in this version; use diloco"),
         (["--strategy", "dilco"], "'dilco' is none of diloco"),
         (["--workload", "../text"], "[workload] name"),
         (["--admission", "anyone"], "'--admission'"),

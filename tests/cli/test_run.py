@@ -80,6 +80,12 @@ def test_run_hands_every_option_on(daemon: FakeDaemon, manifest: Path, tmp_path:
     )
 
 
+def test_run_hands_on_how_many_processes_hold_the_model(daemon: FakeDaemon, manifest: Path) -> None:
+    assert execute(["run", str(manifest), "--processes", "8", "--device", "cuda"]) == 0
+    assert daemon.config is not None
+    assert (daemon.config.processes, daemon.config.device) == (8, "cuda")
+
+
 def test_run_takes_options_from_the_environment(
     daemon: FakeDaemon, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +112,8 @@ def test_run_takes_options_from_the_environment(
         (["--device", "tpu"], "--device: 'tpu' is none of auto, cpu, cuda, cuda:N, mps"),
         (["--threads", "-1"], "--threads: -1 is not in 0.."),
         (["--accumulate", "0"], "--accumulate: 0 is not in 1.."),
+        (["--processes", "0"], "--processes: 0 is not in 1.."),
+        (["--processes", "2", "--device", "cuda:1"], "--processes 2: each has a device of its own; give --device"),
         (["--rounds", "0"], "--rounds: 0 is no number of rounds"),
         (["--dashboard", "127.0.0.1:8080"], "--dashboard: this version has none"),
         (["--data", "/no/such/data"], "--data: there is no /no/such/data"),

@@ -26,7 +26,7 @@ from shoal.swarm.frame import FrameKind
 
 GRID = Grid(23_457, 5_000)  # five chunks, the last ragged; two int8 blocks in each
 CODECS = ("fp32", "bf16", "int8", "int4", "topk64-256")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @lru_cache

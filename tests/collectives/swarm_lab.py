@@ -19,9 +19,10 @@ from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.reference import reference
 from shoal.protocol import messages
+from shoal.protocol.effects import CloseOff, Repair, StartReduce
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Plan, Report, domain_hash
-from shoal.protocol.round import CloseOff, Repair, RoundMachine, StartReduce
+from shoal.protocol.round import RoundMachine
 from shoal.swarm.frame import FrameKind
 from tests.protocol.lab import paper_signature
 from tests.protocol.round_lab import SETTINGS, Node, RoundLab

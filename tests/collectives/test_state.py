@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,8 @@ from blake3 import blake3
 from shoal.collectives.commitment import merkle_root
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import (
+    ADAMW_KINDS,
+    NESTEROV_KINDS,
     CertifiedState,
     StateAssembly,
     StateHeader,
@@ -23,23 +26,36 @@ from shoal.protocol.messages import Term, domain_hash
 from shoal.protocol.wire import canonical, decode
 
 GRID = Grid(2500, 1000)
-PIECES = [(kind, chunk) for kind in StateKind for chunk in range(3)]
+
+KINDS = {2: NESTEROV_KINDS, 3: ADAMW_KINDS}
+
+
+@pytest.fixture(params=[2, 3], ids=["nesterov", "adamw"], autouse=True)
+def how_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is of states of two vectors, and of three."""
+    monkeypatch.setattr(sys.modules[__name__], "VECTORS", request.param)
+
+
+VECTORS = 2
+
+
+def pieces() -> list[tuple[StateKind, int]]:
+    return [(kind, chunk) for kind in KINDS[VECTORS] for chunk in range(3)]
 
 
 def make_state(seed: int = 1) -> CertifiedState:
     generator = np.random.default_rng(seed)
-    anchor, momentum = (frozen(generator.standard_normal(2500).astype(np.float32)) for _ in range(2))
-    return CertifiedState(
-        term=Term(0, 1), round=7, tokens=9000, layout_hash=b"L" * 32, anchor=anchor, momentum=momentum
-    )
+    vectors = [frozen(generator.standard_normal(2500).astype(np.float32)) for _ in range(VECTORS)]
+    return CertifiedState.of_vectors(vectors, term=Term(0, 1), round=7, tokens=9000, layout_hash=b"L" * 32)
 
 
 def test_digest_follows_the_documented_preimage() -> None:
     state = make_state()
     roots = [
         merkle_root([blake3(vector[c : c + 1000].tobytes()).digest() for c in (0, 1000, 2000)])
-        for vector in (state.anchor, state.momentum)
+        for vector in map(state.vector, KINDS[VECTORS])
     ]
+    assert len(roots) == VECTORS
     preimage = canonical([0, 1, 7, 9000, 2500, 1000, b"L" * 32, *roots])
     assert header_of(state, GRID).digest == domain_hash("state", preimage)
 
@@ -64,6 +80,44 @@ def test_digest_changes_with_every_field_and_every_bit() -> None:
     assert len(digests) == len(states) + 1
 
 
+def test_second_moment_is_part_of_the_digest_in_its_own_place() -> None:
+    anchor, momentum = (frozen(np.full(2500, value, np.float32)) for value in (1, 2))
+    two = CertifiedState(term=Term(), round=1, tokens=1, layout_hash=bytes(32), anchor=anchor, momentum=momentum)
+    three = replace(two, second_moment=momentum)
+    swapped = replace(two, momentum=anchor, second_moment=momentum)
+    assert len({header_of(state, GRID).digest for state in (two, three, swapped)}) == 3
+    assert header_of(three, GRID).digest != header_of(replace(three, second_moment=anchor), GRID).digest
+
+
+def test_header_has_a_hash_per_chunk_of_every_vector_and_no_more_than_a_message_holds() -> None:
+    fields = msgspec.to_builtins(header_of(make_state(), GRID), builtin_types=(bytes,))
+    many = bytes(32 * (32_000 // 3 + 1))
+    for change in (
+        {"second_moment": bytes(64)},
+        {"numel": len(many) // 32, "chunk_values": 1, "anchor": many, "momentum": many, "second_moment": many},
+    ):
+        with pytest.raises(RemoteError):
+            decode(canonical(fields | change), StateHeader)
+    fitting = fields | {"numel": 16_000, "chunk_values": 1, "second_moment": b""}
+    assert decode(canonical(fitting | {"anchor": bytes(512_000), "momentum": bytes(512_000)}), StateHeader)
+
+
+def test_vector_that_a_state_does_not_have_is_refused() -> None:
+    assembly = StateAssembly(header := header_of(two := make_state(), GRID), digest=header.digest)
+    if VECTORS == 2:
+        with pytest.raises(RemoteError):
+            assembly.accept(StateKind.SECOND_MOMENT, 0, bytes(4000))
+        with pytest.raises(LocalError):
+            two.vector(StateKind.SECOND_MOMENT)
+        assert header.chunk_hash(StateKind.SECOND_MOMENT, 0) == b""
+
+
+def test_initial_state_has_zeros_beside_its_anchor() -> None:
+    state = CertifiedState.initial(np.ones(5, np.float32), bytes(32), KINDS[VECTORS])
+    assert (state.kinds, state.round, state.tokens, state.nbytes) == (KINDS[VECTORS], 0, 0, 20 * VECTORS)
+    assert [float(state.vector(kind).sum()) for kind in state.kinds] == [5.0, *[0.0] * (VECTORS - 1)]
+
+
 def test_header_is_the_same_with_more_threads() -> None:
     assert header_of(make_state(), GRID, threads=3) == header_of(make_state(), GRID)
 
@@ -85,8 +139,8 @@ def test_assembly_in_any_order_gives_the_state_back() -> None:
     state = make_state()
     header = header_of(state, GRID)
     assembly = StateAssembly(header, digest=header.digest)
-    assert assembly.missing() == PIECES
-    order = [PIECES[i] for i in np.random.default_rng(3).permutation(6)]
+    assert assembly.missing() == pieces()
+    order = [pieces()[i] for i in np.random.default_rng(3).permutation(3 * VECTORS)]
     for done, (kind, chunk) in enumerate(order, start=1):
         assert assembly.accept(kind, chunk, chunk_bytes(state, GRID, kind, chunk))
         assert not assembly.accept(kind, chunk, chunk_bytes(state, GRID, kind, chunk))
@@ -109,7 +163,7 @@ def test_assembly_writes_nothing_but_the_certified_bytes() -> None:
     for kind, chunk in ((StateKind.MOMENTUM, 1), (StateKind.ANCHOR, 0), (StateKind.ANCHOR, 3), (StateKind.ANCHOR, -1)):
         with pytest.raises(RemoteError):
             assembly.accept(kind, chunk, right)
-    assert assembly.missing() == PIECES
+    assert assembly.missing() == pieces()
     with pytest.raises(LocalError):
         assembly.finish()
 
@@ -141,14 +195,14 @@ def assembly_of(state: CertifiedState, *, but: tuple[StateKind, int]) -> StateAs
     """All of a state is here but one chunk."""
     header = header_of(state, GRID)
     assembly = StateAssembly(header, digest=header.digest)
-    for kind, chunk in PIECES:
+    for kind, chunk in pieces():
         if (kind, chunk) != but:
             assembly.accept(kind, chunk, chunk_bytes(state, GRID, kind, chunk))
     return assembly
 
 
 def same(found: CertifiedState, state: CertifiedState) -> bool:
-    return found.anchor.tobytes() == state.anchor.tobytes() and found.momentum.tobytes() == state.momentum.tobytes()
+    return [found.vector(k).tobytes() for k in found.kinds] == [state.vector(k).tobytes() for k in state.kinds]
 
 
 PIECE = (StateKind.MOMENTUM, 2)

@@ -75,6 +75,7 @@ class World:
             shelf=self.shelf,
             outer=self.ledger.outer,
         )
+        self.catchup.amended = self.ledger.chain.amended
         self.catchup.shape = (self.ledger.codec, self.ledger.grid.numel, self.ledger.grid.chunk_values)
 
     def _shelf(self, name: str) -> StateShelf:

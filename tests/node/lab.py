@@ -35,9 +35,9 @@ from shoal.testnet.report import Report, make_report
 from shoal.testnet.scenario import Scenario
 
 POLL_S = 0.02
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """For any one event. Far more than it takes on an idle machine: it bounds a test that fails, not one that passes."""
-CALL_DEADLINE_S = 30.0
+CALL_DEADLINE_S = 60.0
 LOG_SHOWN_CHARS = 6000
 
 INNER_STEPS = 100

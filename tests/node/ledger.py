@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +13,16 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
-from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
+from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen, header_of
 from shoal.node.states import StateShelf
+from shoal.protocol.amending import make_amend_consent, make_amendment, with_amendment
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     VOTE_DOMAIN,
+    Amendment,
     Certificate,
     Participant,
     Plan,
@@ -49,16 +52,19 @@ def vector(seed: int, numel: int = GRID.numel) -> F32:
     return np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
 
 
-def state_of(round: int, *, seed: int = 0, grid: Grid = GRID, layout: bytes = b"L" * 32) -> CertifiedState:
-    """Some state of that round."""
-    return CertifiedState(
-        term=Term(),
-        round=round,
-        tokens=1000 * round,
-        layout_hash=layout,
-        anchor=frozen(vector(2 * seed, grid.numel)),
-        momentum=frozen(vector(2 * seed + 1, grid.numel)),
-    )
+def state_of(
+    round: int,
+    *,
+    seed: int = 0,
+    grid: Grid = GRID,
+    layout: bytes = b"L" * 32,
+    kinds: Sequence[StateKind] = NESTEROV_KINDS,
+) -> CertifiedState:
+    """Some state of that round. A second moment, where there is one, is not negative."""
+    vectors = [frozen(vector(2 * seed, grid.numel)), frozen(vector(2 * seed + 1, grid.numel))]
+    if len(kinds) == 3:
+        vectors.append(frozen(np.square(vector(2 * seed + 1001, grid.numel))))
+    return CertifiedState.of_vectors(vectors, term=Term(), round=round, tokens=1000 * round, layout_hash=layout)
 
 
 def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", grid: Grid = GRID) -> Plan:
@@ -117,9 +123,11 @@ class Ledger:
     states: list[CertifiedState] = field(default_factory=list)
     finals: dict[int, Finals] = field(default_factory=dict)
     chain: Chain = field(init=False)
+    manifest: Manifest | None = None
+    _amendment: Amendment | None = None
 
     def __post_init__(self) -> None:
-        self.states = self.states or [state_of(0, grid=self.grid)]
+        self.states = self.states or [state_of(0, grid=self.grid, kinds=self.outer.kinds)]
         self.chain = self.empty_chain()
 
     @property
@@ -133,7 +141,8 @@ class Ledger:
 
     def empty_chain(self) -> Chain:
         """A chain with nothing but the founders in it."""
-        return Chain(genesis(SWARM, [one.peer_id for one in self.founders]), AUTHORITY.peer_id)
+        begin = genesis(SWARM, [one.peer_id for one in self.founders])
+        return Chain(begin, AUTHORITY.peer_id, manifest=self.manifest)
 
     def chain_to(self, round: int) -> Chain:
         """The chain as it was after that round."""
@@ -145,15 +154,33 @@ class Ledger:
     def header(self, round: int) -> StateHeader:
         return header_of(self.states[round], self.grid)
 
+    def amend(self, wanted: Mapping[str, object]) -> Certificate:
+        """Certify a round more, with which these settings are in force from the next one on."""
+        assert self.chain.in_force is not None
+        self._amendment = make_amendment(self.chain.in_force, wanted)
+        return self.certify()
+
+    def _with_amendment(self, value: Value) -> Value:
+        amendment, self._amendment = self._amendment, None
+        if amendment is None:
+            return value
+        head = self.chain.head
+        consents = [(one.peer_id, make_amend_consent(one, head, amendment, asked=True)) for one in self.founders]
+        return with_amendment(value, consents)
+
     def certify(self, rounds: int = 1) -> Certificate:
         """Certify that many rounds more; the certificate of the last."""
         for _ in range(rounds):
             previous = self.chain.head
-            grid = Fragments(self.grid, self.outer.fragments).of_round(previous.next_round).grid
-            plan = plan_of(self.founders, previous, codec=self.codec, grid=grid)
+            amended = self.chain.amended(previous.next_round)
+            outer = self.outer if amended is None else OuterSettings.of(amended)
+            codec = self.codec if amended is None else amended.sync.plan_codec
+            grid = Fragments(self.grid, outer.fragments).of_round(previous.next_round).grid
+            plan = plan_of(self.founders, previous, codec=codec, grid=grid)
             finals = finals_of(plan, self.founders, seed=100 + plan.round)
-            after, header = advance(self.state, finals, self.outer)
-            certificate = certificate_of(self.value(plan, finals, header.digest), self.founders)
+            after, header = advance(self.state, finals, outer)
+            value = self._with_amendment(self.value(plan, finals, header.digest))
+            certificate = certificate_of(value, self.founders)
             self.chain.extend(certificate)
             self.states.append(after)
             self.finals[plan.round] = finals

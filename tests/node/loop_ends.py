@@ -35,7 +35,7 @@ from shoal.node.trainer_messages import (
     WriteInitial,
 )
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PEER = "12D3KooWA"
 SHARE = Assignment(seed=0, round=1, member=0, members=1)
 

@@ -56,7 +56,7 @@ def test_node_key_serves_where_the_manifest_names_no_other(tmp_path: Path) -> No
 def test_without_the_key_there_is_no_rebase(tmp_path: Path) -> None:
     text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, REST, ())
     assert OTHER.peer_id in text
-    assert "rebase at the founder's node" in text
+    assert "do it at the founder's node" in text
     assert not (tmp_path / "authority.key").exists()
     authority_of(tmp_path)  # a key, but not that of this swarm
     text = refused(Authority(tmp_path, authority=OTHER.peer_id, node=ME), HEAD, REST, ())

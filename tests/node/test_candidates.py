@@ -172,7 +172,7 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(tmp_pa
                 state = await candidates.take(candidate)
                 shelf.put(state, candidate.header)
                 await saver.save_soon(state)
-                candidates.clear()
+                candidates.begin_round(OUTER)
                 peaks.append(tracemalloc.get_traced_memory()[1])
                 tracemalloc.reset_peak()
             nursery.cancel_scope.cancel()

@@ -48,7 +48,7 @@ def answering(**values: JsonValue) -> Handler:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def within_deadline() -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await test()
 
     trio.run(within_deadline)

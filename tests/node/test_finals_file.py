@@ -16,7 +16,7 @@ from shoal.node.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.protocol.errors import StorageError
 from tests.node.ledger import Ledger
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

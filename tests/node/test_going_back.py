@@ -24,10 +24,11 @@ from shoal.node.rollback_order import NAME
 from shoal.node.state_files import read_state, write_state
 from shoal.node.trainer_messages import Evaluated
 from shoal.protocol.agreement import Broadcast
+from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.messages import Consent, Target, Value
 from shoal.protocol.planning import RoundSettings
-from shoal.protocol.round import Effect, RoundMachine
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent
 from tests.node.custody_lab import run
 from tests.node.donors import World

@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await main()
 
     trio.run(bounded)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.collectives.schedule import learning_rate
 from shoal.node.inner_loop import NONFINITE_LIMIT_STEPS, Replica, pick_device
 from shoal.node.regression import Batch, RegressionWorkload
-from shoal.node.schedule import learning_rate
 from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
 from shoal.node.workload import Workload

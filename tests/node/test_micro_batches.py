@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.node.inner_loop import Replica
-from shoal.node.micro_batches import split_batch
+from shoal.node.micro_batches import deal_batch, split_batch
 from shoal.node.regression import RegressionWorkload
 from shoal.node.text import TextWorkload
 from shoal.node.trainer_messages import Assignment, InnerSettings, Train
@@ -95,6 +95,15 @@ def test_every_tensor_is_cut_and_the_rest_goes_along() -> None:
     assert [part["pair"].lengths.tolist() for part in parts] == [[0, 10, 20], [30, 40]]
     assert [part["list"][1][0].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert all((part["name"], part["none"], part["scale"]) == ("x", None, 2.0) for part in parts)
+
+
+def test_processes_beyond_the_rows_get_copies_that_do_not_count() -> None:
+    whole, counted = deal_batch((torch.arange(5), "x"), 2)
+    assert ([part[0].tolist() for part in whole], counted) == ([[0, 1, 2], [3, 4]], 2)
+    short, counted = deal_batch(torch.arange(2), 4)
+    assert ([part.tolist() for part in short], counted) == ([[0], [1], [0], [0]], 2)
+    with pytest.raises(ConfigError, match="--processes: the workload's batches hold no tensors"):
+        deal_batch("text", 2)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from tests.node.lab import assert_exact, eventually
 from tests.node.loop_lab import LoopSwarm
 
 LOOP = """
-import os, sys, time
+import os, signal, sys, time
 import torch
 from shoal.node.own_loop import join, node_seed
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by who is started in a shell's background
 folder, width, peers = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -42,7 +42,7 @@ NOBODY: frozenset[PeerId] = frozenset()
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        with trio.fail_after(15):
+        with trio.fail_after(60):
             await main()
 
     trio.run(bounded, strict_exception_groups=True)

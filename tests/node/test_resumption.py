@@ -188,7 +188,7 @@ def test_snapshot_that_fails_leaves_the_one_before_and_is_told_once(
         assert isinstance(desk.told[0], Notice)
         assert ("is full; free some space" if how == "full" else "died") in desk.told[0].text
 
-    run(test)
+    run(test, MockClock())  # whose time stands: a slow disk is given a rest
 
 
 def test_folder_that_cannot_be_made_is_told_and_training_goes_on(tmp_path: Path, ledger: CheckpointLedger) -> None:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from shoal.collectives.schedule import learning_rate
 from shoal.node.inner_loop import Replica
 from shoal.node.regression import RegressionWorkload
-from shoal.node.schedule import learning_rate
 from shoal.node.trainer_messages import Assignment, InnerSettings, Train
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity

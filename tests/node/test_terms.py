@@ -94,7 +94,8 @@ def test_an_order_to_go_back_to_the_initial_state_outlives_a_restart(tmp_path: P
         assert "still proposing to go back to round 0; `shoal rollback --withdraw` ends that" in first.log
         request(second.folder, "rollback", "0")
         back = first.wait("rolled_back")
-        assert (back["term"], back["round"], back["to"]) == ("0.0", 4, 0)
+        assert (back["term"], back["to"]) == ("0.0", 0)
+        assert back["round"] in (4, 5)  # the two may certify a round before the second is asked
         assert second.wait("rolled_back")["value"] == back["value"]
         third.release()
         assert third.wait("rolled_back")["value"] == back["value"]

@@ -56,7 +56,7 @@ from shoal.node.trainer_messages import (
 from shoal.node.workload import WorkloadError
 from shoal.protocol.errors import LocalError
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
 
 FAKE = """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,9 +26,12 @@ from shoal.protocol.agreement import (
     Persist,
     Standing,
 )
+from shoal.protocol.amending import History, InForce, make_amendment
 from shoal.protocol.certificate import genesis
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     Certificate,
     ChunkResults,
@@ -43,7 +46,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
-from shoal.protocol.round import CloseOff, Effect, Evicted, Repair, RoundMachine, StartReduce
+from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, PaperIdentity, paper_identities
 
 TICK_S = 0.1
@@ -85,6 +88,7 @@ class Node:
     wrong_state: bool = False
     wish: Target | None = None
     has_old_states: bool = True
+    amends: Mapping[str, object] | None = None
     log: list[DurableRecord] = field(default_factory=list)
     certificates: dict[bytes, Certificate] = field(default_factory=dict)
     finals: dict[bytes, Report] = field(default_factory=dict)
@@ -135,6 +139,7 @@ class RoundLab:
         stall_s: float = 4.0,
         loss: float = 0.0,
         keeps_contribution: bool = True,
+        manifest: Manifest | None = None,
     ) -> None:
         identities = paper_identities(nodes)
         self.start = genesis(SWARM, [i.peer_id for i in identities[: nodes if founders is None else founders]])
@@ -149,6 +154,7 @@ class RoundLab:
         self._reduce_s = reduce_s
         self._stall_s = stall_s
         self._keeps_contribution = keeps_contribution
+        self.manifest = manifest
         self._groups: list[set[int]] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -314,6 +320,27 @@ class RoundLab:
         node.wish = Target(round, value.hash)
         return node.wish
 
+    def in_force(self, node: Node) -> InForce | None:
+        """The settings of the round after the last that the node knows."""
+        if self.manifest is None:
+            return None
+        history = History(self.manifest, node.chain[0])
+        for value in node.chain[1:]:
+            history.follow(value, ends_term=bool(value.rollback))
+        return history.of(node.chain[-1].next_round)
+
+    def _amend(self, number: int, machine: RoundMachine) -> None:
+        """Say what the node's user would amend, until that is in force."""
+        node, in_force = self.nodes[number], self.in_force(self.nodes[number])
+        if node.amends is None or in_force is None or not machine.agreement.member:
+            return
+        try:
+            amendment = make_amendment(in_force, node.amends)
+        except ConfigError:
+            node.amends = None
+        else:
+            self._carry_out(number, machine.amend(amendment, asked=True, now=self.now))
+
     def _wish(self, number: int, machine: RoundMachine) -> None:
         node = self.nodes[number]
         target, standing = node.wish, machine.previous.state_round
@@ -437,6 +464,7 @@ class RoundLab:
             settings=SETTINGS,
             deal=deal_evenly,
             returners=recent,
+            in_force=self.in_force(node),
         )
         node.machine.restore(node.log)
         self._carry_out(number, node.machine.peers_alive(node.alive, self.now))
@@ -499,6 +527,8 @@ class RoundLab:
             self._carry_out(number, machine.tick(self.now))
         if node.machine is not None:
             self._wish(number, node.machine)
+        if node.machine is not None:
+            self._amend(number, node.machine)
         if node.machine is not None:
             self._work(number, node.machine)
         self.after(TICK_S, lambda: self._tick(number, life))

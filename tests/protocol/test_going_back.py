@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from shoal.protocol.agreement import Broadcast
+from shoal.protocol.effects import Effect
 from shoal.protocol.messages import Certificate, Consent, Propose, Term, Vote
-from shoal.protocol.round import Effect
 from tests.protocol.lab import paper_signatures
 from tests.protocol.round_lab import RoundLab
 

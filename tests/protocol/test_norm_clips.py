@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.protocol.effects import StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import CLIP_UNIT, SQUARES_LIMIT, OwnedRange, Plan, Ready
@@ -25,7 +26,6 @@ from shoal.protocol.planning import (
     make_plan,
     norm_clips,
 )
-from shoal.protocol.round import StartReduce
 from shoal.protocol.wire import canonical, decode
 from tests.protocol import round_lab
 from tests.protocol.round_lab import deal_evenly

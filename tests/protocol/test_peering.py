@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.protocol import peering
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity
+from shoal.protocol.invites import Revocations
 from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
@@ -43,6 +44,8 @@ from shoal.protocol.peering import (
     Hello,
     HelloAnswer,
     LinkMessage,
+    ManifestAnswer,
+    ManifestReply,
     Nack,
     Ping,
     PingRequest,
@@ -104,6 +107,9 @@ SPOKEN: list[tuple[object, object]] = [
     (LinkMessage, Evict(term=Term(), round=1, base=NO_HASH, view=2, attempt=1, lineage=PLAN.hash, evicted=(PEER,))),
     (LinkMessage, Held(term=Term(), round=1, base=NO_HASH, lineage=PLAN.hash, evicted=(PEER,), chunks=(RESULTS,))),
     (LinkMessage, Announce(record=b"r")),
+    (LinkMessage, Revocations(version=1, peers=(PEER,), signature=bytes(64))),
+    (ManifestReply, ManifestAnswer(manifest=b"m")),
+    (ManifestReply, Refusal(reason="this node is in another swarm")),
     (FetchRequest, GetChain(after=7)),
     (FetchRequest, GetHeader(round=8)),
     (FetchRequest, GetFinals(plan=bytes(range(32)))),

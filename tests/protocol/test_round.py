@@ -15,6 +15,7 @@ import pytest
 
 from shoal.protocol.accusations import PLANS_LIMIT
 from shoal.protocol.agreement import Broadcast, Persist, Standing
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.leading import RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.messages import (
@@ -34,16 +35,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.patience import PROPOSE_PATIENCE_S, SILENCE_S
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready, check_plan
-from shoal.protocol.round import (
-    RESEND_S,
-    CloseOff,
-    Effect,
-    Evicted,
-    Phase,
-    Repair,
-    RoundMachine,
-    StartReduce,
-)
+from shoal.protocol.round import RESEND_S, Phase, RoundMachine
 from tests.protocol.lab import PaperIdentity, paper_signatures
 from tests.protocol.round_lab import (
     BREAK_SEEN_S,

@@ -16,7 +16,7 @@ from shoal.swarm.lane_queue import FrameQueue
 from shoal.swarm.seal import LaneProposal, Opener, Sealer, accept_offer
 
 NEAR, FAR = PeerId("12D3KooWnear"), PeerId("12D3KooWfar")
-WAIT_S = 10.0  # far beyond what anything here takes
+WAIT_S = 30.0  # far beyond what anything here takes
 NOTE = FrameHeader(kind=FrameKind.REQUEST, length=5, chunk=9)
 
 

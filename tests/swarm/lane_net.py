@@ -19,7 +19,7 @@ from shoal.swarm.lanes import LanePool
 
 # Alice's PeerId is the lower: where both dialled, she settles which lane stays.
 ALICE, BOB, CAROL, DAVE = (PeerId(f"12D3KooW{name}") for name in ("alice", "bob", "carol", "dave"))
-WAIT_S = 10.0
+WAIT_S = 30.0
 LOOPBACK = ("127.0.0.1", 0)
 NOTE = FrameHeader(kind=FrameKind.REQUEST, length=5)
 DEAD_ADDRESS = "127.0.0.1:1"  # nothing listens there

@@ -23,7 +23,7 @@ from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
-TEST_DEADLINE_S = 20
+TEST_DEADLINE_S = 60
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -27,7 +27,7 @@ from shoal.swarm.members import Change, Members
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-TEST_DEADLINE_S = 20
+TEST_DEADLINE_S = 60
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -699,7 +699,7 @@ async def assert_talking_through_others(one: Node, other: Node) -> None:
 def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
+    monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.8)
 
     async def main() -> None:
         nodes = one, two, three, four = Node(1), Node(2), Node(3), Node(4)
@@ -710,7 +710,7 @@ def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made_again
             firewall = Firewall(one, two)
             firewall.close()
             await assert_talking_through_others(one, two)
-            await trio.sleep(1.0)  # both attempts to re-make it have failed
+            await trio.sleep(2.0)  # both attempts to re-make it have failed
             await assert_talking_through_others(one, two)
             assert one.members.alive() == {two.peer, three.peer, four.peer}
             firewall.open()

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 POLL_S = 0.004
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def runs(pid):

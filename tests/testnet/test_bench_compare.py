@@ -16,10 +16,12 @@ from shoal.cli import bench_allreduce
 from shoal.cli.bench_allreduce import CompareOptions
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.bench_allreduce import Allreduce, FaultResult
+from shoal.testnet.bench_bare import CHUNK_VALUES, Exchange
+from shoal.testnet.bench_bare import measure as measure_bare
 from shoal.testnet.bench_compare import Compare, Comparison, LaneSpeeds, Row, Sample, Spread, rows_of
 from shoal.testnet.bench_machine import this_machine
 from shoal.testnet.bench_page import load_campaign, render
-from shoal.testnet.bench_rivals import Rival, gloo, parse_rivals, read_time, run_rival
+from shoal.testnet.bench_rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
 
 MIB = 1 << 20
 NUMEL = 25_000_000
@@ -63,7 +65,7 @@ def test_rivals_that_cannot_be_run_are_refused(commands: list[str], patterns: li
         parse_rivals(commands, patterns)
 
 
-@pytest.mark.parametrize("name", ["gloo", "fp32", "twice"])
+@pytest.mark.parametrize("name", ["gloo", "bare", "fp32", "twice"])
 def test_rivals_cannot_take_a_name_that_is_taken(name: str) -> None:
     rival = Rival(name=name, command="x")
     with pytest.raises(ConfigError, match="names must differ"):
@@ -91,6 +93,14 @@ def test_a_rival_that_fails_is_a_network_error(command: str, says: str) -> None:
 def test_the_yardstick_runs_and_tells_its_time() -> None:
     seconds = trio.run(partial(run_rival, gloo(2), peers=2, numel=20_000))
     assert 0 < seconds < 5
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_floor_is_an_all_reduce(sealed: bool) -> None:
+    """Its own check of the mean would fail it; three peers, and a chunk that is cut short."""
+    assert min(measure_bare(Exchange(peers=3, numel=3 * CHUNK_VALUES - 5, iters=1, sealed=sealed))) > 0
+    if sealed:
+        assert 0 < trio.run(partial(run_rival, bare(1), peers=2, numel=20_000)) < 30
 
 
 # --- rows ---
@@ -149,7 +159,7 @@ def test_rows_are_ratios_within_a_repetition() -> None:
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = rows_of((), (), (), None, ())
-    assert [(row.measured, row.met) for row in found] == [(None, None)] * 8
+    assert [(row.measured, row.met) for row in found] == [(None, None)] * 11
 
 
 @pytest.mark.parametrize(

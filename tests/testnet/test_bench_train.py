@@ -25,8 +25,8 @@ import trio
 import typer
 
 from shoal.cli.bench_train import RESULT, TrainOptions, TrainTableOptions, train, train_table
+from shoal.collectives.schedule import learning_rate
 from shoal.node.adamw import AdamW
-from shoal.node.schedule import learning_rate
 from shoal.node.text import TextWorkload
 from shoal.node.trainer_messages import Assignment, InnerSettings
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -240,6 +240,7 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
     [
         ("streaming", "int8", {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1}}),
         ("sparse", None, {}),
+        ("ddp", "int8", {"sync": {"inner_steps": 1}}),
     ],
 )
 def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(

@@ -22,12 +22,13 @@ from shoal.collectives.summing import weighted_mean
 from shoal.protocol import leading as leading_module
 from shoal.protocol import round as round_module
 from shoal.protocol.agreement import Agreement, AgreementEffect
+from shoal.protocol.effects import CloseOff, Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose, Report
 from shoal.protocol.planning import Deal, PlanSeat, make_plan
 from shoal.protocol.repair import revise_plan
-from shoal.protocol.round import CloseOff, Effect, RoundMachine
+from shoal.protocol.round import RoundMachine
 from shoal.swarm.frame import FrameKind
 from shoal.testnet.explore_repair import RepairExploration, RepairExplorer
 from shoal.testnet.explore_repair_run import Kit

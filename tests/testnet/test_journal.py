@@ -53,7 +53,7 @@ def test_journal_first_finds_what_was_and_waits_for_what_comes() -> None:
         async def wait() -> None:
             found.append(await journal.first(lambda entry: entry.node == 1))
 
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
                 await trio.testing.wait_all_tasks_blocked()

@@ -28,7 +28,7 @@ from shoal.testnet.scenario import DEMO, Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 
 FAKE_NODE = Path(__file__).parent / "fake_node.py"
-TEST_DEADLINE_S = 20.0
+TEST_DEADLINE_S = 60.0
 STARTING = ("join", "restart")
 
 

@@ -1,0 +1,60 @@
+"""`shoal run 'shoal:…'`: from a swarm link to the manifest and the members to join.
+
+The manifest comes from any member that the link names and is checked against its SwarmId; it can name only workloads
+that are installed here or that the user allows. A data folder that is of this swarm already has the manifest, and no
+member has to be reached for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from shoal.cli.options import NODE_KEY_NAME
+from shoal.node.credentials import keep_invite
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+from shoal.protocol.swarm_link import SwarmLink, parse_link
+
+
+def follow_link(
+    text: str, *, data_dir: Path, join: Sequence[str], entry_points: Collection[str], allowed: Collection[str]
+) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest of the link's swarm, and the addresses to join, those of `join` included.
+
+    An invite is kept in the data folder. Raises ConfigError for a link that is damaged or for another node, a data
+    folder of another swarm, a workload that is not installed; NetworkError if no member gives the manifest.
+    """
+    link = parse_link(text)
+    addresses = tuple(dict.fromkeys((*link.addresses, *join)))
+    asked = SwarmLink(swarm=link.swarm, addresses=addresses, invite=link.invite)
+    manifest = _kept(link, data_dir) or _fetched(asked)
+    check_workload_allowed(manifest, from_peer=True, entry_points=entry_points, allowed=allowed)
+    if link.invite is not None:
+        peer = Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id
+        link.invite.credential(link.swarm, peer)  # raises if it is for another node
+        keep_invite(data_dir, link.swarm, link.invite)
+    return manifest, addresses
+
+
+def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
+    """The manifest that this data folder has from an earlier start. Raises ConfigError if it is another swarm's."""
+    path = data_dir / "swarm.toml"
+    if not (data_dir / "swarm").exists() or not path.exists():
+        return None
+    manifest = load_manifest(path)
+    if manifest.swarm_id != link.swarm:
+        raise ConfigError(
+            f"{data_dir} belongs to another swarm ({manifest.swarm_id.hex()[:16]}…); "
+            "choose another --data-dir for this link"
+        )
+    return manifest
+
+
+def _fetched(link: SwarmLink) -> Manifest:
+    import trio
+
+    from shoal.swarm.manifest_exchange import fetch_manifest
+
+    return trio.run(fetch_manifest, link)

@@ -1,0 +1,103 @@
+"""Who may be in the swarm: what the manifest says, an invite where it asks for one, and the authority's revocations.
+
+    open         every key
+    allowlist    the founders, `allow` and the authority
+    invite       the founders, the authority, and whose record has an invite that the authority signed
+
+and in all three nobody whom the authority has revoked. A signed credential is part of its user's record, so everybody
+who has the record can check it, and nobody has to be asked. An invite's expiry is looked at only where its user says
+hello (`reason_not_to_join`), and not with members of the last certified round, who come back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.protocol.identity import PeerId
+from shoal.protocol.invites import Credential, Revocations, reason_expired, reason_not_valid
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.records import NodeRecord
+from shoal.protocol.wire import SwarmId
+
+
+def _nobody(peer: PeerId) -> bool:
+    return False
+
+
+def _forget(revocations: Revocations) -> None:
+    """What a node without a disk keeps."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Admission:
+    """The rule of one swarm at one node.
+
+    credential: this node's own. standing: whether a peer is a member of the last certified round. keep: makes a list of
+    revocations durable. clock: seconds since 1970.
+    """
+
+    manifest: Manifest
+    credential: Credential | None = None
+    revocations: Revocations | None = None
+    standing: Callable[[PeerId], bool] = _nobody
+    keep: Callable[[Revocations], None] = _forget
+    clock: Callable[[], float] = time.time
+    _swarm_id: SwarmId = field(init=False)
+    _listed: frozenset[PeerId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        swarm = self.manifest.swarm
+        self._swarm_id = self.manifest.swarm_id
+        self._listed = frozenset((*swarm.founders, *swarm.allow, swarm.authority))
+
+    def reason_not_to_know(self, peer: PeerId) -> str | None:
+        """Why a peer of which only the PeerId is known is not to be dialled; None if it may be."""
+        by_invite = self.manifest.swarm.admission == "invite"
+        return self._reason_revoked(peer, None) or (None if by_invite else self._reason_unlisted(peer, None))
+
+    def reason_not_admitted(self, record: NodeRecord) -> str | None:
+        """Why the peer of this record does not belong here, for its user to read; None if it does."""
+        credential = record.credential
+        return self._reason_revoked(record.peer, credential) or self._reason_unlisted(record.peer, credential)
+
+    def reason_not_to_join(self, record: NodeRecord) -> str | None:
+        """The same for a peer that says hello, of whom an invite is asked that has not expired."""
+        reason = self.reason_not_admitted(record)
+        credential = record.credential
+        by_invite = self.manifest.swarm.admission == "invite" and record.peer not in self._listed
+        if reason is None and by_invite and credential is not None and not self.standing(record.peer):
+            return reason_expired(credential.invite, self.clock())
+        return reason
+
+    def is_revoked(self, peer: PeerId, record: NodeRecord | None) -> bool:
+        """Whether the authority has taken back a peer, or the invite in its record."""
+        return self._reason_revoked(peer, None if record is None else record.credential) is not None
+
+    def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
+        """Note a list that came from `peer`; whether it is news. Raises RemoteError for one that is forged."""
+        if not revocations.is_newer_than(self.revocations):
+            return False
+        revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)
+        self.revocations = revocations
+        self.keep(revocations)
+        return True
+
+    def _reason_revoked(self, peer: PeerId, credential: Credential | None) -> str | None:
+        revoked = () if self.revocations is None else self.revocations.peers
+        if peer in revoked:
+            return f"the swarm's authority has revoked {peer}; ask who runs the swarm"
+        if credential is not None and credential.invite.holder in revoked:
+            return "the swarm's authority has revoked the invite that you came with; ask for another"
+        return None
+
+    def _reason_unlisted(self, peer: PeerId, credential: Credential | None) -> str | None:
+        swarm = self.manifest.swarm
+        if swarm.admission == "open" or peer in self._listed:
+            return None
+        if swarm.admission == "allowlist":
+            return f"admission is allowlist and {peer} is not on the list"
+        if credential is None:
+            return "admission is by invite and you have none; ask for a link made with `shoal invite`"
+        return reason_not_valid(credential, peer=peer, swarm=self._swarm_id, authority=swarm.authority)

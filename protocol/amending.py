@@ -1,0 +1,265 @@
+"""Amendments: settings that all agreed on, changed while the swarm runs.
+
+    manifest ──► in force in rounds 1 … e          the SwarmId stays that of the manifest
+    value of round e, with an amendment ──► in force from round e + 1 on, at every node
+
+An amendment rides on a result: round e has its update as ever, made under the settings before, and the value that is
+decided says besides what changes. So it is decided by the same votes as any value (agreement.py), at most one a round,
+and no round is spent on it. What follows here decides only whether somebody proposes it. As for a rollback (terms.py),
+members say by consents that they want it, each for one round, and the value carries those of a quorum: a member that
+never consented sees that a quorum did, and votes for the result that it computed itself. A lead that proposes before it
+knows of a quorum proposes without, and nothing waits.
+
+An amendment names what it amends: `since` is the hash of the value that settled the settings in force, which is the
+last one with an amendment or the last one that ended a term, or C(0). Whatever was ordered, or signed by the
+authority, for other settings than those in force cannot be decided any more, nor can the same amendment twice.
+
+The settings are those of the branch: a rollback or a rebase to C(k) brings back those of round k + 1 as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from shoal.protocol.certificate import is_quorum
+from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.messages import (
+    CHANGE_LIMIT,
+    SETTING_LIMIT_CHARS,
+    Amended,
+    Amendment,
+    Change,
+    RoundMessage,
+    Signature,
+    Value,
+)
+from shoal.protocol.wire import canonical
+
+CONSENT_DOMAIN = b"shoal/amend-consent"
+AMENDMENT_DOMAIN = b"shoal/amendment"
+
+AMENDABLE: Mapping[str, tuple[str, ...]] = {
+    "sync": ("inner_steps", "overlap_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
+    "inner": ("lr", "weight_decay", "warmup_tokens", "schedule", "decay_tokens", "min_lr", "clip_norm"),
+    "round": ("grace_s", "weight_cap", "staleness_rounds", "reduce_deadline_s"),
+}
+"""What can be amended. Everything else shapes the state, or says whose swarm this is."""
+
+Setting = bool | int | float | str
+SOURCE = "the amended settings"
+
+
+class AmendConsent(RoundMessage, frozen=True, kw_only=True):
+    """The sender wants round `round` to decide on `amendment`; binds it to nothing.
+
+    `asked`: its own user ordered it; otherwise it follows the swarm's authority, whose signature on it is `authority`.
+    """
+
+    amendment: Amendment
+    asked: bool
+    signature: Signature
+    authority: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InForce:
+    """The settings of a round, and the hash of the value that settled them."""
+
+    manifest: Manifest
+    since: bytes
+
+
+class History:
+    """The settings of every round of a branch, from the manifest on."""
+
+    def __init__(self, manifest: Manifest, genesis: Value) -> None:
+        self._from = [1]
+        self._settings = [InForce(manifest, genesis.hash)]
+
+    def of(self, round: int) -> InForce:
+        """What is in force in `round`."""
+        return self._settings[max(0, bisect_right(self._from, round) - 1)]
+
+    def follow(self, value: Value, *, ends_term: bool) -> None:
+        """`value`, which was checked, is appended to the chain."""
+        keep = bisect_right(self._from, value.next_round)
+        del self._from[keep:], self._settings[keep:]
+        if ends_term or value.amended:
+            manifest = self._settings[-1].manifest
+            if value.amended:
+                manifest = amend(manifest, value.amended.amendment)
+            self._from.append(value.next_round)
+            self._settings.append(InForce(manifest, value.hash))
+
+
+# -- what an amendment says ----------------------------------------------------------------------------------
+
+
+def make_amendment(in_force: InForce, wanted: Mapping[str, object]) -> Amendment:
+    """The amendment by which the settings `wanted`, by section.key, come in force. Raises ConfigError if none can."""
+    tables = _changed(in_force.manifest, wanted)
+    before, after = (
+        msgspec.to_builtins(in_force.manifest),
+        msgspec.to_builtins(validate_manifest(tables, source=SOURCE)),
+    )
+    changes = []
+    for key in sorted(wanted):
+        section, _, name = key.partition(".")
+        if after[section][name] != before[section][name]:
+            changes.append(Change(key, after[section][name]))
+    if not changes:
+        raise ConfigError("nothing to amend: these settings are in force already")
+    if len(changes) > CHANGE_LIMIT:
+        raise ConfigError(f"an amendment changes at most {CHANGE_LIMIT} settings; make two of it")
+    return Amendment(in_force.since, tuple(changes))
+
+
+def amend(manifest: Manifest, amendment: Amendment) -> Manifest:
+    """The settings that `amendment` makes of `manifest`. Raises ConfigError where it makes none."""
+    return validate_manifest(_changed(manifest, settings_of(amendment)), source=SOURCE)
+
+
+def _changed(manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = msgspec.to_builtins(manifest)
+    for key, value in wanted.items():
+        section, _, name = key.partition(".")
+        if name not in AMENDABLE.get(section, ()):
+            known = ", ".join(f"{section}.{name}" for section, names in AMENDABLE.items() for name in names)
+            raise ConfigError(f"{key[:SETTING_LIMIT_CHARS]!r} cannot be amended; what can: {known}")
+        tables[section][name] = value
+    return tables
+
+
+def settings_of(amendment: Amendment) -> dict[str, Setting]:
+    """What it changes, by section.key."""
+    return {change.key: change.value for change in amendment.changes}
+
+
+def settings_text(amendment: Amendment) -> str:
+    """What it changes, for a person."""
+    return ", ".join(f"{change.key} = {json.dumps(change.value)}" for change in amendment.changes)
+
+
+def amended_settings(manifest: Manifest, amended: Manifest | None) -> dict[str, Setting]:
+    """The settings in force that are not those of the manifest, by section.key."""
+    if amended is None:
+        return {}
+    first, now = msgspec.to_builtins(manifest), msgspec.to_builtins(amended)
+    keys = ((section, name) for section, names in AMENDABLE.items() for name in names)
+    return {f"{s}.{name}": now[s][name] for s, name in keys if now[s][name] != first[s][name]}
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, object]:
+    """What a user wrote, each SECTION.KEY=VALUE with the value as in a manifest; quotes around a word may lack.
+
+    Raises ConfigError.
+    """
+    wanted: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals and value and value.isprintable()):
+            raise ConfigError(f"--set {text!r}: write SECTION.KEY=VALUE, such as sync.inner_steps=60")
+        if key in wanted:
+            raise ConfigError(f"--set {key}: it is there twice")
+        try:
+            wanted[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            wanted[key] = value
+    return wanted
+
+
+def stands_on(amendment: Amendment, in_force: InForce) -> bool:
+    """Whether it amends the settings in force, in its one form, to others that a manifest may have."""
+    try:
+        made = make_amendment(in_force, settings_of(amendment))
+    except ConfigError:
+        return False
+    return canonical(made) == canonical(amendment)
+
+
+# -- who wants it --------------------------------------------------------------------------------------------
+
+
+def sign_amendment(authority: Identity, swarm: bytes, amendment: Amendment) -> bytes:
+    """The authority's word that members may consent by themselves."""
+    return authority.sign(AMENDMENT_DOMAIN, canonical([swarm, amendment.hash]))
+
+
+@lru_cache(maxsize=64)
+def is_the_authoritys(amendment: Amendment, signature: bytes, authority: PeerId, swarm: bytes) -> bool:
+    """Whether `signature` is that word."""
+    return len(signature) == SIGNATURE_BYTES and verify(
+        authority, AMENDMENT_DOMAIN, canonical([swarm, amendment.hash]), signature
+    )
+
+
+def make_amend_consent(
+    identity: Identity, previous: Value, amendment: Amendment, *, asked: bool, authority: bytes = b""
+) -> AmendConsent:
+    """The consent of `identity` that the round after `previous` decides on `amendment`."""
+    return AmendConsent(
+        term=previous.next_term,
+        round=previous.next_round,
+        base=previous.hash,
+        amendment=amendment,
+        asked=asked,
+        signature=identity.sign(CONSENT_DOMAIN, _consent_preimage(previous.hash, amendment)),
+        authority=authority,
+    )
+
+
+def verify_amend_consent(peer: PeerId, base: bytes, amendment: Amendment, signature: bytes) -> bool:
+    """Whether `signature` is the consent of `peer` to `amendment` in the round after the value `base`."""
+    return verify(peer, CONSENT_DOMAIN, _consent_preimage(base, amendment), signature)
+
+
+def _consent_preimage(base: bytes, amendment: Amendment) -> bytes:
+    return canonical([base, amendment.hash])  # the base names term and round
+
+
+# -- what a round decides ------------------------------------------------------------------------------------
+
+
+def with_amendment(value: Value, consents: Collection[tuple[PeerId, AmendConsent]]) -> Value:
+    """`value`, a result, with the amendment to which these consent, all to the same."""
+    counted = sorted((peer, consent) for peer, consent in consents if peer not in value.leaves)
+    (amendment,) = {consent.amendment for _, consent in consents}
+    amended = Amended(amendment, tuple(peer for peer, _ in counted), tuple(consent.signature for _, consent in counted))
+    return msgspec.structs.replace(value, amended=amended)
+
+
+def may_amend(value: Value, previous: Value, in_force: InForce | None) -> bool:
+    """Whether an amendment in `value` is one of a quorum, to what is in force in its round. Other values need none."""
+    return not value.amended or _is_wanted(value, value.hash, previous, in_force)
+
+
+@lru_cache(maxsize=64)
+def _is_wanted(value: Value, hash: bytes, previous: Value, in_force: InForce | None) -> bool:
+    """See `may_amend`. The hash tells apart what Python calls equal: 1, 1.0 and true."""
+    amended = value.amended
+    assert amended
+    signed = list(zip(amended.consenting, amended.signatures, strict=False))
+    return (
+        in_force is not None
+        and not value.rollback
+        and len(amended.consenting) == len(amended.signatures) == len(set(amended.consenting))
+        and is_quorum(previous, amended.consenting, value.leaves)
+        and all(verify_amend_consent(peer, value.base, amended.amendment, signature) for peer, signature in signed)
+        and stands_on(amended.amendment, in_force)
+    )
+
+
+def check_amended(value: Value, previous: Value, in_force: InForce | None) -> None:
+    """Raises RemoteError if `value` has an amendment that its round cannot have decided."""
+    if not may_amend(value, previous, in_force):
+        raise RemoteError(f"the amendment of round {value.round} is none that a quorum can have wanted")

@@ -1,0 +1,23 @@
+"""What a strategy implies for the keys of [sync] that a manifest leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+STRATEGY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "ddp": {"inner_steps": 1, "codec": "fp32"},
+    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": 1},
+    "sparse": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95, "norm_clip": True},
+    "gossip": {"codec": "bf16", "outer_momentum": 0.5},
+    "rollouts": {"inner_steps": 1},
+}
+"""What [sync] has under a strategy where it says nothing itself, and that differs from the keys' own defaults."""
+
+
+def with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
+    """`tables` with what the strategy implies for [sync], in the place of what is left out."""
+    sync = tables.get("sync")
+    if not isinstance(sync, dict) or not isinstance(sync.get("strategy"), str):
+        return tables
+    return {**tables, "sync": {**STRATEGY_DEFAULTS.get(sync["strategy"], {}), **sync}}

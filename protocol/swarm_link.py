@@ -1,0 +1,211 @@
+"""The swarm link: one line that is all a machine needs to join, `shoal:` and base64url of
+
+    version 1 │ SwarmId 32 │ peers 1 │ per peer: key 32, addresses 1, per address: host, port 2 │ invite │ check 4
+
+    host     0x04 ‖ 4 bytes, 0x06 ‖ 16 bytes, or 0x00 ‖ length 1 ‖ DNS name
+    invite   0x00                                                nothing
+             0x01 ‖ holder's key 32 ‖ expires 5 ‖ signature 64   for one node
+             0x02 ‖ holder's seed 32 ‖ expires 5 ‖ signature 64  for whoever has the link: it is a secret
+    check    the first bytes of BLAKE3 over all before it
+
+Integers are big-endian. A text is accepted in its one spelling only. The check is against slips of the pen and says
+nothing about who made the link: what is fetched with it is checked against the SwarmId, and an invite is signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal.protocol.address import format_address, parse_address
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import SEED_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of
+from shoal.protocol.invites import Credential, Invite, claim
+from shoal.protocol.messages import domain_hash
+from shoal.protocol.wire import HASH_BYTES, SwarmId
+
+PREFIX = "shoal:"
+LINK_LIMIT_CHARS = 4096
+PEERS_LIMIT = 4
+ADDRESSES_LIMIT = 4
+"""Addresses of one peer."""
+
+_VERSION = 1
+_CHECK_BYTES = 4
+_EXPIRES_BYTES = 5
+_PORT_BYTES = 2
+_DNS, _IP4, _IP6 = 0, 4, 6
+_NO_INVITE, _BOUND, _BEARER = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkInvite:
+    """An invite on its way to a user; `key` is the bearer's, None where the invite is for one node."""
+
+    invite: Invite
+    key: Identity | None = None
+
+    def credential(self, swarm: SwarmId, peer: PeerId) -> Credential:
+        """What the node `peer` shows. Raises ConfigError if the invite is for another."""
+        if self.key is not None:
+            return claim(self.invite, self.key, swarm, peer)
+        if self.invite.holder != peer:
+            raise ConfigError(
+                f"this link is for the node {self.invite.holder}, and this one is {peer}; ask for another"
+            )
+        return Credential(invite=self.invite)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmLink:
+    """A swarm, some addresses of members to ask, and what admits whoever asks."""
+
+    swarm: SwarmId
+    addresses: tuple[str, ...] = ()
+    invite: LinkInvite | None = None
+
+
+def is_link(text: str) -> bool:
+    """Whether the user meant a link rather than a file."""
+    return text.startswith(PREFIX)
+
+
+def format_link(link: SwarmLink) -> str:
+    """The link as text. Of its addresses the first of each of the first peers are taken, as many as there is room for.
+
+    Raises ConfigError for an address that is none.
+    """
+    body = b"".join((bytes([_VERSION]), link.swarm, _pack_peers(link.addresses), _pack_invite(link.invite)))
+    text = base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
+    return PREFIX + text
+
+
+def parse_link(text: str) -> SwarmLink:
+    """Read a link. Raises ConfigError, one line that says what to do."""
+    try:
+        if len(text) > LINK_LIMIT_CHARS or not is_link(text):
+            raise ValueError
+        encoded = text.removeprefix(PREFIX)
+        data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+        if check != _check(body):
+            raise ValueError
+        if body[0] != _VERSION:
+            raise ConfigError(f"a link of version {body[0]}; this Shoal reads version {_VERSION}, install a newer one")
+        link = _unpack(_Reader(body[1:]))
+        if format_link(link) != text:
+            raise ValueError
+    except (ValueError, IndexError, binascii.Error):
+        raise ConfigError("this is not a whole swarm link; copy again all that `shoal link` prints") from None
+    return link
+
+
+def _check(body: bytes) -> bytes:
+    return domain_hash("link", body)[:_CHECK_BYTES]
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def _pack_peers(addresses: Iterable[str]) -> bytes:
+    by_peer: dict[PeerId, list[bytes]] = {}
+    for text in addresses:
+        address = parse_address(text)
+        packed = by_peer.setdefault(address.peer, [])
+        where = _pack_host(address.host) + address.port.to_bytes(_PORT_BYTES, "big")
+        if where not in packed and len(packed) < ADDRESSES_LIMIT:
+            packed.append(where)
+    peers = list(by_peer.items())[:PEERS_LIMIT]
+    parts = [bytes([len(peers)])]
+    for peer, packed in peers:
+        parts += [public_key_of(peer), bytes([len(packed)]), *packed]
+    return b"".join(parts)
+
+
+def _pack_host(host: str) -> bytes:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return bytes([_DNS, len(host)]) + host.encode("ascii")
+    return bytes([ip.version]) + ip.packed
+
+
+def _unpack_host(data: _Reader) -> str:
+    kind = data.byte()
+    if kind == _DNS:
+        return data.take(data.byte()).decode("ascii")
+    if kind == _IP4:
+        return str(ipaddress.IPv4Address(data.take(4)))
+    if kind == _IP6:
+        return str(ipaddress.IPv6Address(data.take(16)))
+    raise ValueError("an address of another kind")
+
+
+# -- invites -------------------------------------------------------------------------------------------------
+
+
+def _pack_invite(link_invite: LinkInvite | None) -> bytes:
+    if link_invite is None:
+        return bytes([_NO_INVITE])
+    invite, key = link_invite.invite, link_invite.key
+    kind, secret = (_BOUND, public_key_of(invite.holder)) if key is None else (_BEARER, key.private_bytes())
+    return b"".join((bytes([kind]), secret, invite.expires.to_bytes(_EXPIRES_BYTES, "big"), invite.signature))
+
+
+def _unpack_invite(data: _Reader) -> LinkInvite | None:
+    kind = data.byte()
+    if kind == _NO_INVITE:
+        return None
+    if kind not in (_BOUND, _BEARER):
+        raise ValueError("an invite of another kind")
+    secret = data.take(SEED_BYTES)
+    key = Identity.from_seed(secret) if kind == _BEARER else None
+    invite = Invite(
+        holder=peer_id_of(secret) if key is None else key.peer_id,
+        bearer=key is not None,
+        expires=int.from_bytes(data.take(_EXPIRES_BYTES), "big"),
+        signature=data.take(SIGNATURE_BYTES),
+    )
+    return LinkInvite(invite=invite, key=key)
+
+
+# -- the whole -----------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Takes bytes off the front. Raises ValueError where there are too few."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        taken = self._data[self._at : self._at + count]
+        if len(taken) != count:
+            raise ValueError("too short")
+        self._at += count
+        return taken
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError("too long")
+
+
+def _unpack(data: _Reader) -> SwarmLink:
+    """A link whose check holds; whether it is in its one spelling shows when it is formatted again."""
+    swarm = SwarmId(data.take(HASH_BYTES))
+    addresses: list[str] = []
+    for _ in range(data.byte()):
+        peer = peer_id_of(data.take(SEED_BYTES))
+        for _ in range(data.byte()):
+            host = _unpack_host(data)
+            addresses.append(format_address(host, int.from_bytes(data.take(_PORT_BYTES), "big"), peer))
+    invite = _unpack_invite(data)
+    data.end()
+    return SwarmLink(swarm=swarm, addresses=tuple(addresses), invite=invite)

@@ -1,0 +1,133 @@
+"""The manifest, from any member to whoever knows the SwarmId: before a hello, as it must be had to say one.
+
+    GetManifest(swarm)  ─────►  ManifestAnswer(the agreed sections, checked against the SwarmId)  or  Refusal(reason)
+
+It is public to who has the SwarmId, and no secret is in it. Strangers may ask, so what is given out is bounded per
+IP address and in all.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from shoal.protocol.address import parse_address
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest
+from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
+from shoal.protocol.swarm_link import SwarmLink
+from shoal.protocol.wire import SwarmId, canonical, decode
+from shoal.swarm.forwarding import Allowance
+from shoal.swarm.host import Host
+from shoal.swarm.streams import MessageStream
+
+MANIFEST_PROTOCOL = "/shoal/manifest/1"
+REQUEST_LIMIT_BYTES = 128
+ANSWER_LIMIT_BYTES = MANIFEST_LIMIT_BYTES + 64
+REQUEST_DEADLINE_S = 5.0
+FETCH_DEADLINE_S = 10.0
+
+ANSWER_LEAST_BYTES = 4096
+"""So much an answer counts at least."""
+HOST_BYTES_PER_S = 16 << 10
+HOST_BURST_BYTES = 512 << 10
+"""To one IP address: four small manifests a second in the long run, and the largest one twice at once."""
+TOTAL_BYTES_PER_S = 256 << 10
+TOTAL_BURST_BYTES = 4 << 20
+HOST_LIMIT = 1024
+"""IP addresses that are remembered; beyond it the one that asked least lately begins anew."""
+REASONS_SHOWN = 3
+
+logger = logging.getLogger(__name__)
+
+
+class ManifestDesk:
+    """Answers those who ask `host` for the manifest, from when it is made."""
+
+    def __init__(self, host: Host, manifest: Manifest) -> None:
+        self._host = host
+        self._swarm_id = manifest.swarm_id
+        self._answer = canonical(ManifestAnswer(manifest=manifest.to_canonical()))
+        self._hosts: dict[str, Allowance] = {}
+        self._total = Allowance(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
+        host.serve(MANIFEST_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
+
+    async def _serve(self, stream: MessageStream) -> None:
+        request = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        asked = decode(request, GetManifest, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
+        await stream.send(
+            self._reply(asked.swarm, self._host.host_of(stream.peer) or ""), deadline_s=REQUEST_DEADLINE_S
+        )
+        await stream.aclose()
+
+    def _reply(self, swarm: bytes, host: str) -> bytes:
+        if swarm != self._swarm_id:
+            return canonical(Refusal(reason=f"this node is in swarm {self._swarm_id.hex()[:16]}…, not in that one"))
+        if not self._spend(host):
+            return canonical(Refusal(reason="too many ask for the manifest; try again in a minute"))
+        return self._answer
+
+    def _spend(self, host: str) -> bool:
+        cost, now = max(len(self._answer), ANSWER_LEAST_BYTES), trio.current_time()
+        of_host = self._hosts.pop(host, None) or Allowance(HOST_BYTES_PER_S, HOST_BURST_BYTES)
+        self._hosts[host] = of_host  # the last to ask goes last
+        if len(self._hosts) > HOST_LIMIT:
+            del self._hosts[next(iter(self._hosts))]
+        if not (of_host.covers(cost, now) and self._total.covers(cost, now)):
+            return False
+        of_host.left_bytes -= cost
+        self._total.left_bytes -= cost
+        return True
+
+
+async def fetch_manifest(link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_S) -> Manifest:
+    """The manifest of the link's swarm, from the first of its peers that has it; all are asked at once.
+
+    It is asked for under a key made for that, so nobody is told who will join. Raises ConfigError where the link names
+    nobody, NetworkError, with what the peers said, where none has it. Cancellation leaves nothing behind.
+    """
+    by_peer: dict[PeerId, list[str]] = {}
+    for text in link.addresses:
+        by_peer.setdefault(parse_address(text).peer, []).append(text)
+    if not by_peer:
+        raise ConfigError("nobody is named who could be asked for the manifest; add a member's address with --join")
+    host = Host(identity=Identity.generate(), listen=("/ip4/127.0.0.1/tcp/0",))
+    found: list[Manifest] = []
+    reasons: list[str] = []
+    async with trio.open_nursery() as outer:
+        await outer.start(host.run)
+        async with trio.open_nursery() as asking:
+
+            async def ask(peer: PeerId, addresses: list[str]) -> None:
+                try:
+                    found.append(await _ask(host, peer, addresses, link.swarm, deadline_s))
+                except (NetworkError, RemoteError) as error:
+                    logger.info("no manifest from %s: %s", peer, error)
+                    reasons.append(str(error))
+                else:
+                    asking.cancel_scope.cancel()
+
+            for peer, addresses in by_peer.items():
+                asking.start_soon(ask, peer, addresses)
+        outer.cancel_scope.cancel()
+    if not found:
+        raise NetworkError(
+            f"none of the {len(by_peer)} members that the link names gives the manifest; check the network, or ask for "
+            f"a fresh link (`shoal link` at a member): {'; '.join(reasons[:REASONS_SHOWN])}"
+        )
+    return found[0]
+
+
+async def _ask(host: Host, peer: PeerId, addresses: list[str], swarm: SwarmId, deadline_s: float) -> Manifest:
+    """Raises NetworkError, RemoteError."""
+    ends_at = trio.current_time() + deadline_s
+    await host.dial_peer(peer, addresses, deadline_s=deadline_s)
+    left_s = max(ends_at - trio.current_time(), 0.0)
+    request = canonical(GetManifest(swarm=swarm))
+    data = await host.request(peer, MANIFEST_PROTOCOL, request, deadline_s=left_s, limit_bytes=ANSWER_LIMIT_BYTES)
+    reply: ManifestReply = decode(data, ManifestReply, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+    if isinstance(reply, Refusal):
+        raise RemoteError(reply.reason, peer=peer)
+    return Manifest.from_canonical(reply.manifest, swarm, peer=peer)

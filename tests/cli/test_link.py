@@ -1,0 +1,286 @@
+"""`shoal link`, `shoal invite`, `shoal revoke` and `shoal run 'shoal:…'`, with real nodes where one is needed."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.joining import follow_link
+from shoal.cli.link import LIFETIME_LIMIT_DAYS, parse_lifetime
+from shoal.cli.main import execute
+from shoal.node.credentials import admission_of, kept_revocations
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.invites import make_invite
+from shoal.protocol.manifest import load_manifest, render_manifest, validate_manifest
+from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, parse_link
+from tests.node.lab import Node, Swarm, assert_one_line, manifest_of
+
+NOWHERE = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
+
+
+def closed_swarm(folder: Path, workload: str = "regression") -> Path:
+    """The manifest of a swarm by invite, whose founder's data folder is folder/node0."""
+    keys = [Identity.load_or_create(folder / "node0" / f"{name}.key").peer_id for name in ("node", "authority")]
+    tables = {
+        "swarm": {"name": "test", "founders": keys[:1], "authority": keys[1], "admission": "invite"},
+        "workload": {"name": workload, "options": {"inputs": 32, "outputs": 16}},
+        "sync": {"inner_steps": 20},
+        "round": {"chunk_values": 4096},
+    }
+    path = folder / "swarm.toml"
+    path.write_text(render_manifest(validate_manifest(tables, source="the test's")))
+    return path
+
+
+def newcomer(swarm: Swarm, name: str, link: str) -> Node:
+    """A node with nothing but a link; the swarm ends it."""
+    swarm.nodes.append(Node(swarm.workplace / name, Path(link), swarm.workplace))
+    return swarm.nodes[-1]
+
+
+def printed_link(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[str, str]:
+    """What a command prints: one line, a link; and what it says beside that."""
+    capsys.readouterr()
+    assert execute([str(argument) for argument in arguments]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    return out.strip(), err
+
+
+def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Swarm(tmp_path, nodes=1) as swarm:
+        (founder,) = swarm.nodes
+        founder.start()
+        founder.certified(1)
+        text, said = printed_link(capsys, "link", "--data-dir", founder.folder)
+        link = parse_link(text)
+        assert (link.swarm, link.addresses, link.invite) == (swarm.manifest.swarm_id, (founder.address,), None)
+        assert said == ""
+
+        second = newcomer(swarm, "second", text)
+        began = time.time()
+        second.start()
+        linked = second.wait("linked")
+        started = second.wait("started")
+        with capsys.disabled():
+            print(f" linked {linked['at'] - began:.2f} s after the process began, {linked['at'] - started['at']:.2f} s")
+        assert linked["peer"] == founder.peer_id
+        assert linked["at"] - started["at"] < 3
+        certified = second.wait("certified")
+        assert founder.certified(certified["round"])["digest"] == certified["digest"]
+        assert load_manifest(second.folder / "swarm.toml").swarm_id == swarm.manifest.swarm_id
+
+
+def test_invited_node_comes_in_until_its_invite_is_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Swarm(tmp_path, nodes=1) as swarm:
+        path = closed_swarm(tmp_path)  # in the place of the open one
+        (founder,) = swarm.nodes
+        founder.start()
+        founder.certified(1)
+        at_founder = ("--data-dir", founder.folder)
+        text, said = printed_link(capsys, "link", *at_founder)
+        assert parse_link(text).invite is None
+        assert "admits by invite: see `shoal invite`" in said
+
+        text, said = printed_link(capsys, "invite", path, "--expires", "2h", *at_founder)
+        link = parse_link(text)
+        assert link.addresses == (founder.address,)
+        assert link.invite is not None
+        holder = link.invite.invite.holder
+        assert f"`shoal revoke {path} {holder}` takes it back" in said
+        guest = newcomer(swarm, "guest", text)
+        guest.start()
+        assert guest.wait("linked")["peer"] == founder.peer_id
+        guest.wait("certified")
+        assert stat.S_IMODE((guest.folder / "invite").stat().st_mode) == 0o600
+        assert parse_link(printed_link(capsys, "link", "--data-dir", guest.folder)[0]).invite is not None
+
+        assert execute(["revoke", str(path), holder, *map(str, at_founder)]) == 0
+        assert capsys.readouterr().out == "revoked 1 peer; all members that are reached hear of it at once\n"
+        assert founder.wait("revoked")["peer"] == guest.peer_id
+        founder.wait("died", peer=guest.peer_id)
+        revocations = kept_revocations(founder.folder, load_manifest(path))
+        assert revocations is not None
+        assert (revocations.version, revocations.peers) == (1, (holder,))
+        assert guest.wait_exit() == 2  # nobody else is there for it
+        assert_one_line(guest.log, "no member lets this node in: refused: the swarm's authority has revoked the invite")
+
+
+# -- without a node ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    return closed_swarm(tmp_path)
+
+
+def invite(closed: Path, *arguments: str) -> int:
+    return execute(["invite", str(closed), "--data-dir", str(closed.parent / "node0"), *arguments])
+
+
+def test_invite_is_made_without_a_running_node_and_names_the_bootstrap_addresses(
+    closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guest = Identity.generate().peer_id
+    assert invite(closed, "--for", guest, "--expires", "90m") == 0
+    out, err = capsys.readouterr()
+    link = parse_link(out.strip())
+    assert link.addresses == ()
+    assert "join with `shoal run LINK --join ADDRESS`" in err
+    assert link.invite is not None
+    assert (link.invite.invite.holder, link.invite.key) == (guest, None)
+    assert abs(link.invite.invite.expires - (time.time() + 90 * 60)) < 60
+    closed.write_text(closed.read_text().replace("bootstrap = []", f'bootstrap = ["{NOWHERE}"]'))
+    assert invite(closed) == 0
+    out, err = capsys.readouterr()
+    assert parse_link(out.strip()).addresses == (NOWHERE,)
+    assert "whoever has this link may join until" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--for", "12D3Koo"], "'12D3Koo' is not a PeerId; `shoal id` prints a node's"),
+        (["--expires", "7 weeks"], "--expires: '7 weeks' is no time; write 90m, 12h or 7d, up to 3650d"),
+        (["--expires", "0d"], "--expires: '0d' is no time"),
+        (["--data-dir", "/no/such/folder"], "/no/such/folder/authority.key is not it; give the founder's --data-dir"),
+    ],
+)
+def test_invite_refuses_in_one_line(
+    closed: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert invite(closed, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_invite_to_an_open_swarm_says_what_suffices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "swarm.toml"
+    path.write_text(render_manifest(manifest_of([Identity.generate().peer_id])))
+    assert execute(["invite", str(path), "--data-dir", str(tmp_path)]) == 2
+    assert "admission is open; `shoal link` is all it takes" in capsys.readouterr().err
+
+
+def test_link_without_a_node_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["link", "--data-dir", str(tmp_path)]) == 1
+    assert "no node is running on" in capsys.readouterr().err
+
+
+def test_revocations_without_a_node_are_kept_and_grow(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, manifest = closed.parent / "node0", load_manifest(closed)
+    peers = sorted(Identity.generate().peer_id for _ in range(2))
+    for peer in (*peers, peers[0]):
+        assert execute(["revoke", str(closed), peer, "--data-dir", str(folder)]) == 0
+    assert "hear of it when this node runs" in capsys.readouterr().out
+    revocations = kept_revocations(folder, manifest)
+    assert revocations is not None
+    assert (revocations.version, revocations.peers) == (2, tuple(peers))
+    (folder / "revocations").write_bytes(b"\x80")
+    assert kept_revocations(folder, manifest) is None
+    assert execute(["revoke", str(closed), manifest.swarm.authority, "--data-dir", str(folder)]) == 2
+    assert "the authority cannot revoke itself" in capsys.readouterr().err
+
+
+# -- links that lead nowhere: what `shoal run` says ------------------------------------------------------------
+
+
+def run_link(tmp_path: Path, link: SwarmLink, *arguments: str) -> int:
+    return execute(["run", format_link(link), "--data-dir", str(tmp_path / "guest"), "--no-mdns", *arguments])
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    err = capsys.readouterr().err
+    (line,) = (line for line in err.splitlines() if line.startswith("shoal: "))
+    assert "Traceback" not in err
+    return line
+
+
+def test_damaged_link_is_refused_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = format_link(SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,)))
+    assert execute(["run", text[:-1], "--data-dir", str(tmp_path / "guest")]) == 2
+    assert "not a whole swarm link; copy again all that `shoal link` prints" in told(capsys)
+    assert not (tmp_path / "guest").exists()
+
+
+def test_link_to_members_that_are_gone_says_what_to_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,))
+    assert run_link(tmp_path, link) == 1
+    said = told(capsys)
+    assert "none of the 1 members that the link names gives the manifest; check the network, or ask for a fresh" in said
+    assert not (tmp_path / "guest").exists()
+
+
+def kept_folder(tmp_path: Path, closed: Path) -> SwarmLink:
+    """A guest's folder that has the manifest of the closed swarm, and the link to that, without an invite."""
+    manifest = load_manifest(closed)
+    (tmp_path / "guest").mkdir()
+    (tmp_path / "guest" / "swarm").write_text(manifest.swarm_id.hex())
+    (tmp_path / "guest" / "swarm.toml").write_text(render_manifest(manifest))
+    return SwarmLink(swarm=manifest.swarm_id, addresses=(NOWHERE,))
+
+
+def test_link_for_another_node_or_another_swarm_is_refused(
+    tmp_path: Path, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = kept_folder(tmp_path, closed)
+    authority = Identity.load(closed.parent / "node0" / "authority.key")
+    signed = make_invite(authority, link.swarm, holder=Identity.generate().peer_id, expires=2**33)
+    bound = SwarmLink(swarm=link.swarm, addresses=link.addresses, invite=LinkInvite(invite=signed))
+    assert run_link(tmp_path, bound) == 2
+    assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
+    assert not (tmp_path / "guest" / "invite").exists()
+
+    elsewhere = SwarmLink(swarm=manifest_of([signed.holder]).swarm_id, addresses=link.addresses)
+    assert run_link(tmp_path, elsewhere) == 2
+    assert "belongs to another swarm" in told(capsys)
+
+
+def test_node_without_an_invite_that_holds_does_not_start(tmp_path: Path, closed: Path) -> None:
+    link, key, folder = kept_folder(tmp_path, closed), Identity.generate(), tmp_path / "guest"
+    manifest, guest = load_manifest(closed), Identity.load_or_create(folder / "node.key").peer_id
+    with pytest.raises(ConfigError, match=f"this swarm admits by invite and {guest} has none; ask who runs it"):
+        admission_of(folder, manifest, guest)
+    signed = make_invite(Identity.generate(), link.swarm, holder=key.peer_id, bearer=True, expires=2**33)
+    forged = format_link(
+        SwarmLink(swarm=link.swarm, addresses=link.addresses, invite=LinkInvite(invite=signed, key=key))
+    )
+    followed = follow_link(forged, data_dir=folder, join=(), entry_points=("regression",), allowed=())
+    assert followed == (manifest, (NOWHERE,))
+    with pytest.raises(ConfigError, match="your invite was not signed for this swarm by its authority"):
+        admission_of(folder, manifest, guest)
+    (folder / "invite").write_text("shoal:damaged")
+    with pytest.raises(ConfigError, match="is damaged; start again from the link that you were given"):
+        admission_of(folder, manifest, guest)
+    assert admission_of(folder, manifest, manifest.swarm.founders[0]).credential is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ("poetry", "install the Python package that has 'poetry' in its entry-point group shoal.workloads"),
+        ("os:system", "names the code 'os:system'; if you have it and trust it, pass --allow-workload os:system"),
+    ],
+)
+def test_workload_of_a_link_that_is_not_installed_is_named_and_never_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: str, said: str
+) -> None:
+    link = kept_folder(tmp_path, closed_swarm(tmp_path, workload))
+    assert run_link(tmp_path, link) == 2
+    assert said in told(capsys)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1m", 60), ("12h", 43_200), ("7d", 604_800), ("3650d", 315_360_000)])
+def test_lifetime_in_seconds(text: str, seconds: int) -> None:
+    assert parse_lifetime(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "1.5h", f"{LIFETIME_LIMIT_DAYS + 1}d", "٧d", "7dd"])
+def test_what_is_no_lifetime(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no time"):
+        parse_lifetime(text)

@@ -1,0 +1,179 @@
+"""The swarm link: what it holds comes out again, in one spelling, and no damaged one is taken for a link."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.invites import EXPIRY_LIMIT_S, make_invite, reason_not_valid
+from shoal.protocol.messages import domain_hash
+from shoal.protocol.swarm_link import (
+    ADDRESSES_LIMIT,
+    LINK_LIMIT_CHARS,
+    PEERS_LIMIT,
+    LinkInvite,
+    SwarmLink,
+    format_link,
+    is_link,
+    parse_link,
+)
+from shoal.protocol.wire import SwarmId
+
+SWARM = SwarmId(bytes(range(32)))
+AUTHORITY, GUEST, BEARER, *PEERS = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 10))
+A, B = (identity.peer_id for identity in PEERS[:2])
+ADDRESSES = (
+    f"/ip4/192.0.2.7/tcp/4001/p2p/{A}",
+    f"/ip6/2001:db8::7/tcp/65535/p2p/{A}",
+    f"/dns/node.example.org/tcp/1/p2p/{B}",
+)
+BOUND = LinkInvite(invite=make_invite(AUTHORITY, SWARM, holder=GUEST.peer_id, expires=EXPIRY_LIMIT_S))
+BORNE = LinkInvite(
+    invite=make_invite(AUTHORITY, SWARM, holder=BEARER.peer_id, bearer=True, expires=1_800_000_000), key=BEARER
+)
+TEXTS = [format_link(SwarmLink(swarm=SWARM, addresses=ADDRESSES, invite=invite)) for invite in (None, BOUND, BORNE)]
+
+hosts = st.one_of(
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str).filter(lambda host: "%" not in host),
+    st.from_regex(r"[a-z][a-z0-9-]{0,62}(\.[a-z][a-z0-9-]{0,20}){0,3}", fullmatch=True),
+)
+
+
+def kind_of(host: str) -> str:
+    return "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"
+
+
+@pytest.mark.parametrize(("invite", "text"), [(None, TEXTS[0]), (BOUND, TEXTS[1]), (BORNE, TEXTS[2])])
+def test_link_comes_out_as_it_went_in(invite: LinkInvite | None, text: str) -> None:
+    link = parse_link(text)
+    assert (link.swarm, link.addresses) == (SWARM, ADDRESSES)
+    if invite is None:
+        assert link.invite is None
+        return
+    assert link.invite is not None
+    assert link.invite.invite == invite.invite
+    for bearer in (link.invite, invite):
+        credential = bearer.credential(SWARM, GUEST.peer_id)
+        reason = reason_not_valid(credential, peer=GUEST.peer_id, swarm=SWARM, authority=AUTHORITY.peer_id)
+        assert reason is None
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(hosts, st.integers(1, 65535), st.sampled_from(PEERS[:PEERS_LIMIT])), max_size=10))
+def test_any_addresses_survive(found: list[tuple[str, int, Identity]]) -> None:
+    texts = [f"/{kind_of(host)}/{host}/tcp/{port}/p2p/{who.peer_id}" for host, port, who in found]
+    link = parse_link(format_link(SwarmLink(swarm=SWARM, addresses=tuple(texts))))
+    expected = []
+    for peer in dict.fromkeys(who.peer_id for *_, who in found):
+        expected += list(dict.fromkeys(text for text in texts if text.endswith(peer)))[:ADDRESSES_LIMIT]
+    assert list(link.addresses) == expected
+
+
+def test_link_is_short_and_needs_no_quotes_in_a_shell() -> None:
+    assert [len(text) for text in TEXTS] == [208, 342, 342]
+    for text in TEXTS:
+        assert is_link(text)
+        assert set(text.removeprefix("shoal:")) <= set(
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+        )
+
+
+def test_link_takes_as_many_addresses_as_it_has_room_for() -> None:
+    addresses = tuple(f"/ip4/192.0.2.{n}/tcp/4001/p2p/{who.peer_id}" for who in PEERS for n in range(1, 7))
+    kept = parse_link(format_link(SwarmLink(swarm=SWARM, addresses=addresses))).addresses
+    assert len(kept) == PEERS_LIMIT * ADDRESSES_LIMIT
+    assert kept == tuple(a for a in addresses if a in kept)
+
+
+def test_invite_for_one_node_is_of_no_use_to_another() -> None:
+    with pytest.raises(ConfigError, match=f"this link is for the node {GUEST.peer_id}, and this one is {A}"):
+        BOUND.credential(SWARM, A)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[str, str]:
+    original = draw(st.sampled_from(TEXTS))
+    text = list(original)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(text) - 1))
+        how = draw(st.sampled_from(["change", "cut", "insert", "swap"]))
+        if how == "change":
+            text[at] = draw(st.sampled_from("ABCxyz019-_=/+ \n\x00é"))
+        elif how == "cut":
+            del text[at : at + draw(st.integers(1, 12))]
+        elif how == "insert":
+            text[at:at] = draw(st.sampled_from(["A", "=", "==", " ", "\n", "shoal:", "AAAA"]))
+        else:
+            text[at], text[at - 1] = text[at - 1], text[at]
+        if not text:
+            break
+    return original, "".join(text)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(damaged())
+def test_none_of_a_thousand_damaged_links_is_accepted(found: tuple[str, str]) -> None:
+    original, text = found
+    if text == original:
+        return  # it was damaged into itself
+    with pytest.raises(ConfigError) as caught:
+        parse_link(text)
+    assert str(caught.value) == "this is not a whole swarm link; copy again all that `shoal link` prints"
+
+
+def checked(body: bytes) -> str:
+    """A link whose check holds, whatever is in it."""
+    return "shoal:" + base64.urlsafe_b64encode(body + domain_hash("link", body)[:4]).decode().rstrip("=")
+
+
+def body_of(text: str) -> bytes:
+    encoded = text.removeprefix("shoal:")
+    return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))[:-4]
+
+
+def test_only_the_one_spelling_counts_even_where_the_check_holds() -> None:
+    body = body_of(TEXTS[0])
+    assert parse_link(checked(body)).addresses == ADDRESSES
+    key = body[34:66]
+    again = bytes([2]) + (key + bytes([1, 4, 192, 0, 2, 7, 15, 161])) * 2  # one peer named twice
+    as_name = bytes([1]) + key + bytes([1, 0, 9]) + b"192.0.2.7" + bytes([15, 161])
+    for peers in (again, as_name):
+        with pytest.raises(ConfigError, match="not a whole swarm link"):
+            parse_link(checked(body[:33] + peers + b"\x00"))
+    with pytest.raises(ConfigError, match="not a whole swarm link"):
+        parse_link(checked(body + b"\x00"))
+
+
+@pytest.mark.parametrize("host", [b"a b", b"..", b"a/../b", b"\x1b[31m", b""])
+def test_name_that_is_none_is_refused(host: bytes) -> None:
+    body = body_of(TEXTS[0])
+    made = body[:33] + bytes([1]) + body[34:66] + bytes([1, 0, len(host)]) + host + bytes([15, 161, 0])
+    with pytest.raises(ConfigError):
+        parse_link(checked(made))
+
+
+def test_link_of_a_later_version_says_so() -> None:
+    with pytest.raises(ConfigError, match="a link of version 2; this Shoal reads version 1, install a newer one"):
+        parse_link(checked(b"\x02" + body_of(TEXTS[0])[1:]))
+
+
+@pytest.mark.parametrize("text", ["", "shoal:", "shoal:AAAA", "swarm.toml", "shoal:" + "A" * LINK_LIMIT_CHARS])
+def test_what_is_no_link_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a whole swarm link"):
+        parse_link(text)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=300))
+def test_noise_whose_check_holds_is_a_link_or_a_config_error(noise: bytes) -> None:
+    text = checked(b"\x01" + SWARM + noise)
+    try:
+        assert format_link(parse_link(text)) == text
+    except ConfigError:
+        return

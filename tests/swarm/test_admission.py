@@ -1,0 +1,281 @@
+"""Admission on real hosts on loopback: invites shown in the hello, and the authority's revocations as they spread."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity
+from shoal.protocol.invites import (
+    CLOCK_TOLERANCE_S,
+    Credential,
+    Revocations,
+    claim,
+    make_invite,
+    make_revocations,
+)
+from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection, WorkloadSection
+from shoal.protocol.messages import Leave, Term
+from shoal.protocol.peering import Announce
+from shoal.protocol.records import NodeRecord, seal_record
+from shoal.protocol.wire import Sealer
+from shoal.swarm import members as members_module
+from shoal.swarm.links import Refused
+from tests.swarm.test_members import Node, assert_linked, identity, run, running, stranger, until
+
+AUTHORITY, BEARER, THIEF = identity(101), identity(102), identity(103)
+
+
+def manifest(name: str = "test", admission: str = "invite") -> Manifest:
+    swarm = SwarmSection(
+        name=name,
+        founders=[identity(1).peer_id],
+        authority=AUTHORITY.peer_id,
+        admission=admission,  # type: ignore[arg-type]
+    )
+    return Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
+
+
+CLOSED = manifest()
+SWARM = CLOSED.swarm_id
+LATER = int(time.time()) + 3600
+
+
+@dataclass
+class Guest(Node):
+    """A node that shows a credential, or none."""
+
+    manifest: Manifest = CLOSED
+    credential: Credential | None = None
+
+    def record(self) -> NodeRecord:
+        return msgspec.structs.replace(super().record(), invite=self.credential or msgspec.UNSET)
+
+
+def bound(seed: int, *, signer: Identity = AUTHORITY, swarm: bytes = SWARM, expires: int = LATER) -> Credential:
+    return Credential(invite=make_invite(signer, swarm, holder=identity(seed).peer_id, expires=expires))  # type: ignore[arg-type]
+
+
+def borne(seed: int, *, expires: int = LATER) -> Credential:
+    invite = make_invite(AUTHORITY, SWARM, holder=BEARER.peer_id, bearer=True, expires=expires)
+    return claim(invite, BEARER, SWARM, identity(seed).peer_id)
+
+
+def revoking(*nodes: Node, before: Revocations | None = None) -> Revocations:
+    return make_revocations(AUTHORITY, nodes[0].manifest.swarm_id, before, [node.peer for node in nodes])
+
+
+@pytest.fixture(autouse=True)
+def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+
+
+def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
+    async def main() -> None:
+        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
+        async with running(founder, second, third):
+            await second.join(founder)
+            await third.join(second)
+            await assert_linked(founder, second, third)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("credential", "reason"),
+    [
+        (None, "admission is by invite and you have none"),
+        (bound(2, signer=THIEF), "your invite was not signed for this swarm by its authority"),
+        (bound(2, swarm=manifest("other").swarm_id), "your invite was not signed for this swarm by its authority"),
+        (bound(2, expires=LATER - 3600 - 2 * CLOCK_TOLERANCE_S), "your invite expired on 20"),
+        (bound(3), f"your invite is for {identity(3).peer_id} and you are {identity(2).peer_id}"),
+        (borne(3), f"your invite was not claimed for {identity(2).peer_id} with its key"),
+    ],
+    ids=["none", "forged", "foreign", "expired", "of another", "overheard"],
+)
+def test_guest_is_refused_at_hello_with_the_reason(credential: Credential | None, reason: str) -> None:
+    async def main() -> None:
+        founder, guest = Guest(1), Guest(2, credential=credential)
+        async with running(founder, guest):
+            with pytest.raises(Refused) as caught:
+                await guest.join(founder)
+            assert reason in str(caught.value)
+            assert founder.linked() == guest.linked() == frozenset()
+            assert founder.members.record_of(guest.peer) is None
+            assert founder.members.alive() == frozenset()
+            assert founder.changes == []
+
+    run(main)
+
+
+def test_guest_whose_invite_expired_stays_while_linked_and_comes_back_as_a_member_of_the_last_round() -> None:
+    async def main() -> None:
+        founder, guest = Guest(1), Guest(2, credential=bound(2))
+        async with running(founder, guest):
+            await guest.join(founder)
+            founder.members.admission.clock = lambda: LATER + CLOCK_TOLERANCE_S + 1.0
+            guest.members.announce()  # its record comes again, and is taken
+            await assert_linked(founder, guest)
+            assert founder.members.record_of(guest.peer) is not None
+            with pytest.raises(Refused, match="your invite expired on"):
+                await guest.join(founder)
+            founder.members.admission.standing = lambda peer: peer == guest.peer
+            await guest.join(founder)
+
+    run(main)
+
+
+def test_guest_does_not_join_a_member_without_an_invite() -> None:
+    """An invite binds the one who is asked as well: else anybody at a member's old address could pose as one."""
+
+    async def main() -> None:
+        guest = Guest(2, credential=bound(2))
+        async with running(guest), stranger(9, swarm_id=SWARM) as impostor:
+            impostor.welcomes()
+            with pytest.raises(RemoteError, match="does not belong to this swarm: admission is by invite"):
+                await guest.members.links.join(impostor.host.addresses[0], deadline_s=5)
+            assert guest.linked() == frozenset()
+
+    run(main)
+
+
+def test_record_is_kept_and_passed_on_only_of_who_may_be_here() -> None:
+    async def main() -> None:
+        founder, guest = Guest(1), Guest(2, credential=bound(2))
+        async with running(founder, guest):
+            await guest.join(founder)
+            await assert_linked(founder, guest)
+            for seed, credential in ((7, None), (8, bound(2)), (9, borne(9, expires=0))):
+                who = identity(seed)
+                stated = NodeRecord(peer=who.peer_id, boot=1, invite=credential or msgspec.UNSET)
+                guest.members.links.send(founder.peer, Announce(record=seal_record(Sealer(who, SWARM, 1), stated)))
+            await until(lambda: founder.members.record_of(identity(9).peer_id))  # it joined in time, somewhere
+            for seed in (7, 8):
+                assert founder.members.record_of(identity(seed).peer_id) is None
+
+    run(main)
+
+
+async def refusal(guest: Node, member: Node) -> str:
+    """What `member` says to a guest that tries again by itself as well, so that one attempt can spoil the other."""
+    while True:
+        try:
+            await guest.join(member)
+        except Refused as error:
+            return str(error)
+        except NetworkError:
+            await trio.sleep(0.02)
+        assert guest.peer not in member.linked()
+
+
+# -- revocations ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("admission", ["open", "invite"])
+def test_revoked_member_is_parted_from_by_all_and_refused_from_then_on(admission: str) -> None:
+    rule = manifest(admission=admission)
+
+    async def main() -> None:
+        founder, second, third = (
+            Guest(n, manifest=rule, credential=None if n == 1 or admission == "open" else bound(n)) for n in (1, 2, 3)
+        )
+        kept: list[Revocations] = []
+        second.members.admission.keep = kept.append
+        async with running(founder, second, third):
+            await second.join(founder)
+            await third.join(founder)
+            await assert_linked(founder, second, third)
+            listed = revoking(third)
+            founder.members.revoke(listed)
+            await until(lambda: third.peer not in second.linked())
+            assert kept == [listed]
+            for node, other in ((founder, second), (second, founder)):
+                assert node.says("revoked", third)
+                assert node.linked() == {other.peer}
+                await until(lambda node=node, other=other: node.members.alive() == {other.peer})  # type: ignore[misc]
+                assert node.members.record_of(third.peer) is None
+                assert not node.members.admits(third.peer)
+                assert f"the swarm's authority has revoked {third.peer}" in await refusal(third, node)
+            assert founder.members.addresses_of(third.peer) == ()
+            for node in (founder, second):
+                await until(lambda node=node: third.peer not in node.host.connected())  # type: ignore[misc]
+            await assert_linked(founder, second)
+
+    run(main)
+
+
+def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
+    async def main() -> None:
+        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
+        outcast = Guest(4, credential=bound(4))
+        async with running(founder, second, third, outcast):
+            await second.join(founder)
+            founder.members.revoke(revoking(outcast))
+            await until(lambda: second.members.admission.revocations is not None)
+            founder.kill()
+            await third.join(second)
+            await until(lambda: third.members.admission.revocations is not None)
+            assert "has revoked" in await refusal(outcast, third)
+
+    run(main)
+
+
+def test_revoked_invite_parts_with_all_who_came_with_it() -> None:
+    async def main() -> None:
+        founder, *guests = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
+        other = Guest(4, credential=bound(4))
+        async with running(founder, *guests, other):
+            for guest in (*guests, other):
+                await guest.join(founder)
+            await assert_linked(founder, *guests, other)
+            founder.members.revoke(make_revocations(AUTHORITY, SWARM, None, [BEARER.peer_id]))
+            for node in (founder, other):
+                expected = {founder.peer, other.peer} - {node.peer}
+                await until(lambda node=node, expected=expected: node.linked() == expected)  # type: ignore[misc]
+            assert "has revoked the invite that you came with" in await refusal(guests[0], founder)
+
+    run(main)
+
+
+def test_forged_list_costs_its_sender_the_link_and_revokes_nobody() -> None:
+    async def main() -> None:
+        founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
+        async with running(founder, second, third):
+            await second.join(founder)
+            await third.join(founder)
+            await assert_linked(founder, second, third)
+            forged = make_revocations(identity(2), SWARM, None, [third.peer])
+            second.members.links.send(founder.peer, forged)
+            await until(lambda: founder.says("lost", second))
+            assert founder.members.admission.revocations is None
+            assert not founder.says("revoked", third)
+            assert third.peer in founder.linked()
+
+    run(main)
+
+
+def test_list_is_passed_on_once() -> None:
+    async def main() -> None:
+        founder, second = Guest(1), Guest(2, credential=bound(2))
+        async with running(founder, second):
+            await second.join(founder)
+            await assert_linked(founder, second)
+            listed = revoking(Guest(5))
+            founder.members.revoke(listed)
+            await until(lambda: second.members.admission.revocations == listed)
+            said: list[object] = []
+            second.members.links.broadcast = said.append  # type: ignore[method-assign]
+            for _ in range(3):
+                founder.members.links.send(second.peer, listed)
+            last = Leave(term=Term(), round=99, base=bytes(32))
+            founder.members.links.send(second.peer, last)
+            await until(lambda: (founder.peer, last) in second.heard)
+            assert [word for word in said if isinstance(word, Revocations)] == []
+
+    run(main)

@@ -1,0 +1,190 @@
+"""The manifest from members that are strangers yet: the right one from any of them, and nothing else from all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import trio
+
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import Manifest, NetworkSection, SwarmSection, SyncSection, WorkloadSection
+from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
+from shoal.protocol.swarm_link import SwarmLink
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm import manifest_exchange
+from shoal.swarm.host import Host
+from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestDesk, fetch_manifest
+from shoal.swarm.streams import MessageStream
+
+TEST_DEADLINE_S = 20
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(TEST_DEADLINE_S):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+def manifest(name: str = "test") -> Manifest:
+    swarm = SwarmSection(name=name, founders=[Identity.from_seed(bytes(32)).peer_id])
+    network = NetworkSection(bootstrap=["/ip4/192.0.2.1/tcp/1/p2p/" + swarm.founders[0]])
+    return Manifest(
+        swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1), network=network
+    )
+
+
+MANIFEST = manifest()
+
+
+@contextlib.asynccontextmanager
+async def hosts(count: int) -> AsyncIterator[list[Host]]:
+    made = [Host(identity=Identity.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for host in made:
+            await nursery.start(host.run)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def answering(host: Host, reply: bytes) -> None:
+    async def answer(stream: MessageStream) -> None:
+        await stream.receive(deadline_s=5)
+        await stream.send(reply, deadline_s=5)
+        await stream.aclose()
+
+    host.serve(MANIFEST_PROTOCOL, answer)
+
+
+async def keep_silent(stream: MessageStream) -> None:
+    await trio.sleep_forever()
+
+
+def link_to(*members: Host) -> SwarmLink:
+    return SwarmLink(swarm=MANIFEST.swarm_id, addresses=tuple(host.addresses[0] for host in members))
+
+
+async def ask(host: Host, desk: Host, request: bytes) -> ManifestReply:
+    await host.dial(desk.addresses[0], deadline_s=5)
+    answer = await host.request(desk.peer_id, MANIFEST_PROTOCOL, request, deadline_s=5)
+    return decode(answer, ManifestReply)  # type: ignore[arg-type]
+
+
+def test_manifest_comes_without_its_addresses_and_is_the_swarms() -> None:
+    async def main() -> None:
+        async with hosts(1) as (member,):
+            ManifestDesk(member, MANIFEST)
+            got = await fetch_manifest(link_to(member))
+            assert got.swarm_id == MANIFEST.swarm_id
+            assert got.network.bootstrap == []
+            assert got.to_canonical() == MANIFEST.to_canonical()
+
+    run(main)
+
+
+def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
+    async def main() -> None:
+        async with hosts(6) as (gone, silent, other_swarms, garbler, decliner, honest):
+            desk = link_to(gone)
+            answering(other_swarms, canonical(ManifestAnswer(manifest=manifest("other").to_canonical())))
+            answering(garbler, b"\xc1")
+            answering(decliner, canonical(Refusal(reason="not now")))
+            silent.serve(MANIFEST_PROTOCOL, keep_silent)
+            ManifestDesk(honest, MANIFEST)
+            dead = "/ip4/127.0.0.1/tcp/9/p2p/" + desk.addresses[0].rpartition("/")[2]
+            members = link_to(silent, other_swarms, garbler, decliner, honest)
+            asked = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead, *members.addresses))
+            began = trio.current_time()
+            assert (await fetch_manifest(asked)).swarm_id == MANIFEST.swarm_id
+            assert trio.current_time() - began < manifest_exchange.FETCH_DEADLINE_S / 2
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (canonical(ManifestAnswer(manifest=manifest("other").to_canonical())), "a manifest of another swarm"),
+        (canonical(ManifestAnswer(manifest=MANIFEST.to_canonical()[:-1])), "not a valid Manifest"),
+        (canonical(ManifestAnswer(manifest=b"")), "not a valid Manifest"),
+        (canonical(Refusal(reason="not now")), "not now"),
+        (b"\x91" * 10_000, "not a valid"),
+        (b"x" * (manifest_exchange.ANSWER_LIMIT_BYTES + 1), "exceeds the limit"),
+    ],
+    ids=["other", "cut", "empty", "refusal", "nested", "large"],
+)
+def test_what_is_not_the_swarms_manifest_is_not_taken(reply: bytes, said: str) -> None:
+    async def main() -> None:
+        async with hosts(1) as (member,):
+            answering(member, reply)
+            with pytest.raises(NetworkError) as caught:
+                await fetch_manifest(link_to(member))
+            assert str(caught.value).startswith("none of the 1 members that the link names gives the manifest; check")
+            assert said in str(caught.value)
+
+    run(main)
+
+
+def test_members_that_do_not_answer_end_the_fetch_at_its_deadline() -> None:
+    async def main() -> None:
+        async with hosts(1) as (silent,):
+            silent.serve(MANIFEST_PROTOCOL, keep_silent)
+            with trio.fail_after(5), pytest.raises(NetworkError, match="ask for a fresh link"):
+                await fetch_manifest(link_to(silent), deadline_s=0.5)
+
+    run(main)
+
+
+def test_link_without_addresses_says_what_to_add() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="add a member's address with --join"):
+            await fetch_manifest(SwarmLink(swarm=MANIFEST.swarm_id))
+
+    run(main)
+
+
+def test_desk_tells_the_manifest_of_its_own_swarm_only() -> None:
+    async def main() -> None:
+        async with hosts(2) as (member, asker):
+            ManifestDesk(member, MANIFEST)
+            reply = await ask(asker, member, canonical(GetManifest(swarm=manifest("other").swarm_id)))
+            assert reply == Refusal(reason=f"this node is in swarm {MANIFEST.swarm_id.hex()[:16]}…, not in that one")
+            with pytest.raises((NetworkError, RemoteError)):
+                await ask(asker, member, b"\x00" * 1000)
+            assert member.remote_errors == 1
+
+    run(main)
+
+
+def test_one_address_gets_so_many_whatever_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_exchange, "HOST_BURST_BYTES", 3 * manifest_exchange.ANSWER_LEAST_BYTES)
+    monkeypatch.setattr(manifest_exchange, "HOST_BYTES_PER_S", 1)
+
+    async def main() -> None:
+        async with hosts(3) as (member, asker, neighbour):
+            ManifestDesk(member, MANIFEST)
+            request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
+            given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(5)]
+            assert given == [True, True, True, False, False]
+            expected = Refusal(reason="too many ask for the manifest; try again in a minute")
+            assert await ask(neighbour, member, request) == expected
+
+    run(main)
+
+
+def test_all_addresses_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_exchange, "TOTAL_BURST_BYTES", 2 * manifest_exchange.ANSWER_LEAST_BYTES)
+    monkeypatch.setattr(manifest_exchange, "TOTAL_BYTES_PER_S", 1)
+
+    async def main() -> None:
+        async with hosts(2) as (member, asker):
+            ManifestDesk(member, MANIFEST)
+            request = canonical(GetManifest(swarm=MANIFEST.swarm_id))
+            given = [isinstance(await ask(asker, member, request), ManifestAnswer) for _ in range(3)]
+            assert given == [True, True, False]
+
+    run(main)

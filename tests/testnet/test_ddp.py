@@ -1,0 +1,104 @@
+"""`strategy = "ddp"`: a whole history against training in one process, and real nodes of which one is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from shoal.collectives.state import ADAMW_KINDS
+from shoal.node.regression import RegressionWorkload
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import Manifest, load_manifest, validate_manifest
+from shoal.testnet.bench_train_local import LocalSwarm
+from shoal.testnet.bench_train_spec import inner_settings
+from shoal.testnet.bench_train_sync import SynchronousTraining
+from shoal.testnet.report import Report, ok
+from shoal.testnet.scenario import Fault, Scenario
+from shoal.testnet.swarm import run_testnet
+from tests.testnet.test_swarm import assert_none_left
+
+DEADLINE_S = 120.0
+OPTIONS = {"inputs": 100, "outputs": 100}
+WHO = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def manifest_of(clip_norm: float) -> Manifest:
+    tables = {
+        "swarm": {"name": "test", "founders": [one.peer_id for one in WHO]},
+        "workload": {"name": "regression", "seed": 7, "options": OPTIONS},
+        "sync": {"strategy": "ddp"},
+        "inner": {"lr": 0.01, "clip_norm": clip_norm},
+        "round": {"chunk_values": 4096},
+    }
+    return validate_manifest(tables, source="swarm.toml")
+
+
+def flat(model: torch.nn.Module) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.concatenate([value.detach().numpy().ravel() for _, value in sorted(model.named_parameters())])
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e9])
+def test_history_of_three_nodes_is_adamw_on_the_joined_batch(clip_norm: float) -> None:
+    """Contributions, plans, sums and certified steps are those of nodes; the other side is one torch model."""
+    manifest = manifest_of(clip_norm)
+    workload = RegressionWorkload(**OPTIONS)
+    swarm = LocalSwarm(manifest, WHO)
+    alone = SynchronousTraining(workload, seed=manifest.workload.seed, inner=inner_settings(manifest), members=3)
+    start = flat(alone.model)
+    assert swarm.state.anchor.tobytes() == start.tobytes()
+    for _ in range(10):
+        swarm.run_round()
+        alone.train_round(1)
+    assert swarm.state.tokens == alone.tokens
+    assert swarm.state.kinds == ADAMW_KINDS
+    np.testing.assert_allclose(swarm.state.anchor, flat(alone.model), rtol=0, atol=1e-5)
+    assert np.abs(swarm.state.anchor - start).max() > 0.05  # so that 1e-5 says something
+
+
+SCENARIO = Scenario(
+    nodes=3,
+    rounds=5,
+    strategy="ddp",
+    workload="regression",
+    options={"inputs": 64, "outputs": 32},
+    inner={"lr": 0.05, "warmup_tokens": 0},
+    round={"durability": "memory"},
+    faults=(Fault(kind="kill", node=2, round=2, phase="reduce", progress=0.4),),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+    out = tmp_path_factory.mktemp("ddp")
+
+    async def limited() -> Report:
+        with trio.fail_after(DEADLINE_S):
+            return await run_testnet(SCENARIO, out)
+
+    report = trio.run(limited)
+    assert_none_left(out)
+    return report, out
+
+
+def test_rounds_are_exact_though_one_is_killed(run: tuple[Report, Path]) -> None:
+    report, out = run
+    assert ok(report), report
+    assert (report.rounds_certified, report.forks, report.wrong_values, report.digests_equal) == (5, 0, 0, True)
+    assert [node.outcome for node in report.nodes] == ["running", "running", "killed"]
+    assert load_manifest(out / "swarm.toml").sync.inner_steps == 1
+    assert report.loss.first is not None
+    assert report.loss.last is not None
+    assert report.loss.last < report.loss.first
