@@ -1,0 +1,316 @@
+"""The built-in policy: a small causal transformer over characters, quick enough to learn on one core.
+
+Pre-norm blocks with learned positions. Generation keeps keys and values; rows with the same context share its
+computation, and a finished row leaves the batch.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask
+from shoal.protocol.errors import ConfigError
+
+PAD: Final = 0
+END: Final = 1
+"""Ends a completion."""
+ASK: Final = 2
+"""Stands between prompt and completion."""
+UNKNOWN: Final = 3
+"""Stands in prompts for characters outside the alphabet."""
+SPECIAL: Final = 4
+
+PACKED_SAMPLES: Final = 16
+"""Completions that share a prompt's row in training: the attention mask grows with the square of the row."""
+
+ALPHABET: Final = string.digits + string.ascii_letters + string.punctuation + " \n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CharModelSettings:
+    """Size and limits. A prompt keeps its last `prompt_chars` characters: these questions end with what is asked.
+
+    alphabet: the characters that completions may have, each once. temperature: of sampling.
+    """
+
+    width: int = 96
+    layers: int = 3
+    heads: int = 4
+    prompt_chars: int = 64
+    completion_tokens: int = 24
+    temperature: float = 1.0
+    alphabet: str = ALPHABET
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what no model can be made of."""
+        for name in ("width", "layers", "heads", "prompt_chars", "completion_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"the character model's {name} must be at least 1, not {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ConfigError(f"the character model's width {self.width} must be a multiple of its {self.heads} heads")
+        if not self.temperature > 0:
+            raise ConfigError(f"the character model's temperature must be above 0, not {self.temperature}")
+        if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
+            raise ConfigError("the character model's alphabet must have characters, and each of them once")
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt, the token that asks, and completion."""
+        return self.prompt_chars + 1 + self.completion_tokens
+
+
+class CharPolicy:
+    """A `Policy` over characters. The parameters follow from settings and seed."""
+
+    def __init__(self, settings: CharModelSettings, *, seed: int) -> None:
+        self.settings = settings
+        self._ids = {char: SPECIAL + at for at, char in enumerate(settings.alphabet)}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = CharTransformer(settings, vocabulary=SPECIAL + len(settings.alphabet))
+
+    @property
+    def completion_limit_tokens(self) -> int:
+        """See `Policy`."""
+        return self.settings.completion_tokens
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """The last characters of the question, and the token that asks."""
+        return (*(self._ids.get(char, UNKNOWN) for char in text[-self.settings.prompt_chars :]), ASK)
+
+    def encode_completion(self, text: str) -> tuple[int, ...] | None:
+        """See `Policy`: None if a character is outside the alphabet."""
+        ids = tuple(self._ids.get(char, UNKNOWN) for char in text)
+        if UNKNOWN in ids:
+            return None
+        return (*ids, END)[: self.settings.completion_tokens]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The characters; special tokens have none."""
+        return "".join(self.settings.alphabet[token - SPECIAL] for token in tokens if token >= SPECIAL)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them."""
+        return list(self.model.parameters())
+
+    @torch.no_grad()
+    def extend(
+        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
+        limit = self.settings.completion_tokens
+        active = [rollout for rollout in rollouts if not rollout.done]
+        if not active:
+            return 0
+        contexts = [(*rollout.prompt, *rollout.tokens) for rollout in active]
+        unique = {context: at for at, context in enumerate(dict.fromkeys(contexts))}
+        logits, cache = self.model.prefill(list(unique), room=limit - min(len(rollout.tokens) for rollout in active))
+        rows = torch.tensor([unique[context] for context in contexts])
+        logits = logits[rows]
+        cache.keep(rows)
+        drawn = 0
+        while True:
+            logs = self._log_softmax(logits)
+            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+            for rollout, token, log in zip(
+                active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
+            ):
+                rollout.tokens.append(token)
+                rollout.log_probs.append(log)
+                rollout.done = token == END or len(rollout.tokens) >= limit
+            drawn += len(active)
+            going = [at for at, rollout in enumerate(active) if not rollout.done]
+            if not going or (enough is not None and enough()):
+                return drawn
+            if len(going) < len(active):
+                active = [active[at] for at in going]
+                kept = torch.tensor(going)
+                tokens = tokens[kept]
+                cache.keep(kept)
+            logits = self.model.step(tokens, cache)
+
+    def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`: samples of one prompt share its computation, and stand behind it without seeing each other."""
+        mask = completion_mask(samples)
+        packs = _pack(samples)
+        longest = max(len(pack.tokens) for pack in packs)
+        tokens = torch.full((len(packs), longest), PAD)
+        positions, parts = torch.zeros_like(tokens), torch.full_like(tokens, -1)
+        places, targets = torch.zeros(mask.shape, dtype=torch.long), torch.full(mask.shape, END)
+        for at, pack in enumerate(packs):
+            length = len(pack.tokens)
+            tokens[at, :length] = torch.tensor(pack.tokens)
+            positions[at, :length] = torch.tensor(pack.positions)
+            parts[at, :length] = torch.tensor(pack.parts)
+            for row, columns in pack.rows.items():
+                places[row, : len(columns)] = at * longest + torch.tensor(columns)
+                targets[row, : len(columns)] = torch.tensor(samples[row].completion)
+        seen = (parts[:, None, :] == 0) | (parts[:, None, :] == parts[:, :, None])
+        seen &= torch.ones(longest, longest, dtype=torch.bool).tril()
+        hidden = self.model.hidden(tokens, positions=positions, seen=seen[:, None]).flatten(0, 1)[places]
+        logs = self._log_softmax(self.model.head(hidden)).gather(2, targets[:, :, None])[:, :, 0]
+        return torch.where(mask, logs, 0.0)
+
+    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities over the vocabulary, in which special tokens other than the end have none."""
+        logits = logits / self.settings.temperature
+        logits[..., [PAD, ASK, UNKNOWN]] = float("-inf")
+        return functional.log_softmax(logits, dim=-1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pack:
+    """A prompt and completions of it in one row; parts: 0 for the prompt, n for the n-th completion.
+
+    rows: by the sample's number, the columns whose logits are for the tokens of its completion.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    parts: list[int]
+    rows: dict[int, list[int]]
+
+
+def _pack(samples: Sequence[Sample]) -> list[_Pack]:
+    """The samples in packs of at most `PACKED_SAMPLES`. The last token of a completion is a target only."""
+    packs: list[_Pack] = []
+    open_packs: dict[tuple[int, ...], _Pack] = {}
+    for row, sample in enumerate(samples):
+        pack = open_packs.get(sample.prompt)
+        size = len(sample.prompt)
+        if pack is None or len(pack.rows) == PACKED_SAMPLES:
+            pack = _Pack(tokens=[*sample.prompt], positions=[*range(size)], parts=[0] * size, rows={})
+            packs.append(pack)
+            open_packs[sample.prompt] = pack
+        more = len(sample.completion) - 1
+        begin = len(pack.tokens)
+        pack.tokens += sample.completion[:-1]
+        pack.positions += range(size, size + more)
+        pack.parts += [len(pack.rows) + 1] * more
+        pack.rows[row] = [size - 1, *range(begin, begin + more)]
+    return packs
+
+
+class Cache:
+    """Keys and values of each layer, rows aligned at their end; what stands before a row's context is masked.
+
+    keys, values: per layer (rows, heads, capacity, width / heads). visible: (rows, capacity) bool.
+    lengths: (rows,), the tokens of each row.
+    """
+
+    def __init__(self, settings: CharModelSettings, lengths: torch.Tensor, *, room: int) -> None:
+        self.used = int(lengths.max())
+        shape = (len(lengths), settings.heads, self.used + room, settings.width // settings.heads)
+        self.keys = [torch.zeros(shape) for _ in range(settings.layers)]
+        self.values = [torch.zeros(shape) for _ in range(settings.layers)]
+        self.lengths = lengths
+        self.visible = torch.arange(shape[2])[None, :] >= self.used - lengths[:, None]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows, in this order; a row may be there several times."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+        self.lengths, self.visible = self.lengths[rows], self.visible[rows]
+
+
+class CharTransformer(nn.Module):
+    """The network: embeddings, `layers` blocks, a norm and a head over the vocabulary."""
+
+    def __init__(self, settings: CharModelSettings, *, vocabulary: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embed = nn.Embedding(vocabulary, settings.width)
+        self.position = nn.Embedding(settings.context_tokens, settings.width)
+        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        self.head = nn.Linear(settings.width, vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def hidden(
+        self, tokens: torch.Tensor, *, positions: torch.Tensor | None = None, seen: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Last hidden states: (rows, length) → (rows, length, width).
+
+        positions: (rows, length), and seen: (rows, 1, length, length) bool, what each token attends to. Without them,
+        rows are aligned at their beginning and each token sees all before it.
+        """
+        places = self.position.weight[: tokens.shape[1]] if positions is None else self.position(positions)
+        flow = self.embed(tokens) + places
+        for block in self.blocks:
+            flow = block(flow, seen=seen)
+        normed: torch.Tensor = self.norm(flow)
+        return normed
+
+    def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
+        """Read contexts. Returns logits of the next token (rows, vocabulary), and a cache with room for more."""
+        lengths = torch.tensor([len(context) for context in contexts])
+        cache = Cache(self.settings, lengths, room=room)
+        tokens = torch.full((len(contexts), cache.used), PAD)
+        for row, context in enumerate(contexts):
+            tokens[row, cache.used - len(context) :] = torch.tensor(context)
+        columns = torch.arange(cache.used)
+        positions = (columns[None, :] - (cache.used - lengths[:, None])).clamp(min=0)
+        causal = columns[:, None] >= columns[None, :]
+        seen = causal[None] & cache.visible[:, None, : cache.used]
+        seen |= torch.eye(cache.used, dtype=torch.bool)[None]  # padding sees itself, for a softmax needs something
+        flow = self.embed(tokens) + self.position(positions)
+        for layer, block in enumerate(self.blocks):
+            flow = block(flow, seen=seen[:, None], cache=cache, layer=layer, at=0)
+        logits: torch.Tensor = self.head(self.norm(flow[:, -1]))
+        return logits, cache
+
+    def step(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Read one more token a row, (rows, 1). Returns the logits of the next (rows, vocabulary)."""
+        at = cache.used
+        flow = self.embed(tokens) + self.position(cache.lengths[:, None])
+        seen = cache.visible[:, None, None, : at + 1]
+        for layer, block in enumerate(self.blocks):
+            flow = block(flow, seen=seen, cache=cache, layer=layer, at=at)
+        cache.used += 1
+        cache.lengths = cache.lengths + 1
+        logits: torch.Tensor = self.head(self.norm(flow[:, -1]))
+        return logits
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each behind a norm and added to the flow (rows, length, width)."""
+
+    def __init__(self, settings: CharModelSettings) -> None:
+        super().__init__()
+        width = settings.width
+        self.heads = settings.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(
+        self,
+        flow: torch.Tensor,
+        *,
+        seen: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        layer: int = 0,
+        at: int = 0,
+    ) -> torch.Tensor:
+        """Attends to what is `seen`, else to all before. With a cache, `flow` stands there from column `at` on."""
+        rows, length, width = flow.shape
+        parts = self.qkv(self.norm_1(flow)).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width / heads)
+        if cache is not None:
+            cache.keys[layer][:, :, at : at + length] = key
+            cache.values[layer][:, :, at : at + length] = value
+            key, value = cache.keys[layer][:, :, : at + length], cache.values[layer][:, :, : at + length]
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+        flow = flow + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        grown: torch.Tensor = flow + self.down(functional.gelu(self.up(self.norm_2(flow))))
+        return grown

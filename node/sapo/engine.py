@@ -1,0 +1,417 @@
+"""The engine of the strategy `rollouts`: announces what the agent makes, pulls what it wants, and keeps it alive.
+
+It stands where `Engine` stands for the other strategies. There is no common state and no common round: a node counts
+its own, and goes on with or without others. What is new in a round is its agent's (`agent_process`); here is the
+network's side of it.
+
+    agent ── Made ──► exchange ── announcement ──► others
+          ── Ask ───► offers of others, those that are not held here yet
+          ── Want ──► exchange ── pull ──► store ── Pulled ──► agent, which judges
+
+A group is given to the agent once: what the store holds was made here, or pulled before, also in an earlier life of the
+node. The number of the first round that has not been announced is on disk before anything of a round is announced, so a
+node that comes back answers no task a second time, which others would take for a duplicate.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import trio
+
+from shoal.node.config import NodeConfig
+from shoal.node.control_client import RolloutStatus
+from shoal.node.events import EventLog
+from shoal.node.inbox import Own, SetPaused
+from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
+from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
+from shoal.node.sapo.agent_messages import (
+    FAULTS_LIMIT,
+    OFFERS_LIMIT,
+    AgentReport,
+    Ask,
+    Begin,
+    Delivered,
+    Done,
+    Finished,
+    Made,
+    Offered,
+    Pulled,
+    Ready,
+    Saved,
+    Want,
+)
+from shoal.node.sapo.store import GroupStore
+from shoal.node.store import disk_errors, write_atomically
+from shoal.node.trainer_messages import Failed, Pause, Resume
+from shoal.node.workload import WorkloadError
+from shoal.protocol.chain import Position
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest_rollouts import RolloutsSection
+from shoal.protocol.messages import Message
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import Reason, decode_group
+from shoal.protocol.wire import Sealer
+from shoal.swarm.host import Host
+from shoal.swarm.members import Members
+from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, RolloutExchange
+
+RESTART_LIMIT = 3
+RESTART_WINDOW_S = 600.0
+RESTART_PAUSE_S = 0.5
+STALL_DEADLINE_S = 1800.0
+"""An agent that says nothing for so long, and is not paused, hangs: a warm-up, or half a round, must fit."""
+PULL_DEADLINE_S = 20.0
+ANNOUNCE_DEADLINE_S = 10.0
+"""So long the agent waits for others to take what it announces; what is not announced by then is not."""
+MARK_NAME = "announced"
+MARK_LIMIT_BYTES = 32
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutParts:
+    """What the engine works with; folder: of this node's groups and of its agent's files."""
+
+    config: NodeConfig
+    section: RolloutsSection
+    identity: Identity
+    boot: int
+    host: Host
+    members: Members
+    folder: Path
+    events: EventLog
+    on_progress: Callable[[Progress], None]
+
+
+class RolloutEngine:
+    """A node's rounds under `rollouts`, from its agent's start to leaving."""
+
+    def __init__(self, parts: RolloutParts) -> None:
+        self._p = parts
+        self._alive: frozenset[PeerId] = frozenset()
+        self._child: AgentChild | None = None
+        self._paused = False
+        self._changed = trio.Event()  # the user paused, or went on
+        self._leaving = False
+        self._store: GroupStore
+        self._exchange: RolloutExchange
+        self._announced = 0
+        self._ignored: frozenset[PeerId] = frozenset()
+        self._faults: deque[tuple[PeerId, Reason]] = deque(maxlen=FAULTS_LIMIT)
+        self._offered: dict[bytes, Offer] = {}
+        self._arrived = 0  # announcements, when the agent last asked
+        self._pulled_bytes = 0
+        self._refused: Counter[str] = Counter()  # by the exchange, as of the last round
+        self._status = RolloutStatus(role=parts.config.rollouts)
+        self._random = random.Random(parts.identity.peer_id)
+        self.machine: Ready | None = None
+        """The agent's word that it is ready."""
+        self.state_round = 0
+        self.left = trio.Event()
+        self.finished = False
+
+    # -- what others call ------------------------------------------------------------------------------------
+
+    def hear(self, peer: PeerId, message: Message) -> None:
+        """A message of a round, of which there are none here."""
+        logger.warning("%s sends a %s, which has no meaning here", peer, type(message).__name__)
+
+    def put(self, event: Own) -> None:
+        """An input of this node's own: its user's wish to pause, or to go on."""
+        if isinstance(event, SetPaused) and event.paused != self._paused:
+            self._paused = event.paused
+            self._changed.set()
+            self._p.on_progress(PhaseChanged(phase=self.phase, round=self.state_round))
+            self._p.members.announce()
+
+    def alive(self, peers: frozenset[PeerId]) -> None:
+        """Who is believed alive changed."""
+        self._alive = peers
+
+    def linked(self, peer: PeerId, certified: Position) -> None:
+        """A link came up; announcements travel by gossip."""
+
+    def ask_to_leave(self) -> None:
+        """Leave the swarm: nobody waits for this node."""
+        self._leaving = True
+        self.left.set()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether leaving was asked for."""
+        return self._leaving
+
+    @property
+    def paused(self) -> bool:
+        """Whether the user wants the accelerator."""
+        return self._paused
+
+    @property
+    def others(self) -> frozenset[PeerId]:
+        """The other nodes that are alive and linked."""
+        return self._alive & self._p.members.links.linked()
+
+    @property
+    def phase(self) -> str:
+        """What the node is doing, for its user."""
+        if self.leaving:
+            return "leaving"
+        if self.machine is None:
+            return "joining"
+        return "paused" if self._paused else "training"
+
+    @property
+    def status(self) -> RolloutStatus:
+        """What was made, pulled and refused since this node started."""
+        return self._status
+
+    # -- the agent -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the agent going until this node leaves.
+
+        Raises ConfigError for a policy or tasks that cannot be made, WorkloadError for what they raise later or an
+        agent that dies too often, StorageError. Cancellation: the agent saves what it knows, within a deadline.
+        """
+        with disk_errors(self._p.folder):
+            self._p.folder.mkdir(parents=True, exist_ok=True)
+        self._announced = _read_mark(self._p.folder / MARK_NAME)
+        self._store = await trio.to_thread.run_sync(GroupStore, self._p.folder / "groups")
+        self._exchange = RolloutExchange(
+            host=self._p.host,
+            sealer=Sealer(self._p.identity, self._p.config.manifest.swarm_id, self._p.boot),
+            swarm_id=self._p.config.manifest.swarm_id,
+            holdings=self._store,
+            round_number=lambda: self.state_round,
+            members=lambda: self._alive | self._p.members.links.linked(),
+            ignored=lambda peer: peer in self._ignored,
+            blame=lambda peer, reason: self._faults.append((peer, reason)),
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._exchange.run)
+            nursery.start_soon(self._pass_on_pauses)
+            nursery.start_soon(self._keep_agent)
+            await self.left.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _keep_agent(self) -> None:
+        deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
+        while True:
+            ending = await self._live()
+            if isinstance(ending, ChildRaised):
+                raise _failure(ending.failed, ready=self.machine is not None)
+            logger.warning("the agent died: %s", ending)
+            self._p.events.write("agent_died", cause=str(ending))
+            now = trio.current_time()
+            if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
+                summary = f"the agent died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {ending}"
+                raise WorkloadError(summary, "")
+            deaths.append(now)
+            await trio.sleep(RESTART_PAUSE_S)
+
+    async def _live(self) -> ChildDied | ChildRaised:
+        """One agent from spawn to its end, and that end."""
+        async with running_agent(threads=self._p.config.threads) as child:
+            try:
+                await child.order(self._begin())
+                self._child = child
+                self._changed.set()  # it may have to rest from the start
+                while True:
+                    await self._follow(child, await self._next(child))
+            except (ChildDied, ChildRaised) as ending:
+                return ending
+            except (LocalError, RemoteError) as error:
+                return ChildDied(f"it is confused: {error}")
+            finally:
+                self._child = None
+
+    async def _next(self, child: AgentChild) -> AgentReport:
+        """The agent's next report. Raises ChildDied, ChildRaised, LocalError."""
+        while True:
+            with trio.move_on_after(STALL_DEADLINE_S):
+                return await child.report()
+            if not self._paused and not self.finished:
+                raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s")
+
+    def _begin(self) -> Begin:
+        config, manifest, section = self._p.config, self._p.config.manifest, self._p.section
+        own = {"local": config.local_groups, "external": config.external_groups, "group_size": config.group_size}
+        return Begin(
+            policy=manifest.workload.name,
+            options=manifest.workload.options,
+            seed=manifest.workload.seed,
+            swarm_id=manifest.swarm_id,
+            me=self._p.identity.peer_id,
+            folder=str((self._p.folder / "agent").absolute()),
+            role=config.rollouts,
+            rollouts=msgspec.structs.replace(section, **{key: n for key, n in own.items() if n is not None}),
+            learning_rate=manifest.inner.lr,
+            clip_norm=manifest.inner.clip_norm,
+            device=config.device,
+            data=None if config.data is None else str(Path(config.data).absolute()),
+            threads=config.threads,
+            announced=self._announced,
+            rounds=config.rounds,
+        )
+
+    async def _pass_on_pauses(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            if self._child is not None:
+                await self._child.order(Pause() if self._paused else Resume())
+
+    async def _follow(self, child: AgentChild, report: AgentReport) -> None:
+        match report:
+            case Ready():
+                self._begun(report, pid=child.pid)
+            case Made():
+                await self._announce(report)
+            case Ask():
+                await child.order(await self._offers(report.wait_s))
+            case Want():
+                await self._pull(child, report)
+            case Done():
+                self._finish_round(report)
+            case Saved():
+                self._p.events.write("agent_saved", round=report.round, failure=report.failure)
+                if report.failure:
+                    self._p.on_progress(Notice(text=f"what was learnt is not saved: {report.failure}"))
+            case Finished():
+                self.finished = True
+                self.ask_to_leave()
+
+    def _begun(self, ready: Ready, *, pid: int) -> None:
+        self.machine = ready
+        self.state_round = ready.round
+        self._store.advance(ready.round)
+        self._p.events.write(
+            "agent_started",
+            pid=pid,
+            round=ready.round,
+            restored=ready.restored,
+            refused=ready.refused,
+            warm_up_reward=ready.reward,
+        )
+        if ready.refused:
+            self._p.on_progress(Notice(text=f"a file of the agent is not used: {ready.refused}"))
+        self._p.on_progress(PhaseChanged(phase=self.phase, round=ready.round))
+        self._p.members.announce()
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    async def _announce(self, made: Made) -> None:
+        """Announce a group of the agent's. Raises LocalError, RolloutError for one that is out of range."""
+        group = decode_group(made.group)
+        if group.origin != self._p.identity.peer_id:
+            raise LocalError("it made a group of somebody else's")
+        if group.round >= self._announced:
+            self._announced = group.round + 1
+            mark = str(self._announced).encode()
+            await trio.to_thread.run_sync(write_atomically, self._p.folder / MARK_NAME, mark)
+        with trio.move_on_after(ANNOUNCE_DEADLINE_S) as scope:
+            await self._exchange.announce(group, made.rewards)
+        if scope.cancelled_caught:
+            logger.warning("a group of round %d is not announced: nobody takes announcements", group.round)
+            return
+        self._status = msgspec.structs.replace(self._status, made=self._status.made + 1)
+
+    async def _offers(self, wait_s: float) -> Offered:
+        """What others offer and this node does not hold; `wait_s` at most for more to arrive."""
+        ends_at = trio.current_time() + wait_s
+        # Announcements come in batches of that period, so there is no sooner to know.
+        while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
+            await trio.sleep(ANNOUNCE_PERIOD_S)
+        self._arrived = self._exchange.announcements_received
+        oldest = self.state_round - self._p.section.staleness_rounds
+        fresh = [
+            offer for offer in self._exchange.offers() if offer.digest not in self._store and offer.arrived >= oldest
+        ]
+        if len(fresh) > OFFERS_LIMIT:
+            fresh = self._random.sample(fresh, OFFERS_LIMIT)
+        self._offered = {offer.digest: offer for offer in fresh}
+        faults = tuple(self._faults)
+        self._faults.clear()
+        return Offered(offers=tuple(fresh), faults=faults)
+
+    async def _pull(self, child: AgentChild, want: Want) -> None:
+        """Bring the wanted groups, of those that were offered."""
+        chosen = [self._offered[digest] for digest in want.digests if digest in self._offered]
+        came = await self._exchange.fetch(chosen, limit_bytes=want.limit_bytes, deadline_s=PULL_DEADLINE_S)
+        for digest, group in came.items():
+            await child.order(Pulled(digest=digest, group=group))
+        self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(came))
+        await child.order(Delivered())
+
+    def _finish_round(self, done: Done) -> None:
+        self.state_round = done.round + 1
+        self._ignored = frozenset(done.ignored)
+        self._store.advance(self.state_round)
+        refused = Counter({str(reason): count for reason, count in self._exchange.rejected.items()})
+        rejected = Counter(done.rejected) + (refused - self._refused)
+        self._refused = refused
+        fetched = self._exchange.bytes_fetched
+        pulled_bytes, self._pulled_bytes = fetched - self._pulled_bytes, fetched
+        known = self._status
+        self._status = msgspec.structs.replace(
+            known,
+            reward=known.reward if done.reward is None else done.reward,
+            taken=known.taken + done.external,
+            pulled_bytes=fetched,
+            rejected=dict(Counter(known.rejected) + rejected),
+            generated_tokens=known.generated_tokens + done.generated_tokens,
+        )
+        self._p.events.write(
+            "rollouts",
+            round=self.state_round,
+            reward=done.reward,
+            own=done.local,
+            external=done.external,
+            external_reward=done.external_reward,
+            origins=done.origins,
+            informative=done.informative,
+            tokens=done.generated_tokens,
+            bytes=pulled_bytes,
+            used_bytes=done.used_bytes,
+            rejected=dict(rejected),
+            ignored=list(done.ignored),
+            seconds=round(done.seconds, 6),
+        )
+        self._p.on_progress(
+            RoundShared(
+                round=self.state_round,
+                reward=done.reward,
+                own=done.local,
+                external=done.external,
+                seconds=done.seconds,
+            )
+        )
+
+
+def _read_mark(path: Path) -> int:
+    """The first round that has not been announced. Raises StorageError where the file does not say."""
+    with disk_errors(path.parent):
+        try:
+            with path.open("rb") as file:
+                text = file.read(MARK_LIMIT_BYTES)
+        except FileNotFoundError:
+            return 0
+    if not (text.isdigit() and len(text) < 19):
+        raise ConfigError(f"{path} does not hold the number of a round; write the number of this node's rounds into it")
+    return int(text)
+
+
+def _failure(failed: Failed, *, ready: bool) -> ConfigError:
+    """What ends the node where the agent raised; in one line where it is the user's to mend."""
+    if failed.configuration and not ready:
+        return ConfigError(failed.summary)
+    return WorkloadError(failed.summary, failed.traceback)

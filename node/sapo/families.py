@@ -1,0 +1,71 @@
+"""A task family by its name, and the source of tasks that a table of names describes.
+
+Names are those of reasoning-gym (gym.py) and of the entry-point group ``shoal.tasks``; a manifest from a peer can name
+no other code than what is installed here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+
+import msgspec
+
+from shoal.node.sapo.gym import GymFamily
+from shoal.node.sapo.gym_families import OFFERED, REFUSED
+from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily, TaskSource, nearest
+from shoal.protocol.errors import ConfigError
+
+__all__ = ["GROUP", "TaskSettings", "installed_families", "load_family", "load_source"]
+
+GROUP = "shoal.tasks"
+
+
+class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one family is drawn from: its config or the name of a preset, and its weight next to the others."""
+
+    config: Config | str = "default"
+    weight: int = 1
+
+
+def installed_families() -> tuple[str, ...]:
+    """Names of the families of the entry-point group."""
+    return tuple(sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)}))
+
+
+def load_family(name: str) -> TaskFamily:
+    """The family called `name`. Raises ConfigError, one line: unknown, not offered, not importable, no task family."""
+    if name in OFFERED or name in REFUSED:
+        return GymFamily(name)
+    installed = installed_families()
+    if name not in installed:
+        own = ", ".join(installed) or "none"
+        raise ConfigError(
+            f"unknown task family {name!r}{nearest(name, (*OFFERED, *installed))}; "
+            f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
+        )
+    (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
+    try:
+        found = point.load()
+        family = found.from_name(name) if isinstance(found, type) and issubclass(found, TaskFamily) else None
+    except ConfigError:
+        raise
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise ConfigError(f"task family {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if family is None:
+        raise ConfigError(
+            f"task family {name!r}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily"
+        )
+    if family.name != name:
+        raise ConfigError(f"task family {name!r} calls itself {family.name!r}; give the entry point that name")
+    return family
+
+
+def load_source(tables: Mapping[str, TaskSettings]) -> TaskSource:
+    """The source of a manifest's table: family names and how each is drawn from. Raises ConfigError."""
+    return TaskSource(
+        [
+            TaskChoice(family=load_family(name), config=settings.config, weight=settings.weight)
+            for name, settings in tables.items()
+        ]
+    )

@@ -1,0 +1,212 @@
+"""A `Policy` over a causal language model of `transformers`, whole or with low-rank adapters. Needs the extra `hf`.
+
+Prompts go through the tokenizer's chat template where it has one. A completion of another agent is encoded as plain
+text: one whose tokens hold a special token, such as the end of a turn written out, is not expressed here, nor is one
+with the unknown token.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask
+from shoal.protocol.errors import ConfigError
+
+RANK_LIMIT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLMSettings:
+    """Limits, sampling, and what is trained.
+
+    prompt_tokens: a longer prompt keeps its last ones. lora_rank: of adapters on all linear layers, while the model
+    itself stays as it is; 0 trains the whole model. bf16: compute in bfloat16 (parameters keep their type).
+    """
+
+    prompt_tokens: int = 512
+    completion_tokens: int = 256
+    temperature: float = 1.0
+    lora_rank: int = 0
+    lora_alpha: int = 32
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if min(self.prompt_tokens, self.completion_tokens, self.lora_alpha) < 1:
+            raise ConfigError("a policy's prompt_tokens, completion_tokens and lora_alpha must be at least 1")
+        if not 0 <= self.lora_rank <= RANK_LIMIT:
+            raise ConfigError(f"a policy's lora_rank must be 0 to {RANK_LIMIT}, not {self.lora_rank}")
+        if not self.temperature > 0:
+            raise ConfigError(f"a policy's temperature must be above 0, not {self.temperature}")
+
+
+class CausalLMPolicy:
+    """The model generates and is trained without dropout, so that ratios begin at 1."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        settings: CausalLMSettings,
+        *,
+        device: torch.device | None = None,
+        seed: int = 0,
+    ) -> None:
+        """model, tokenizer: of `transformers`, such as causal_lm_model loads. seed: of the adapters' parameters.
+
+        Raises ConfigError for a tokenizer without an end token, and for a model that is too short.
+        """
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("the tokenizer has no end-of-text token, which ends completions")
+        room = getattr(model.config, "max_position_embeddings", None)
+        if isinstance(room, int) and room < settings.prompt_tokens + settings.completion_tokens:
+            raise ConfigError(
+                f"the model reads {room} tokens; prompt_tokens {settings.prompt_tokens} and completion_tokens "
+                f"{settings.completion_tokens} are more"
+            )
+        self.settings = settings
+        self.device = device or torch.device("cpu")
+        self._tokenizer = tokenizer
+        self._end: int = tokenizer.eos_token_id
+        self._special = frozenset(tokenizer.all_special_ids)
+        if settings.lora_rank:
+            model = _with_adapters(model, settings, seed=seed)
+        self.model = model.to(self.device).eval()
+
+    @property
+    def completion_limit_tokens(self) -> int:
+        """See `Policy`."""
+        return self.settings.completion_tokens
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """The question as a user's turn where there is a chat template, else as it is."""
+        if self._tokenizer.chat_template:
+            turns = [{"role": "user", "content": text}]
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self._tokenizer(text)["input_ids"]
+        return tuple(ids[-self.settings.prompt_tokens :]) or (self._end,)
+
+    def encode_completion(self, text: str) -> tuple[int, ...] | None:
+        """See `Policy`."""
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not self._special.isdisjoint(ids):
+            return None
+        return (*ids, self._end)[: self.settings.completion_tokens]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Policy`: special tokens have no text."""
+        text: str = self._tokenizer.decode([token for token in tokens if token not in self._special])
+        return text
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All, or those of the adapters."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @torch.no_grad()
+    def extend(
+        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """See `Policy`: rows with the same context are read once, and a finished row leaves batch and cache.
+
+        generator: on the CPU, whatever the model's device.
+        """
+        limit = self.settings.completion_tokens
+        active = [rollout for rollout in rollouts if not rollout.done]
+        if not active:
+            return 0
+        contexts = [(*rollout.prompt, *rollout.tokens) for rollout in active]
+        unique = {context: at for at, context in enumerate(dict.fromkeys(contexts))}
+        ids, mask = self._left_aligned(list(unique))
+        rows = torch.tensor([unique[context] for context in contexts], device=self.device)
+        logits, cache = self._forward(ids, mask, cache=None, keep=1)
+        logits, mask = logits[rows], mask[rows]
+        cache.batch_select_indices(rows)
+        drawn = 0
+        while True:
+            logs = self._log_softmax(logits[:, -1]).cpu()
+            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+            for rollout, token, log in zip(
+                active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
+            ):
+                rollout.tokens.append(token)
+                rollout.log_probs.append(log)
+                rollout.done = token == self._end or len(rollout.tokens) >= limit
+            drawn += len(active)
+            going = [at for at, rollout in enumerate(active) if not rollout.done]
+            if not going or (enough is not None and enough()):
+                return drawn
+            tokens = tokens.to(self.device)
+            if len(going) < len(active):
+                active = [active[at] for at in going]
+                kept = torch.tensor(going, device=self.device)
+                tokens, mask = tokens[kept], mask[kept]
+                cache.batch_select_indices(kept)
+            mask = functional.pad(mask, (0, 1), value=1)
+            logits, cache = self._forward(tokens, mask, cache=cache, keep=1)
+
+    def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`: prompts end, and completions begin, in the same column of one forward pass."""
+        present = completion_mask(samples).to(self.device)
+        width = present.shape[1]
+        targets = torch.full(present.shape, self._end, device=self.device)
+        for row, sample in enumerate(samples):
+            targets[row, : len(sample.completion)] = torch.tensor(sample.completion)
+        ids, mask = self._left_aligned([sample.prompt for sample in samples])
+        ids, mask = torch.cat([ids, targets], 1), torch.cat([mask, present.long()], 1)
+        logits, _ = self._forward(ids, mask, cache=None, keep=width + 1)
+        logs = self._log_softmax(logits[:, :-1]).gather(2, targets[:, :, None])[:, :, 0]
+        return torch.where(present, logs, 0.0).cpu()
+
+    def _left_aligned(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and attention mask, (rows, longest) each, with padding in front."""
+        longest = max(map(len, contexts))
+        ids = torch.full((len(contexts), longest), self._end)
+        mask = torch.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, longest - len(context) :] = torch.tensor(context)
+            mask[row, longest - len(context) :] = 1
+        return ids.to(self.device), mask.to(self.device)
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, *, cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
+        """Logits of the last `keep` columns, and the cache if nothing needs a gradient."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            out = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=not torch.is_grad_enabled(),
+                logits_to_keep=keep,
+            )
+        return out.logits, out.past_key_values
+
+    def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return functional.log_softmax(logits.float() / self.settings.temperature, dim=-1)
+
+
+def _with_adapters(model: nn.Module, settings: CausalLMSettings, *, seed: int) -> nn.Module:
+    """The model with adapters of PEFT, which alone are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT reads names that transformers has renamed
+        torch.manual_seed(seed)
+        adapted: nn.Module = get_peft_model(model, config)
+    return adapted

@@ -1,0 +1,206 @@
+"""What a pulled group is worth here: bytes from a peer become a `JudgedGroup`, or one more in `rejected`.
+
+Of what the peer says only the text is used. The task is made anew from its reference, which must be the one that the
+origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
+origin told the truth: where they disagree the group is refused, and the origin loses trust.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.selection import VARIANCE_LEAST
+from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.node.sapo.trust import Trust
+from shoal.protocol.errors import ShoalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import (
+    Reason,
+    RolloutError,
+    RolloutGroup,
+    check_as_announced,
+    decode_group,
+    digest_of,
+    reward_moments,
+)
+from shoal.protocol.wire import SwarmId
+
+logger = logging.getLogger(__name__)
+
+HINT_TOLERANCE = 0.02
+"""How far announced mean and variance may be from this node's own."""
+SEEN_LIMIT = 65_536
+"""Groups, and texts, that are remembered."""
+COPY_LEAST_BYTES = 48
+"""Shorter texts are not compared: short answers coincide by chance."""
+
+Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float]]
+
+
+class _Memory:
+    """The last SEEN_LIMIT keys, each with whose it was."""
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[Hashable, PeerId | None] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._owners
+
+    def is_anothers(self, key: Hashable, owner: PeerId | None) -> bool:
+        return key in self._owners and self._owners[key] != owner
+
+    def note(self, key: Hashable, owner: PeerId | None) -> None:
+        self._owners.setdefault(key, owner)
+        if len(self._owners) > SEEN_LIMIT:
+            self._owners.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    offer: Offer
+    group: RolloutGroup
+    task: Task
+
+
+class Judge:
+    """Judges groups for one node. `rejected` counts refusals by reason; nothing that a peer sent makes it raise."""
+
+    def __init__(
+        self,
+        *,
+        swarm_id: SwarmId,
+        source: TaskSource,
+        score: Score,
+        trust: Trust,
+    ) -> None:
+        """`score`: of peers' text, in order, in [0, 1], bounded in time, such as `Scorer.score_many`."""
+        self.rejected: Counter[Reason] = Counter()
+        self._swarm_id = swarm_id
+        self._source = source
+        self._score = score
+        self._trust = trust
+        self._scorable = frozenset(name for name, family in source.families.items() if family.peer_safe)
+        self._seen = _Memory()
+        self._texts = _Memory()
+
+    def judge(self, pulled: Sequence[tuple[Offer, bytes]]) -> list[JudgedGroup | None]:
+        """The groups, with this node's rewards; None for each that was refused."""
+        opened = [self._open_or_count(offer, data) for offer, data in pulled]
+        items = [(one.task, text) for one in opened if one is not None for text in one.group.completions]
+        rewards = iter(self._scores(items))
+        judged: list[JudgedGroup | None] = []
+        for one in opened:
+            if one is None:
+                judged.append(None)
+                continue
+            own = tuple(islice(rewards, len(one.group.completions)))
+            if len(own) < len(one.group.completions):
+                self.rejected[Reason.UNSCORED] += 1
+                judged.append(None)
+                continue
+            try:
+                judged.append(self._weigh(one, own))
+            except RolloutError as error:
+                self._refuse(one.offer, error)
+                judged.append(None)
+        return judged
+
+    def note_own(self, texts: Sequence[str]) -> None:
+        """Completions that this node announced itself: whoever offers them as its own has copied them."""
+        for text in _comparable(texts):
+            self._texts.note(text, None)
+
+    def scorable(self, family: str) -> bool:
+        """Whether this swarm draws from the family, and peers' text can be scored safely here."""
+        return family in self._scorable
+
+    def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float]:
+        """Rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
+        try:
+            return self._score(items) if items else ()
+        except ShoalError as error:
+            logger.error("others' groups cannot be scored: %s", error)
+            return ()
+
+    def _open_or_count(self, offer: Offer, data: bytes) -> _Opened | None:
+        try:
+            return self._open(offer, data)
+        except RolloutError as error:
+            self._refuse(offer, error)
+            return None
+
+    def _refuse(self, offer: Offer, error: RolloutError) -> None:
+        logger.info("a group was refused as %s: %s", error.reason, error)
+        self.rejected[error.reason] += 1
+        self._trust.fault(offer.origin, error.reason)
+
+    def _open(self, offer: Offer, data: bytes) -> _Opened:
+        """The group and its task, if it is the one announced and its origin was assigned the task."""
+        peer = offer.origin
+        if digest_of(data) != offer.digest:
+            raise RolloutError("other bytes than announced", reason=Reason.FORGED, peer=peer)
+        group = decode_group(data, peer=peer)
+        check_as_announced(group, offer.announcement, peer)
+        if group.task != self._source.assigned(self._swarm_id, peer, group.round, group.task.index):
+            raise RolloutError("a task that its origin was not assigned", reason=Reason.FOREIGN_TASK, peer=peer)
+        if not self.scorable(group.task.family):
+            raise RolloutError(
+                f"a task of {group.task.family!r}, whose answers cannot be scored safely here",
+                reason=Reason.UNSAFE_FAMILY,
+                peer=peer,
+            )
+        place = (peer, group.task.seed)
+        if offer.digest in self._seen or place in self._seen:
+            raise RolloutError("a second group of one task", reason=Reason.DUPLICATE, peer=peer)
+        self._seen.note(offer.digest, peer)
+        self._seen.note(place, peer)
+        return _Opened(offer, group, self._make(group, peer))
+
+    def _make(self, group: RolloutGroup, peer: PeerId) -> Task:
+        try:
+            return self._source.task(group.task)
+        except Exception as error:  # the boundary: a peer's reference in a foreign generator
+            reason = Reason.UNKNOWN_TASK
+            raise RolloutError(f"a task that cannot be made here: {error}", reason=reason, peer=peer) from error
+
+    def _weigh(self, one: _Opened, rewards: tuple[float, ...]) -> JudgedGroup:
+        """The group with its rewards, if they are what was announced and it teaches something."""
+        peer, announcement = one.offer.origin, one.offer.announcement
+        mean, variance = reward_moments(rewards)
+        gap = max(abs(mean - announcement.reward_mean), abs(variance - announcement.reward_variance))
+        if gap > HINT_TOLERANCE:
+            raise RolloutError(
+                f"announced a mean reward of {announcement.reward_mean:.3f}, here it is {mean:.3f}",
+                reason=Reason.HINT,
+                peer=peer,
+            )
+        if variance <= VARIANCE_LEAST:
+            raise RolloutError("rewards that do not vary", reason=Reason.NO_VARIANCE, peer=peer)
+        texts = _comparable(one.group.completions)
+        if 2 * sum(self._texts.is_anothers(text, peer) for text in texts) > len(texts):
+            raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
+        for text in texts:
+            self._texts.note(text, peer)
+        self._trust.good(peer)
+        return JudgedGroup(
+            task=one.task,
+            prompt=one.task.question,
+            texts=one.group.completions,
+            rewards=rewards,
+            origin=peer,
+            round=one.group.round,
+            policy_version=one.group.policy_version,
+            token_ids=None,
+        )
+
+
+def _comparable(texts: Sequence[str]) -> set[bytes]:
+    """Fingerprints of the distinct texts that are long enough to be somebody's own."""
+    encoded = {text.encode(errors="replace") for text in texts}
+    return {digest_of(text) for text in encoded if len(text) >= COPY_LEAST_BYTES}

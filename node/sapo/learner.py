@@ -1,0 +1,234 @@
+"""One agent's rounds: draw tasks, generate, judge, offer to others, take theirs, train.
+
+A round trains on `local` groups of the agent's own and `external` ones of others. What others do not deliver (nobody
+is there, all have vanished, nothing that this policy can express) is generated here instead, so an agent that is
+alone goes on with as many groups. Others are known only through `Sharing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
+from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.policy import Policy
+from shoal.node.sapo.tasks import Task
+from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
+from shoal.protocol.errors import ConfigError, LocalError
+
+GROUPS_LIMIT = 1024
+"""Of one round."""
+TAKE_LIMIT = 3
+"""How often a round asks for others' groups in place of those that its policy cannot express."""
+
+Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float]]
+"""The rewards of completions, in [0, 1]."""
+
+
+class DrawTask(Protocol):
+    """Which task the agent has in its round at an index."""
+
+    def __call__(self, round: int, index: int) -> Task:
+        """Return the task: the same one whenever it is asked for."""
+
+
+class Sharing(Protocol):
+    """Where groups go to, and come from. Neither raises: what is wrong with others' groups is counted there."""
+
+    def offer(self, groups: Sequence[JudgedGroup]) -> None:
+        """Give groups of the agent's own to others."""
+
+    def take(self, count: int) -> list[JudgedGroup]:
+        """Return at most `count` groups of others that this agent has judged, each of them once."""
+
+
+class Alone:
+    """A `Sharing` with nobody in it."""
+
+    def offer(self, groups: Sequence[JudgedGroup]) -> None:
+        """Keep nothing."""
+
+    def take(self, count: int) -> list[JudgedGroup]:
+        """Return none."""
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """What a round is made of: I groups of its own, J of others. Raises ConfigError where no round can be made.
+
+    trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
+    group_size, over_provision: see `GroupGenerator`.
+    """
+
+    local: int = 8
+    external: int = 0
+    group_size: int = 8
+    over_provision: float = 1.0
+    trains: bool = True
+    updates: UpdateSettings = field(default_factory=UpdateSettings)
+
+    def __post_init__(self) -> None:
+        """Check what `GroupGenerator` does not."""
+        for name, least in (("local", 1), ("external", 0)):
+            if not least <= getattr(self, name) <= GROUPS_LIMIT:
+                raise ConfigError(f"sapo: {name} must be {least} to {GROUPS_LIMIT}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReport:
+    """One round of one agent.
+
+    reward: mean over the completions that it generated itself and finished in this round. local, external: groups
+    trained on; informative: those of them with unequal rewards. generated_tokens: all that were drawn, also for groups
+    that are not done.
+    """
+
+    round: int
+    reward: float
+    local: int
+    external: int
+    informative: int
+    generated_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """A round under way. drawn: tasks so far, which is the next one's index."""
+
+    number: int
+    drawn: int = 0
+    tokens: int = 0
+    informative: int = 0
+    own: list[JudgedGroup] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+
+class Learner:
+    """Trains one policy, round by round.
+
+    round: how many are finished, and the version of the policy. unencodable: others' groups that were left out since
+    the policy's tokenizer cannot express them, by origin. random: draws completions and the order of training.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: LearnerSettings,
+        *,
+        draw: DrawTask,
+        score: Score,
+        sharing: Sharing,
+        seed: int,
+    ) -> None:
+        """seed: of sampling and of the order of training."""
+        self.policy = policy
+        self.round = 0
+        self.unencodable: Counter[str] = Counter()
+        self._settings = settings
+        self._draw, self._score, self._sharing = draw, score, sharing
+        self.random = torch.Generator().manual_seed(seed)
+        self._generator = GroupGenerator(
+            policy, group_size=settings.group_size, generator=self.random, over_provision=settings.over_provision
+        )
+        self._updater = Updater(policy, settings.updates, generator=self.random)
+        self._current: _Round | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the policy."""
+        return self._updater.optimizer
+
+    def run_round(self) -> RoundReport:
+        """Make one whole round."""
+        self.begin_round()
+        return self.finish_round()
+
+    def begin_round(self) -> None:
+        """Generate and judge the round's own groups, and offer them."""
+        if self._current is not None:
+            raise LocalError(f"round {self._current.number} is begun twice")
+        self._current = _Round(number=self.round)
+        self._generate(self._current, self._settings.local)
+
+    def finish_round(self) -> RoundReport:
+        """Take others' groups, generate what is missing, and train."""
+        current, self._current = self._current, None
+        if current is None:
+            raise LocalError("a round is finished that was not begun")
+        external = self._take(current)
+        self._generate(current, self._settings.external - external)
+        if self._settings.trains:
+            self._updater.train(current.rows)
+        self.round += 1
+        rewards = [reward for group in current.own for reward in group.rewards]
+        return RoundReport(
+            round=current.number,
+            reward=math.fsum(rewards) / len(rewards),
+            local=len(current.own),
+            external=external,
+            informative=current.informative,
+            generated_tokens=current.tokens,
+        )
+
+    def _generate(self, current: _Round, count: int) -> None:
+        def draw() -> Task:
+            task = self._draw(current.number, current.drawn)
+            current.drawn += 1
+            return task
+
+        generated = self._generator.collect(count, draw, round=current.number)
+        current.tokens += generated.tokens
+        judged = self._judge(generated.groups)
+        for made, group in zip(generated.groups, judged, strict=True):
+            current.own.append(group)
+            self._add(current, own_rows(made, group.rewards, self._settings.updates.grpo))
+        if judged:
+            self._sharing.offer(judged)
+
+    def _take(self, current: _Round) -> int:
+        """Add others' groups to the round. Returns how many."""
+        taken = 0
+        for _ in range(TAKE_LIMIT):
+            if taken == self._settings.external:
+                break
+            groups = self._sharing.take(self._settings.external - taken)
+            for group in groups:
+                rows = external_rows(group, self.policy, self._settings.updates.grpo)
+                if rows is None:
+                    self.unencodable[str(group.origin)] += 1
+                    continue
+                self._add(current, rows)
+                taken += 1
+            if not groups:
+                break
+        return taken
+
+    def _add(self, current: _Round, rows: list[Row]) -> None:
+        current.rows += rows
+        current.informative += any(row.advantage != 0 for row in rows)
+
+    def _judge(self, generated: Sequence[GeneratedGroup]) -> list[JudgedGroup]:
+        texts = [[self.policy.decode(rollout.tokens) for rollout in group.rollouts] for group in generated]
+        scores = iter(
+            self._score([(group.task, text) for group, own in zip(generated, texts, strict=True) for text in own])
+        )
+        return [
+            JudgedGroup(
+                task=group.task,
+                prompt=group.task.question,
+                texts=tuple(own),
+                rewards=tuple(next(scores) for _ in own),
+                origin=None,
+                round=group.round,
+                policy_version=self.round,
+                token_ids=tuple(tuple(rollout.tokens) for rollout in group.rollouts),
+            )
+            for group, own in zip(generated, texts, strict=True)
+        ]

@@ -1,0 +1,147 @@
+"""What an agent knows, as files: policy, optimizer, random numbers and the next round, in one safetensors file each.
+
+    <folder>/<next round>.safetensors    tensors `policy.<n>`, `<moment>.<n>` for the n-th trained parameter, `random`;
+                                         metadata `agent`: the fields of `Progress` as JSON
+
+A file is written beside its place and moved there, and its hash is checked when it is read: one that a crash or a disk
+has damaged is passed over for the one before it. Parameters that are not trained are not in it: they follow from the
+policy's name, options and seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+
+from shoal.node.sapo.learner import Learner
+from shoal.node.store import disk_errors
+from shoal.node.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
+from shoal.protocol.errors import StorageError
+
+KEPT_FILES = 2
+METADATA = "agent"
+_NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.safetensors")
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """round: the next one. shapes: of the trained parameters, in their order. moments: names, none before a step."""
+
+    round: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    policy: str
+    shapes: tuple[tuple[int, ...], ...]
+    moments: tuple[str, ...]
+
+
+def save(learner: Learner, folder: Path, *, policy: str) -> None:
+    """Write what `learner` knows between two rounds; only the newest KEPT_FILES files remain. Raises StorageError."""
+    parameters = _parameters(learner)
+    state = learner.optimizer.state_dict()["state"]
+    moments = tuple(sorted(state[0])) if len(state) == len(parameters) else ()
+    tensors = [_bytes(f"policy.{at}", parameter) for at, parameter in enumerate(parameters)]
+    tensors += [_bytes(f"{moment}.{at}", state[at][moment]) for at in range(len(parameters)) for moment in moments]
+    tensors.append(_bytes("random", learner.random.get_state()))
+    progress = Progress(
+        round=learner.round,
+        policy=policy,
+        shapes=tuple(tuple(parameter.shape) for parameter in parameters),
+        moments=moments,
+    )
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    metadata = {METADATA: msgspec.json.encode(progress).decode()}
+    write_tensors(folder / f"{learner.round}.safetensors", tensors, metadata)
+    with disk_errors(folder):
+        for path in saved_files(folder)[KEPT_FILES:]:
+            path.unlink(missing_ok=True)
+
+
+def restore(learner: Learner, folder: Path, *, policy: str) -> tuple[int | None, list[str]]:
+    """Let `learner` go on from the newest file that is whole and of this policy.
+
+    Returns the file's round, None if there is none such, and why newer ones were passed over.
+    """
+    refused: list[str] = []
+    for path in saved_files(folder):
+        try:
+            return _take_over(learner, path, policy), refused
+        except (StorageError, FileNotFoundError) as error:
+            refused.append(str(error))
+    return None, refused
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """The files in `folder`, the newest first."""
+    found = [path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem), reverse=True)
+
+
+def _take_over(learner: Learner, path: Path, policy: str) -> int:
+    """Raises DamagedFile, StorageError, FileNotFoundError; the learner is as it was then."""
+    file = TensorFile(path)
+    file.check_whole()
+    try:
+        progress = msgspec.json.decode(file.metadata.get(METADATA, ""), type=Progress)
+    except msgspec.MsgspecError as error:
+        raise DamagedFile(f"{path} is not an agent's: {error}") from error
+    parameters = _parameters(learner)
+    if progress.policy != policy or progress.shapes != tuple(tuple(parameter.shape) for parameter in parameters):
+        raise StorageError(f"{path} is of another policy; choose another --data-dir for this one")
+    # All is read before anything is changed.
+    values = [_tensor(file, f"policy.{at}", parameter.dtype) for at, parameter in enumerate(parameters)]
+    moments = {
+        at: {moment: _moment(file, f"{moment}.{at}", parameter) for moment in progress.moments}
+        for at, parameter in enumerate(parameters)
+        if progress.moments
+    }
+    random = _tensor(file, "random", torch.uint8)
+    if random.shape != learner.random.get_state().shape:
+        raise DamagedFile(f"{path} has the random numbers of another generator")
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+    groups = learner.optimizer.state_dict()["param_groups"]
+    learner.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    learner.random.set_state(random)
+    learner.round = progress.round
+    return progress.round
+
+
+def _parameters(learner: Learner) -> Sequence[torch.nn.Parameter]:
+    """Those that are trained, in the optimizer's order."""
+    return [parameter for parameter in learner.policy.parameters() if parameter.requires_grad]
+
+
+def _bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype is torch.bfloat16:
+        bits = plain.view(torch.int16).numpy()
+        return TensorBytes(name, "BF16", tuple(plain.shape), bits.reshape(-1).view(np.uint8).data)
+    # A count has no dimension, and numpy would give it one.
+    return dataclasses.replace(TensorBytes.of(name, plain.numpy()), shape=tuple(plain.shape))
+
+
+def _tensor(file: TensorFile, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of the file's tensor. Raises DamagedFile if it is not there, or of another type."""
+    array = file.array(name)
+    tensor = torch.from_numpy(np.array(array.view(np.int16) if file.dtype(name) == "BF16" else array))
+    if file.dtype(name) == "BF16":
+        tensor = tensor.view(torch.bfloat16)
+    if tensor.dtype is not dtype:
+        raise DamagedFile(f"{file.path} holds {name} as {tensor.dtype}, not {dtype}")
+    return tensor
+
+
+def _moment(file: TensorFile, name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A moment of a parameter, of its shape and type, or a count, which is one float32."""
+    single = file.shape(name) == ()
+    tensor = _tensor(file, name, torch.float32 if single else parameter.dtype)
+    if not single and tensor.shape != parameter.shape:
+        raise DamagedFile(f"{file.path} holds {name} in another shape than its parameter's")
+    return tensor

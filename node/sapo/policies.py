@@ -1,0 +1,104 @@
+"""Policies by name: what a manifest's [workload] names where rollouts are shared.
+
+A policy is no workload: it has prompts and completions instead of batches and a loss. So its classes have a group of
+entry points of their own, `shoal.policies`; what is not built in is one small class of an installed package:
+
+    [project.entry-points."shoal.policies"]
+    my-policy = "my_package.policies:MyPolicyFactory"
+
+This module does not import torch: the command line can use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from shoal.node.sapo.tasks import nearest
+from shoal.node.trainer_messages import Scalar
+from shoal.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.node.sapo.policy import Policy
+    from shoal.node.sapo.warm_up import WarmUpSettings
+
+GROUP = "shoal.policies"
+BUILT_IN: Mapping[str, str] = {
+    "char-policy": "shoal.node.sapo.char_policy:CharPolicyFactory",
+    "causal-lm-policy": "shoal.node.sapo.causal_lm_policy:CausalLMPolicyFactory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLimits:
+    """What a swarm asks of every policy. seed: of the initial parameters. device, data: as `shoal run` says."""
+
+    seed: int
+    completion_tokens: int
+    temperature: float
+    device: str = "auto"
+    data: str | None = None
+
+
+class PolicyFactory(Protocol):
+    """Makes one policy. The manifest's [workload.options] arrive as keyword arguments of `__init__`."""
+
+    @property
+    def warm_up(self) -> WarmUpSettings | None:
+        """How the policy is taught before its first round; None for one that can answer."""
+
+    def build(self, limits: PolicyLimits) -> Policy:
+        """The policy in its initial state: the same for equal limits."""
+
+
+def installed_policies() -> tuple[str, ...]:
+    """Names of the built-in policies and of those of the entry-point group."""
+    return tuple(sorted({*BUILT_IN, *(point.name for point in importlib.metadata.entry_points(group=GROUP))}))
+
+
+def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
+    """Import and make the factory called `name`.
+
+    Raises ConfigError, one line each: unknown, not importable, no such class, an option that it does not take.
+    """
+    factory = _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
+    known = [key for key in inspect.signature(factory).parameters if key != "self"]
+    for key in options:
+        if key not in known:
+            raise ConfigError(
+                f"policy {name!r} has no option {key!r}{nearest(key, known)}; it has {', '.join(known) or 'none'}"
+            )
+    try:
+        made = factory(**options)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the cause carries its traceback
+        raise ConfigError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not callable(getattr(made, "build", None)):
+        raise ConfigError(f"policy {name!r} has no method build()")
+    return cast(PolicyFactory, made)
+
+
+def _installed(name: str) -> str:
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        return point.value
+    known = installed_policies()
+    raise ConfigError(
+        f"unknown policy {name!r}{nearest(name, known)}; installed are {', '.join(known)}, and your own belongs into "
+        f"the entry-point group {GROUP}"
+    )
+
+
+def _import(name: str, path: str) -> type:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"policy {name!r}: {path} is no class")
+    return found

@@ -1,0 +1,77 @@
+"""What a learner needs of a language model: text to tokens and back, sampling, and log-probabilities to train on.
+
+Everything is in the policy's own tokens. Between agents travels text, so models and tokenizers may differ within
+a swarm: the receiver encodes another's completion with its own tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A prompt and a completion, which has at least one token, in the tokens of one policy."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rollout:
+    """A completion in the making. Whoever extends it appends to `tokens` and `log_probs` together.
+
+    log_probs: of each token, at the policy's temperature, under the parameters that it was drawn with; they stay as
+    they are if a later policy goes on. done: the end token was drawn (it is the last token), or the limit is reached.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    done: bool = False
+
+
+class Policy(Protocol):
+    """A causal language model with its tokenizer."""
+
+    @property
+    def completion_limit_tokens(self) -> int:
+        """The most tokens of a completion, its end token included."""
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Tokens of a question, as the model is asked it (chat template, cut to what fits). At least one."""
+
+    def encode_completion(self, text: str) -> tuple[int, ...] | None:
+        """Tokens of somebody else's completion; None if this tokenizer cannot express the text.
+
+        The end token follows where the limit has room for it: the reward is that of a text that ends there. A longer
+        text is cut at the limit and has no end token.
+        """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a completion's tokens, without the end token."""
+
+    def extend(
+        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens."""
+
+    def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """Log-probabilities of the completions' tokens at the policy's temperature, with gradient.
+
+        Returns (len(samples), tokens of the longest completion) float32, zero behind each completion's end.
+        """
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What training changes."""
+
+
+def completion_mask(samples: Sequence[Sample]) -> torch.Tensor:
+    """Where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
+    lengths = torch.tensor([len(sample.completion) for sample in samples])
+    return torch.arange(int(lengths.max()))[None, :] < lengths[:, None]

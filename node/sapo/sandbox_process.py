@@ -1,0 +1,257 @@
+"""The process that scores text with other people's code, and the locked children in which it does so.
+
+Two steps, each with what the other must not have. This process makes tasks: it imports the families and may read their
+data files, but no text from a peer is ever looked at in it. For each task it forks a child, which closes everything,
+locks itself (sandbox_filter.py) and only then reads the texts and scores them, one double per text. A text that hangs,
+eats memory or kills its child is scored 0, and a fresh child goes on with the text after it. The child ends with its
+task: nothing that one peer's text does to it can touch the score of another's.
+
+Run by `shoal.node.sapo.sandbox` with orders on stdin and replies on stdout; both are frames of a four-byte length and
+msgpack. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+import msgspec
+
+CLOSED_BELOW = 1 << 16
+RESULT_DESCRIPTOR = 3
+FRAME_LIMIT_BYTES = 4 << 20
+LOCKING_LIMIT_S = 10.0
+"""From fork to locked, on a busy machine."""
+SCORE = struct.Struct("<d")
+LENGTH = struct.Struct(">I")
+
+
+class FamilyPlace(msgspec.Struct, frozen=True):
+    """Where a family comes from: the class, and the name that its `from_name` gets."""
+
+    module: str
+    qualname: str
+    name: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first order. `locked`: refuse to start where a child cannot be locked."""
+
+    path: list[str]
+    families: list[FamilyPlace]
+    locked: bool
+    text_limit_s: float
+    task_limit_s: float
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """Make a task of the family with this name and score the texts, each UTF-8."""
+
+    family: str
+    config: bytes
+    seed: int
+    index: int
+    texts: list[bytes]
+
+
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    """One reward per text; `spoiled` of them ended their child."""
+
+    rewards: list[float]
+    spoiled: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The answer to `Begin`. `namespaces`: the process has a network of its own, which is none."""
+
+    namespaces: bool
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """An order could not be followed."""
+
+    reason: str
+
+
+Order = Begin | Score
+Reply = Ready | Scored | Failed
+
+encode = msgspec.msgpack.encode
+
+
+def unit(value: object) -> float:
+    """A reward as a finite number in [0, 1]; 0 for what is no number."""
+    number = float(value)  # type: ignore[arg-type]
+    return min(1.0, max(0.0, number)) if math.isfinite(number) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task's texts."""
+
+    family: Any
+    task: Any
+    texts: Sequence[bytes]
+
+
+class Worker:
+    """Follows orders until there are no more."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._families: dict[str, Any] = {}
+        self._warm: set[str] = set()
+        for place in begin.families:
+            found: Any = importlib.import_module(place.module)
+            for part in place.qualname.split("."):
+                found = getattr(found, part)
+            self._families[place.name] = found.from_name(place.name)
+
+    def score(self, order: Score) -> Scored:
+        """Rewards of all texts. Raises what making the task raises."""
+        family = self._families[order.family]
+        task = family.make(msgspec.msgpack.decode(order.config), order.seed, order.index)
+        if order.family not in self._warm:  # imports on first use cannot happen in a child
+            family.warm_up(task)
+            self._warm.add(order.family)
+            gc.collect()
+            gc.freeze()  # so that a child's collector does not copy what all children share
+        job = Job(family, task, order.texts)
+        rewards: list[float] = []
+        spoiled = 0
+        deadline = time.monotonic() + self._begin.task_limit_s
+        while len(rewards) < len(order.texts) and time.monotonic() < deadline:
+            rewards += self._in_child(job, len(rewards), deadline)
+            if len(rewards) < len(order.texts):
+                rewards.append(0.0)
+                spoiled += 1
+        return Scored(rewards + [0.0] * (len(order.texts) - len(rewards)), spoiled)
+
+    def _in_child(self, job: Job, first: int, deadline: float) -> list[float]:
+        """Rewards of the texts from `first` on, as far as one child gets."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _be_child(job, first, writer, self._begin)
+        os.close(writer)
+        try:
+            return self._collect(reader, len(job.texts) - first, deadline)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+
+    def _collect(self, reader: int, wanted: int, deadline: float) -> list[float]:
+        """What the child writes in time: one number when it is locked, one per text after that."""
+        if _read_number(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
+            return []
+        rewards: list[float] = []
+        while len(rewards) < wanted:
+            number = _read_number(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
+            if number is None:
+                break
+            rewards.append(unit(number))
+        return rewards
+
+
+def _read_number(reader: int, deadline: float) -> float | None:
+    """The next number from a child; None where it does not come in time."""
+    data = b""
+    while len(data) < SCORE.size:
+        patience = deadline - time.monotonic()
+        if patience <= 0 or not select.select([reader], [], [], patience)[0]:
+            return None
+        part = os.read(reader, SCORE.size - len(data))
+        if not part:
+            return None
+        data += part
+    (number,) = SCORE.unpack(data)
+    return float(number)
+
+
+def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
+    """Score until done or dead; never returns into the code of the parent."""
+    try:
+        from shoal.node.sapo.sandbox_filter import limit_resources, lock  # imported by `_start`
+
+        os.dup2(writer, RESULT_DESCRIPTOR)  # those before it lead to /dev/null since `main`
+        os.closerange(RESULT_DESCRIPTOR + 1, CLOSED_BELOW)
+        cpu_s = math.ceil(begin.task_limit_s) + 1
+        lock(cpu_s) if begin.locked else limit_resources(cpu_s)
+        os.write(RESULT_DESCRIPTOR, SCORE.pack(0.0))
+        for text in job.texts[first:]:
+            os.write(RESULT_DESCRIPTOR, SCORE.pack(_score_one(job, text)))
+    finally:
+        os._exit(0)
+
+
+def _score_one(job: Job, text: bytes) -> float:
+    try:
+        return unit(job.family.score(job.task, text.decode()))
+    except BaseException:  # a stranger's text may make the family raise anything, SystemExit too
+        return 0.0
+
+
+def _read_frame(stream: BinaryIO) -> bytes | None:
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = stream.read(length) if length <= FRAME_LIMIT_BYTES else b""
+    return body if len(body) == length else None
+
+
+def _follow(worker: Worker, order: Score) -> Reply:
+    try:
+        return worker.score(order)
+    except Exception as error:  # a family's own code made the task
+        return Failed(f"{type(error).__name__}: {error}"[:500])
+
+
+def _start(begin: Begin) -> tuple[Worker | None, Reply]:
+    sys.path[:] = begin.path
+    try:
+        worker = Worker(begin)
+        from shoal.node.sapo.sandbox_filter import own_namespaces, self_test
+
+        namespaces = begin.locked and own_namespaces()
+        problem = self_test() if begin.locked else None
+    except Exception as error:  # importing a family runs its author's code
+        return None, Failed(f"{type(error).__name__}: {error}"[:500])
+    return (worker, Ready(namespaces)) if problem is None else (None, Failed(problem))
+
+
+def main() -> int:
+    """Serve one parent; return the exit status."""
+    orders = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # what a family prints must not end up among the replies
+        os.dup2(null, descriptor)
+    decoder = msgspec.msgpack.Decoder(Order)
+    worker: Worker | None = None
+    while (frame := _read_frame(orders)) is not None:
+        order = decoder.decode(frame)
+        reply: Reply
+        if isinstance(order, Begin):
+            worker, reply = _start(order)
+        else:
+            reply = _follow(worker, order) if worker is not None else Failed("no families yet")
+        body = encode(reply)
+        replies.write(LENGTH.pack(len(body)) + body)
+        replies.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

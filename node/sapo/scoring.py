@@ -1,0 +1,104 @@
+"""Rewards of completions, one's own and those of peers: which family's scorer runs where, and what bounds it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
+from shoal.node.sapo.sandbox_process import unit
+from shoal.node.sapo.sandbox_support import missing_sandbox
+from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
+from shoal.protocol.errors import LocalError
+from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
+
+logger = logging.getLogger(__name__)
+
+
+class Scorer:
+    """Scores texts against tasks of one source. A context manager; not for several threads at once.
+
+    A text that is no valid Unicode, is too long, or hangs, kills or exhausts its scoring is worth 0.0. Texts of one
+    task share a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks.
+    """
+
+    def __init__(
+        self, source: TaskSource, *, text_limit_s: float = TEXT_LIMIT_S, task_limit_s: float = TASK_LIMIT_S
+    ) -> None:
+        self._source = source
+        self._text_limit_s = text_limit_s
+        self._task_limit_s = task_limit_s
+        self._sandbox: Sandbox | None = None
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Have the scoring process ready where a family needs one. Raises ConfigError if it does not start."""
+        if any(family.scoring == "sandbox" for family in self._source.families.values()):
+            self._running_sandbox().start()
+
+    def close(self) -> None:
+        """End the scoring process, if one runs."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
+
+    @property
+    def spoiled(self) -> int:
+        """How many texts have hung, exhausted or killed their scoring."""
+        return self._sandbox.spoiled if self._sandbox is not None else 0
+
+    def score_many(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float]:
+        """One reward in [0, 1] per (task, text), in their order. Synchronous.
+
+        own: the texts are this node's own policy's, and may be scored where there is no sandbox. Raises LocalError for
+        a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no scoring process starts.
+        """
+        rewards = [0.0] * len(pairs)
+        by_task: dict[TaskRef, list[int]] = {}
+        for place, (task, text) in enumerate(pairs):
+            if _is_readable(text):
+                by_task.setdefault(task.ref, []).append(place)
+        for places in by_task.values():
+            task = pairs[places[0]][0]
+            scored = self._score_task(task, [pairs[place][1] for place in places], own)
+            for place, reward in zip(places, scored, strict=True):
+                rewards[place] = reward
+        return rewards
+
+    def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> list[float]:
+        family = self._source.family(task)
+        if family.scoring == "direct":
+            return [_score_directly(family, task, text) for text in texts]
+        if not own and not family.peer_safe:
+            raise LocalError(f"text from peers for {family.name!r}, which cannot be scored safely: {missing_sandbox()}")
+        return self._running_sandbox().score(task, texts)
+
+    def _running_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            self._sandbox = Sandbox(
+                [family for family in self._source.families.values() if family.scoring == "sandbox"],
+                locked=missing_sandbox() is None,
+                text_limit_s=self._text_limit_s,
+                task_limit_s=self._task_limit_s,
+            )
+        return self._sandbox
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        return len(text) <= COMPLETION_LIMIT_BYTES and len(text.encode()) <= COMPLETION_LIMIT_BYTES
+    except UnicodeEncodeError:  # lone surrogates
+        return False
+
+
+def _score_directly(family: TaskFamily, task: Task, text: str) -> float:
+    try:
+        return unit(family.score(task, text))
+    except Exception as error:  # a user's family may raise anything
+        logger.warning("a text for %s cannot be scored: %s: %s", family.name, type(error).__name__, error)
+        return 0.0

@@ -1,0 +1,185 @@
+"""The groups that this node holds, its own and those it pulled: in memory, and on disk across restarts.
+
+    <folder>/<round>/<digest in hex>    the bytes of one group, held since this node's round
+
+A file's name is the hash of its contents, which is checked when it is read: a torn or foreign file is never served, and
+nothing has to be synced to the disk. Groups expire by rounds; when the store is full, the oldest go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.protocol.errors import StorageError
+from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, digest_of
+
+logger = logging.getLogger(__name__)
+
+_ROUND = re.compile(r"0|[1-9][0-9]{0,18}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """Bytes in memory and on disk, groups in all, and for how many of this node's rounds a group is held."""
+
+    memory_bytes: int = 64 << 20
+    disk_bytes: int = 512 << 20
+    groups: int = 65_536
+    rounds: int = 64
+
+
+@dataclass(slots=True)
+class _Held:
+    round: int
+    size_bytes: int
+    on_disk: bool
+
+
+class GroupStore:
+    """Groups by digest. Without a folder it lives in memory alone."""
+
+    def __init__(self, folder: Path | None, *, limits: StoreLimits | None = None) -> None:
+        """Takes up what an earlier life of the node left. Raises StorageError if the folder cannot be used."""
+        self._folder = folder
+        self._limits = limits or StoreLimits()
+        self._round = 0
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._memory: OrderedDict[bytes, bytes] = OrderedDict()
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._take_up(folder)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot use the rollout folder {folder}: {error.strerror}; check its owner, or name another"
+                ) from None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._held
+
+    def get(self, digest: bytes) -> bytes | None:
+        """The bytes of a group, None if it is not held."""
+        if digest in self._memory:
+            self._memory.move_to_end(digest)
+            return self._memory[digest]
+        held = self._held.get(digest)
+        data = None if held is None else self._read(digest, held)
+        if data is None and held is not None:
+            self._drop(digest)
+        elif data is not None:
+            self._remember(digest, data)
+        return data
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Hold a group, whose bytes the caller has checked, from this round on. A disk that fails is logged."""
+        if digest in self._held:
+            return
+        on_disk = self._write(digest, data)
+        self._held[digest] = _Held(round=self._round, size_bytes=len(data), on_disk=on_disk)
+        self.disk_bytes += len(data) if on_disk else 0
+        self._remember(digest, data)
+        while len(self._held) > self._limits.groups or self.disk_bytes > self._limits.disk_bytes:
+            self._drop(next(iter(self._held)))
+
+    def advance(self, round_number: int) -> None:
+        """This node's round is now `round_number`: drop what was held for longer than the limit's rounds."""
+        self._round = max(self._round, round_number)
+        oldest = self._round - self._limits.rounds
+        for digest in [digest for digest, held in self._held.items() if held.round < oldest]:
+            self._drop(digest)
+        for folder in self._round_folders():
+            if int(folder.name) < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def _remember(self, digest: bytes, data: bytes) -> None:
+        self._memory[digest] = data
+        self.memory_bytes += len(data)
+        while self.memory_bytes > self._limits.memory_bytes:
+            oldest, forgotten = self._memory.popitem(last=False)
+            self.memory_bytes -= len(forgotten)
+            if not self._held[oldest].on_disk:
+                del self._held[oldest]
+
+    def _drop(self, digest: bytes) -> None:
+        held = self._held.pop(digest)
+        data = self._memory.pop(digest, b"")
+        self.memory_bytes -= len(data)
+        if held.on_disk:
+            self.disk_bytes -= held.size_bytes
+            self._path(digest, held.round).unlink(missing_ok=True)
+
+    # -- disk ------------------------------------------------------------------------------------------------
+
+    def _path(self, digest: bytes, round_number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / str(round_number) / digest.hex()
+
+    def _round_folders(self) -> list[Path]:
+        if self._folder is None or not self._folder.is_dir():
+            return []
+        found = [path for path in self._folder.iterdir() if _ROUND.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=lambda path: int(path.name))
+
+    def _take_up(self, folder: Path) -> None:
+        """Index what is there by name, oldest first; contents are checked when they are read."""
+        foreign = sum(1 for path in folder.iterdir() if not (_ROUND.fullmatch(path.name) and path.is_dir()))
+        for round_folder in self._round_folders():
+            for path in sorted(round_folder.iterdir()):
+                size_bytes = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+                if not (_DIGEST.fullmatch(path.name) and 0 < size_bytes <= GROUP_LIMIT_BYTES):
+                    foreign += 1
+                    continue
+                digest = bytes.fromhex(path.name)
+                if digest in self._held:
+                    path.unlink()
+                    continue
+                self._held[digest] = _Held(round=int(round_folder.name), size_bytes=size_bytes, on_disk=True)
+                self.disk_bytes += size_bytes
+            self._round = max(self._round, int(round_folder.name))
+        if foreign:
+            logger.warning("%d files in %s are no groups and are ignored", foreign, folder)
+        while len(self._held) > self._limits.groups or self.disk_bytes > self._limits.disk_bytes:
+            self._drop(next(iter(self._held)))
+
+    def _read(self, digest: bytes, held: _Held) -> bytes | None:
+        path = self._path(digest, held.round)
+        try:
+            with open(path, "rb") as file:
+                data = file.read(GROUP_LIMIT_BYTES + 1)
+        except OSError as error:
+            logger.warning("the group in %s cannot be read and is ignored: %s", path, error.strerror)
+            return None
+        if digest_of(data) != digest:
+            logger.warning("the group in %s is damaged and is ignored", path)
+            return None
+        return data
+
+    def _write(self, digest: bytes, data: bytes) -> bool:
+        """Whether the group is on disk now, whole."""
+        if self._folder is None:
+            return False
+        path = self._path(digest, self._round)
+        temporary = path.with_name(f".{path.name}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            logger.warning("the group in %s is held in memory alone: %s", path, error.strerror)
+            return False
+        return True

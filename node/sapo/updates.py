@@ -1,0 +1,138 @@
+"""From judged groups to parameter updates: rows of tokens with advantages, and the optimizer's steps over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from shoal.node.sapo.generation import GeneratedGroup
+from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.grpo import Batch, GrpoSettings, group_advantages, grpo_loss
+from shoal.node.sapo.policy import Policy, Sample, completion_mask
+from shoal.protocol.errors import ConfigError
+
+UPDATES_LIMIT = 1024
+"""Passes, and updates in one pass."""
+GRADIENT_LIMIT = 1.0
+"""The norm that a gradient is cut to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSettings:
+    """How a round's rows are trained on: `epochs` passes of `minibatches` updates each, by AdamW without decay.
+
+    gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
+    """
+
+    learning_rate: float = 1e-3
+    epochs: int = 1
+    minibatches: int = 1
+    gradient_limit: float = GRADIENT_LIMIT
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("epochs", "minibatches"):
+            if not 1 <= getattr(self, name) <= UPDATES_LIMIT:
+                raise ConfigError(f"sapo: {name} must be 1 to {UPDATES_LIMIT}, not {getattr(self, name)}")
+        for name in ("learning_rate", "gradient_limit"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(f"sapo: {name} must be a number above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A completion to train on. old: log-probabilities of its tokens when it was drawn, None for another agent's."""
+
+    sample: Sample
+    advantage: float
+    old: tuple[float, ...] | None
+
+
+def own_rows(group: GeneratedGroup, rewards: Sequence[float], settings: GrpoSettings) -> list[Row]:
+    """The rows of an own group: the tokens that were drawn, the end token with them if it was."""
+    advantages = group_advantages(rewards, epsilon=settings.epsilon).tolist()
+    return [
+        Row(
+            sample=Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)),
+            advantage=advantage,
+            old=tuple(rollout.log_probs),
+        )
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+    ]
+
+
+def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) -> list[Row] | None:
+    """The rows of another's group in the policy's tokens; None if it cannot express one of the completions.
+
+    The group then is left out as a whole: its advantages are relative to the completion that would be missing.
+    """
+    prompt = policy.encode_prompt(group.prompt)
+    advantages = group_advantages(group.rewards, epsilon=settings.epsilon).tolist()
+    rows = []
+    for text, advantage in zip(group.texts, advantages, strict=True):
+        completion = policy.encode_completion(text)
+        if completion is None:
+            return None
+        rows.append(Row(sample=Sample(prompt=prompt, completion=completion), advantage=advantage, old=None))
+    return rows
+
+
+class Updater:
+    """The optimizer of one policy."""
+
+    def __init__(self, policy: Policy, settings: UpdateSettings, *, generator: torch.Generator) -> None:
+        """generator: shuffles rows into minibatches."""
+        self._policy = policy
+        self._settings = settings
+        self._generator = generator
+        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """With its moments, which a restart takes over."""
+        return self._optimizer
+
+    def train(self, rows: Sequence[Row]) -> None:
+        """Update the policy on `rows`. The loss is the mean over all their tokens.
+
+        Rows without advantage have no gradient and cost no computation: their tokens are only counted.
+        """
+        useful = [row for row in rows if row.advantage != 0]
+        if not useful:
+            return
+        share = sum(len(row.sample.completion) for row in rows) / self._settings.minibatches
+        old = self._old_log_probs(useful)
+        count = min(self._settings.minibatches, len(useful))
+        for _ in range(self._settings.epochs):
+            order = torch.randperm(len(useful), generator=self._generator)
+            for part in order.tensor_split(count):
+                self._update([useful[at] for at in part.tolist()], [old[at] for at in part.tolist()], tokens=share)
+
+    def _update(self, rows: Sequence[Row], old: Sequence[torch.Tensor], *, tokens: float) -> None:
+        samples = [row.sample for row in rows]
+        batch = Batch(
+            old=torch.nn.utils.rnn.pad_sequence(list(old), batch_first=True),
+            mask=completion_mask(samples),
+            advantages=torch.tensor([row.advantage for row in rows]),
+            external=torch.tensor([row.old is None for row in rows]),
+        )
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = grpo_loss(self._policy.log_probs(samples), batch, self._settings.grpo, tokens=tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
+        self._optimizer.step()
+
+    def _old_log_probs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Those that ratios are taken against, (tokens,) a row: as drawn, or of this policy before the update."""
+        others = [row.sample for row in rows if row.old is None]
+        if others:
+            with torch.no_grad():
+                found = iter(self._policy.log_probs(others))
+        return [next(found)[: len(row.sample.completion)] if row.old is None else torch.tensor(row.old) for row in rows]

@@ -1,0 +1,129 @@
+"""A short supervised warm-up: a model that never answers right has no reward to learn from.
+
+The lessons are tasks of the same families with their solutions. Their seeds are hashed in a domain of their own, so
+they are not the seeds that `assigned_seed` gives to anybody, but for a chance of 2^-63 each; a small family may ask
+the same question under two seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from blake3 import blake3
+
+from shoal.node.sapo.learner import Score
+from shoal.node.sapo.policy import Policy, Rollout, Sample, completion_mask
+from shoal.node.sapo.tasks import Task, TaskChoice
+from shoal.node.sapo.updates import GRADIENT_LIMIT
+from shoal.protocol.errors import ConfigError
+
+_DOMAIN: Final = "shoal sapo warm-up seed v1"
+_SEED_MASK: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """A question and its answer."""
+
+    task: Task
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpSettings:
+    """Updates of `rows` lessons each until the mean reward of `probes` sampled completions reaches `reward`.
+
+    It is measured after every `interval` updates; `updates` is the most of them.
+    """
+
+    reward: float = 0.2
+    updates: int = 800
+    interval: int = 20
+    rows: int = 32
+    probes: int = 128
+    learning_rate: float = 2e-3
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if not 0 <= self.reward <= 1 or min(self.interval, self.rows, self.probes) < 1 or self.updates < 0:
+            raise ConfigError(f"a warm-up needs a reward of 0 to 1 and sizes of at least 1, not {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpReport:
+    """How far it went: updates made, and the reward that was measured last."""
+
+    updates: int
+    reward: float
+
+
+class Lessons:
+    """Tasks of some families by turns of chance, each with its solution. `stream` tells disjoint sequences apart."""
+
+    def __init__(self, choices: Sequence[TaskChoice], *, seed: int, stream: str) -> None:
+        """Raises ConfigError for no choices."""
+        if not choices:
+            raise ConfigError("a warm-up needs at least one task family")
+        self._choices = choices
+        self._weights = [choice.weight for choice in choices]
+        self._random = random.Random(f"{seed}/{stream}")
+
+    def draw(self, count: int) -> list[Lesson]:
+        """The next lessons. Raises ConfigError where a family has no solutions to teach."""
+        drawn = self._random.choices(self._choices, self._weights, k=count)
+        return [self._lesson(choice) for choice in drawn]
+
+    def _lesson(self, choice: TaskChoice) -> Lesson:
+        token = self._random.getrandbits(128).to_bytes(16, "big")
+        seed = int.from_bytes(blake3(token, derive_key_context=_DOMAIN).digest()[:8], "big") & _SEED_MASK
+        task = choice.family.make(choice.settings, seed, 0)
+        answer = choice.family.solution(task)
+        if answer is None:
+            raise ConfigError(
+                f"the task family {choice.family.name!r} gives no solutions, so it cannot be warmed up on"
+            )
+        return Lesson(task=task, answer=answer)
+
+
+def warm_up(
+    policy: Policy, choices: Sequence[TaskChoice], settings: WarmUpSettings, *, score: Score, seed: int
+) -> WarmUpReport:
+    """Teach `policy` the solutions of these families until its reward on them is the one asked for."""
+    lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
+    while reward < settings.reward and updates < settings.updates:
+        for _ in range(min(settings.interval, settings.updates - updates)):
+            samples = _samples(policy, lessons.draw(settings.rows))
+            if samples:
+                optimizer.zero_grad(set_to_none=True)
+                loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
+                optimizer.step()
+            updates += 1
+        reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
+    return WarmUpReport(updates=updates, reward=reward)
+
+
+def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, generator: torch.Generator) -> float:
+    """The mean reward of one sampled completion for each lesson's question."""
+    rollouts = [Rollout(prompt=policy.encode_prompt(lesson.task.question)) for lesson in lessons]
+    policy.extend(rollouts, generator=generator)
+    rewards = score(
+        [(lesson.task, policy.decode(rollout.tokens)) for lesson, rollout in zip(lessons, rollouts, strict=True)]
+    )
+    return math.fsum(rewards) / len(rewards)
+
+
+def _samples(policy: Policy, lessons: Sequence[Lesson]) -> list[Sample]:
+    """Lessons in the policy's tokens; those that it cannot express are left out."""
+    encoded = [(policy.encode_prompt(one.task.question), policy.encode_completion(one.answer)) for one in lessons]
+    return [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]

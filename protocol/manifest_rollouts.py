@@ -1,0 +1,114 @@
+"""The section [rollouts] of a manifest, for swarms that share rollouts: what is asked, and how it is trained on."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
+from shoal.protocol.wire import Message
+
+TASK_LIMIT = 256
+GROUPS_LIMIT = 256
+"""Of one round."""
+COMPLETION_TOKENS_LIMIT = 32_768
+CONFIG_LIMIT_ITEMS = 64
+
+TaskScalar = bool | int | float | str
+TaskConfig = dict[str, TaskScalar | list[TaskScalar]]
+
+
+class TaskEntry(Message, frozen=True, kw_only=True):
+    """One family of tasks: its config, or the name of a preset of it, and how often it is drawn next to the others."""
+
+    family: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+\Z")]
+    config: Annotated[str, Meta(max_length=64)] | Annotated[TaskConfig, Meta(max_length=CONFIG_LIMIT_ITEMS)] = "default"
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.config, dict):
+            _check_config(self.config)
+
+
+class RolloutsSection(Message, frozen=True, kw_only=True):
+    """With strategy = rollouts: what the policies are asked, and how they train on each other's answers."""
+
+    tasks: Annotated[
+        list[TaskEntry],
+        Meta(
+            min_length=1,
+            max_length=TASK_LIMIT,
+            description="Task families, each { family, config, weight }: a family of reasoning-gym or of a package "
+            "installed at every node, its settings or the name of a preset, and how often it is drawn.",
+        ),
+    ]
+    local: Annotated[
+        int,
+        Meta(ge=1, le=GROUPS_LIMIT, description="I: groups of its own that a node trains on in a round."),
+    ] = 4
+    external: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=GROUPS_LIMIT,
+            description="J: groups of others. What others do not deliver, a node generates itself.",
+        ),
+    ] = 4
+    group_size: Annotated[
+        int, Meta(ge=COMPLETION_LEAST, le=COMPLETION_LIMIT, description="G: completions of one task.")
+    ] = 8
+    temperature: Annotated[float, Meta(gt=0, le=10, description="Of sampling.")] = 1.0
+    completion_tokens: Annotated[
+        int, Meta(ge=1, le=COMPLETION_TOKENS_LIMIT, description="The most tokens of one completion.")
+    ] = 24
+    staleness_rounds: Annotated[
+        int, Meta(ge=0, le=1000, description="An offered group may be taken for so many of the taker's rounds.")
+    ] = 4
+    sampling: Annotated[
+        Literal["uniform", "weighted"],
+        Meta(
+            description="Which offered groups are taken: uniform over those whose rewards vary, or weighted by the "
+            "variance that was announced."
+        ),
+    ] = "uniform"
+    external_terms: Annotated[
+        Literal["naive", "damped", "positive"],
+        Meta(
+            description="What counts of others' completions that did worse than their group: all (naive), less where "
+            "this node's policy finds them improbable (damped), or nothing (positive)."
+        ),
+    ] = "positive"
+
+
+def check_rollouts(section: RolloutsSection | None, sync: msgspec.Struct) -> None:
+    """Raise ValueError unless `section` is there just with strategy = rollouts, and [sync] says nothing else then."""
+    given = msgspec.structs.asdict(sync)
+    if given.pop("strategy") != "rollouts":
+        if section is not None:
+            raise ValueError('[rollouts] has a meaning with strategy = "rollouts" only')
+        return
+    if section is None:
+        raise ValueError(
+            'strategy = "rollouts" needs a section [rollouts]; `shoal init --strategy rollouts` writes one'
+        )
+    defaults = {"inner_steps": 1} | {field.name: field.default for field in msgspec.structs.fields(sync)[1:]}
+    for key, value in given.items():
+        if value != defaults[key]:
+            raise ValueError(f'{key} has no meaning with strategy = "rollouts"; leave it out of [sync]')
+
+
+def _check_config(config: TaskConfig) -> None:
+    for key, value in config.items():
+        values = value if isinstance(value, list) else [value]
+        if len(key) > 64 or not key.isidentifier():
+            raise ValueError(f"config: {key!r} is no name of a setting")
+        if len(values) > CONFIG_LIMIT_ITEMS:
+            raise ValueError(f"config: {key} has more than {CONFIG_LIMIT_ITEMS} values")
+        for item in values:
+            if isinstance(item, float) and not math.isfinite(item):
+                raise ValueError(f"config: {key} is not a finite number")
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise ValueError(f"config: {key} does not fit 64 bits")

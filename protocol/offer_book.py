@@ -1,0 +1,252 @@
+"""The offers of a swarm: what other nodes announced, who holds it, and what is refused at the door.
+
+Sans-IO: sealed announcements go in, offers come out, time and round are arguments. Bounded everywhere: a peer that
+announces without end loses its own oldest offers, the largest holder's go first when the book is full, and a token
+bucket per peer refuses announcements before their signature is checked.
+
+Gossip keeps no order, so a replay is not what is older than the newest: each origin has a window of sequence numbers,
+in which each counts once, and what is older than the window counts never. Gossip also loses; `missing` says which
+numbers of an origin have not come, to be asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import islice
+
+from shoal.protocol.identity import PeerId
+from shoal.protocol.rollouts import (
+    Announcement,
+    CatchUpRequest,
+    Reason,
+    RolloutError,
+    open_announcement,
+    peek_announcement,
+)
+from shoal.protocol.wire import SwarmId
+
+REPLAY_WINDOW = 4096
+"""Sequence numbers of one origin that are told apart: 512 bytes for each origin."""
+ROUND_WINDOW = 256
+"""How far an origin's announcements may lie behind its newest, in its rounds."""
+ORIGIN_LIMIT = 4096
+"""Peers followed at once; one that has no offer left makes room. It could then replay what is its own, no more."""
+MISSING_WINDOW = 1024
+"""How far behind an origin's newest number the missing ones are asked for."""
+HOLDER_LIMIT = 8
+"""Peers noted as holders of one group, next to its origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookLimits:
+    """Offers held in all and of one peer; announcements per second and in a burst of one peer."""
+
+    offers: int = 16_384
+    offers_per_peer: int = 2_048
+    per_second: float = 100.0
+    burst: float = 400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A group that `origin` announced; `arrived` is this node's round at that time."""
+
+    announcement: Announcement
+    origin: PeerId
+    boot: int
+    sequence: int
+    arrived: int
+
+    @property
+    def digest(self) -> bytes:
+        """The name of the group's bytes."""
+        return self.announcement.digest
+
+
+class TokenBucket:
+    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back."""
+
+    __slots__ = ("_at", "_burst", "_level", "_per_second")
+
+    def __init__(self, per_second: float, burst: float, now: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._level, self._at = burst, now
+
+    def take(self, amount: float, now: float) -> bool:
+        """Whether there is room for `amount`; if so it is taken."""
+        self._level = min(self._burst, self._level + (now - self._at) * self._per_second)
+        self._at = now
+        if amount > self._level:
+            return False
+        self._level -= amount
+        return True
+
+
+@dataclass(slots=True)
+class _Origin:
+    """What is known of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers."""
+
+    bucket: TokenBucket
+    boot: int = -1
+    newest: int = 0
+    seen: int = 0
+    newest_round: int = 0
+    offers: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    asked_for: set[int] = field(default_factory=set)  # numbers that were asked for, and may come by gossip as well
+
+    def is_replay(self, boot: int, sequence: int) -> bool:
+        if boot != self.boot:
+            return boot < self.boot
+        age = self.newest - sequence
+        return age >= REPLAY_WINDOW or (age >= 0 and bool(self.seen >> age & 1))
+
+    def note(self, boot: int, sequence: int, round_number: int) -> None:
+        if boot > self.boot:
+            self.boot, self.newest, self.seen, self.newest_round = boot, sequence, 0, 0
+            self.asked_for.clear()
+        ahead = max(sequence - self.newest, 0)
+        self.seen = 0 if ahead >= REPLAY_WINDOW else self.seen << ahead & (1 << REPLAY_WINDOW) - 1
+        self.newest += ahead
+        self.seen |= 1 << self.newest - sequence
+        self.newest_round = max(self.newest_round, round_number)
+
+    def missing(self, count: int) -> tuple[int, ...]:
+        """Up to `count` numbers that have not come, the newest first."""
+        behind = range(self.newest - 1, max(0, self.newest - MISSING_WINDOW), -1)
+        return tuple(islice((number for number in behind if not self.seen >> self.newest - number & 1), count))
+
+
+class OfferBook:
+    """The offers of all peers but `me`, and the order in which they came."""
+
+    def __init__(self, swarm_id: SwarmId, me: PeerId, limits: BookLimits | None = None) -> None:
+        self._swarm_id = swarm_id
+        self._me = me
+        self._limits = limits or BookLimits()
+        self._origins: dict[PeerId, _Origin] = {}
+        self._offers: OrderedDict[bytes, Offer] = OrderedDict()
+        self._seeds: set[tuple[PeerId, int]] = set()
+        self._holders: dict[bytes, list[PeerId]] = {}
+        self.crowded_out = 0
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def offers(self) -> tuple[Offer, ...]:
+        """All offers, in the order of their arrival."""
+        return tuple(self._offers.values())
+
+    def get(self, digest: bytes) -> Offer | None:
+        """The offer of this group."""
+        return self._offers.get(digest)
+
+    def receive(
+        self, data: bytes, *, peer: PeerId, now: float, round_number: int, asked_for: bool = False
+    ) -> Offer | None:
+        """Take the sealed announcement in `data`, which `peer` published at `now` (s) in this node's round.
+
+        `asked_for`: it came because it was missing, not by gossip, and no quota holds; None if it came by both ways, or
+        is of a round long past by now, which is then nobody's fault.
+        Raises RolloutError, with the reason by which it counts. A peer publishes announcements of its own only.
+        """
+        origin = self._origin(peer, now)
+        if not asked_for and not origin.bucket.take(1, now):
+            raise RolloutError("announces more often than allowed", reason=Reason.QUOTA, peer=peer)
+        envelope = peek_announcement(data, peer=peer)
+        if envelope.sender != peer:
+            raise RolloutError("an announcement of somebody else", reason=Reason.FORGED, peer=peer)
+        if origin.is_replay(envelope.boot, envelope.seq):
+            if asked_for or (envelope.boot == origin.boot and envelope.seq in origin.asked_for):
+                origin.asked_for.discard(envelope.seq)
+                return None
+            raise RolloutError("an announcement that came before", reason=Reason.REPLAYED, peer=peer)
+        signed = open_announcement(data, self._swarm_id, peer=peer)
+        announcement = signed.announcement
+        is_behind = signed.boot == origin.boot and announcement.round + ROUND_WINDOW < origin.newest_round
+        origin.note(signed.boot, signed.sequence, announcement.round)
+        if asked_for and len(origin.asked_for) < MISSING_WINDOW:
+            origin.asked_for.add(signed.sequence)
+        if is_behind and asked_for:
+            return None
+        if is_behind:
+            raise RolloutError("announces a round long past", reason=Reason.STALE, peer=peer)
+        seed = (peer, announcement.task.seed)
+        if announcement.digest in self._offers or seed in self._seeds:
+            raise RolloutError("announces a task's group once more", reason=Reason.DUPLICATE, peer=peer)
+        offer = Offer(
+            announcement=announcement, origin=peer, boot=signed.boot, sequence=signed.sequence, arrived=round_number
+        )
+        self._insert(offer, origin)
+        return offer
+
+    def missing(self, peer: PeerId, count: int) -> CatchUpRequest:
+        """What to ask `peer` for: its announcements that have not come, up to `count` by number, and all beyond."""
+        origin = self._origins.get(peer)
+        if origin is None or origin.boot < 0:
+            return CatchUpRequest()
+        return CatchUpRequest(boot=origin.boot, newest=origin.newest, missing=origin.missing(count))
+
+    def note_holder(self, digest: bytes, peer: PeerId) -> None:
+        """`peer` says that it serves this group as well."""
+        if digest not in self._offers:
+            return
+        holders = self._holders.setdefault(digest, [])
+        if peer not in holders and len(holders) < HOLDER_LIMIT:
+            holders.append(peer)
+
+    def holders(self, digest: bytes) -> tuple[PeerId, ...]:
+        """Who says to have the group: its origin first, then the others in the order in which they said so."""
+        offer = self._offers.get(digest)
+        first = () if offer is None else (offer.origin,)
+        return tuple(dict.fromkeys((*first, *self._holders.get(digest, ()))))
+
+    def expire(self, before_round: int) -> int:
+        """Drop what arrived before this node's round `before_round`; how many that were."""
+        old = [digest for digest, offer in self._offers.items() if offer.arrived < before_round]
+        for digest in old:
+            self._drop(digest)
+        return len(old)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop all offers of a peer. Its order is kept, so that none of them can be replayed."""
+        origin = self._origins.get(peer)
+        for digest in list(origin.offers) if origin else ():
+            self._drop(digest)
+
+    def _origin(self, peer: PeerId, now: float) -> _Origin:
+        known = self._origins.get(peer)
+        if known is not None:
+            return known
+        if peer == self._me:
+            raise RolloutError("speaks as this node itself", reason=Reason.FORGED, peer=peer)
+        if len(self._origins) >= ORIGIN_LIMIT:
+            self._forget_idle_origin(peer)
+        made = _Origin(TokenBucket(self._limits.per_second, self._limits.burst, now))
+        self._origins[peer] = made
+        return made
+
+    def _forget_idle_origin(self, newcomer: PeerId) -> None:
+        idle = next((peer for peer, origin in self._origins.items() if not origin.offers), None)
+        if idle is None:
+            raise RolloutError("more origins than this node follows", reason=Reason.QUOTA, peer=newcomer)
+        del self._origins[idle]
+
+    def _insert(self, offer: Offer, origin: _Origin) -> None:
+        if len(origin.offers) >= self._limits.offers_per_peer:
+            self._crowd_out(origin)
+        elif len(self._offers) >= self._limits.offers:
+            self._crowd_out(max(self._origins.values(), key=lambda one: len(one.offers)))
+        self._offers[offer.digest] = offer
+        origin.offers[offer.digest] = None
+        self._seeds.add((offer.origin, offer.announcement.task.seed))
+
+    def _crowd_out(self, origin: _Origin) -> None:
+        self._drop(next(iter(origin.offers)))
+        self.crowded_out += 1
+
+    def _drop(self, digest: bytes) -> None:
+        offer = self._offers.pop(digest)
+        self._origins[offer.origin].offers.pop(digest, None)
+        self._seeds.discard((offer.origin, offer.announcement.task.seed))
+        self._holders.pop(digest, None)

@@ -1,0 +1,343 @@
+"""Rollout groups, what is announced of them, and how both are read from strangers.
+
+A group is G completions of one task by one policy. It is announced in a few hundred bytes, signed by its origin, and
+pulled by the BLAKE3 of its encoding by whoever chose it. The announced rewards are hints: the receiver makes the task
+again from its `TaskRef` and scores the text itself.
+
+A task is assigned, not chosen: its seed follows from the swarm, the origin, the origin's round and the task's index in
+that round (`assigned_seed`). So nobody can offer another's completions as its own: they answer another task.
+
+Whatever the bytes are, the only exception that leaves this module for them is `RolloutError`, with the reason by which
+refusals are counted.
+
+Source: "Sharing is Caring: Efficient LM Post-Training with Collective RL Experience Sharing", arXiv 2509.08721.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId, parse_peer_id
+from shoal.protocol.wire import (
+    COUNTER_LIMIT,
+    ENVELOPE_OVERHEAD_LIMIT_BYTES,
+    CounterField,
+    Envelope,
+    HashField,
+    Message,
+    PeerIdField,
+    Sealer,
+    SwarmId,
+    canonical,
+    decode,
+    open_envelope,
+)
+
+ANNOUNCEMENT_KIND = "rollout-announcement"
+
+CONFIG_LIMIT_BYTES = 1024
+COMPLETION_LEAST, COMPLETION_LIMIT = 2, 64
+"""Completions in a group."""
+COMPLETION_LIMIT_BYTES = 32 << 10
+GROUP_LIMIT_BYTES = 1 << 20
+CHUNK_LIMIT_BYTES = 256 << 10
+ANNOUNCEMENT_LIMIT_BYTES = 2048
+SEALED_LIMIT_BYTES = ANNOUNCEMENT_LIMIT_BYTES + ENVELOPE_OVERHEAD_LIMIT_BYTES
+BATCH_LIMIT_BYTES = 192 << 10
+BATCH_LIMIT_ITEMS = 64
+HELD_LIMIT_ITEMS = 512
+VARIANCE_TOLERANCE = 1e-9
+
+_SEED_CONTEXT = "shoal rollout task seed v1"
+
+
+class Reason(StrEnum):
+    """Why a rollout was refused; the keys of every `rejected` table."""
+
+    MALFORMED = "malformed"
+    FORGED = "forged"
+    REPLAYED = "replayed"
+    DUPLICATE = "duplicate"
+    COPIED = "copied"
+    FOREIGN_TASK = "foreign task"
+    UNKNOWN_TASK = "unknown task"
+    UNSAFE_FAMILY = "unsafe family"
+    STALE = "stale"
+    TOO_LARGE = "too large"
+    MISLABELLED = "mislabelled"
+    HINT = "hint"
+    NO_VARIANCE = "no variance"
+    QUOTA = "quota"
+    STRANGER = "stranger"
+    IGNORED = "ignored"
+    UNAVAILABLE = "unavailable"
+    UNSCORED = "unscored"
+
+
+class RolloutError(RemoteError):
+    """Bytes that are no rollout of this swarm, and under which `reason` that is counted."""
+
+    def __init__(self, message: str, *, reason: Reason, peer: PeerId | None = None) -> None:
+        super().__init__(message, peer=peer)
+        self.reason = reason
+
+
+class TaskRef(Message, frozen=True, kw_only=True):
+    """All that it takes to make a task again. `config`: canonical msgpack, read by the family alone."""
+
+    family: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+\Z")]
+    version: Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
+    config: Annotated[bytes, Meta(max_length=CONFIG_LIMIT_BYTES)]
+    seed: CounterField
+    index: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class RolloutGroup(Message, frozen=True, kw_only=True):
+    """Completions of one task by `origin`'s policy, in `origin`'s round."""
+
+    origin: PeerIdField
+    round: CounterField
+    policy_version: CounterField
+    task: TaskRef
+    completions: Annotated[tuple[str, ...], Meta(min_length=COMPLETION_LEAST, max_length=COMPLETION_LIMIT)]
+
+    def __post_init__(self) -> None:
+        parse_peer_id(self.origin)
+        if any(len(text.encode()) > COMPLETION_LIMIT_BYTES for text in self.completions):
+            raise ValueError(f"a completion of more than {COMPLETION_LIMIT_BYTES} bytes")
+
+
+class Announcement(Message, frozen=True, kw_only=True):
+    """What a group is, for those who choose. Mean and (population) variance of its rewards are claims."""
+
+    digest: HashField
+    size_bytes: Annotated[int, Meta(ge=1, le=GROUP_LIMIT_BYTES)]
+    task: TaskRef
+    completions: Annotated[int, Meta(ge=COMPLETION_LEAST, le=COMPLETION_LIMIT)]
+    reward_mean: Annotated[float, Meta(ge=0, le=1)]
+    reward_variance: Annotated[float, Meta(ge=0, le=1)]
+    policy_version: CounterField
+    round: CounterField
+
+    def __post_init__(self) -> None:
+        if self.reward_variance > self.reward_mean * (1 - self.reward_mean) + VARIANCE_TOLERANCE:
+            raise ValueError("a variance that rewards between 0 and 1 with this mean cannot have")
+
+
+class AnnouncementBatch(Message, frozen=True, kw_only=True):
+    """One gossip message: sealed announcements of its sender, and digests of others' groups that it serves too."""
+
+    announcements: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=SEALED_LIMIT_BYTES)], ...], Meta(max_length=BATCH_LIMIT_ITEMS)
+    ] = ()
+    held: Annotated[tuple[HashField, ...], Meta(max_length=HELD_LIMIT_ITEMS)] = ()
+
+
+class CatchUpRequest(Message, frozen=True, kw_only=True):
+    """Asks an origin for its announcements beyond `newest`, and for those before it that did not arrive.
+
+    `boot` 0 and `newest` 0: none arrived so far. The answer is an `AnnouncementBatch`.
+    """
+
+    boot: CounterField = 0
+    newest: CounterField = 0
+    missing: Annotated[tuple[CounterField, ...], Meta(max_length=BATCH_LIMIT_ITEMS)] = ()
+
+
+class GroupRequest(Message, frozen=True, kw_only=True):
+    """Asks for the bytes of a group from `offset` on."""
+
+    digest: HashField
+    offset: Annotated[int, Meta(ge=0, lt=GROUP_LIMIT_BYTES)]
+
+
+class GroupChunk(Message, frozen=True, kw_only=True):
+    """The answer. `absent`: this node does not hold the group; `busy`: it served this peer enough for the moment."""
+
+    status: Literal["chunk", "absent", "busy"]
+    data: Annotated[bytes, Meta(max_length=CHUNK_LIMIT_BYTES)] = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedAnnouncement:
+    """An announcement with its origin and its place in the origin's order."""
+
+    announcement: Announcement
+    origin: PeerId
+    boot: int
+    sequence: int
+
+
+def assigned_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: int) -> int:
+    """The seed (63 bits) of the task that `origin` has at `index` of its round."""
+    name = canonical([swarm_id, origin, round_number, index])
+    return int.from_bytes(blake3(name, derive_key_context=_SEED_CONTEXT).digest()[:8], "big") & COUNTER_LIMIT
+
+
+def is_own_task(swarm_id: SwarmId, origin: PeerId, round_number: int, task: TaskRef) -> bool:
+    """Whether the task is one that `origin` was assigned in its round."""
+    return task.seed == assigned_seed(swarm_id, origin, round_number, task.index)
+
+
+def digest_of(data: bytes) -> bytes:
+    """The name of an encoded group: 32 bytes of BLAKE3."""
+    return blake3(data).digest()
+
+
+# --- groups ---
+
+
+def encode_group(group: RolloutGroup) -> bytes:
+    """The one encoding of a group. Raises LocalError if it is out of range."""
+    data = canonical(_in_range(group, RolloutGroup))
+    if len(data) > GROUP_LIMIT_BYTES:
+        raise LocalError(f"our own group has {len(data)} bytes; the limit is {GROUP_LIMIT_BYTES}")
+    return data
+
+
+def decode_group(data: bytes, *, peer: PeerId | None = None) -> RolloutGroup:
+    """The group in `data`, delivered by `peer`. Raises RolloutError, also for another encoding than the one."""
+    if len(data) > GROUP_LIMIT_BYTES:
+        raise RolloutError(f"a group of {len(data)} bytes", reason=Reason.TOO_LARGE, peer=peer)
+    group = _decode(data, RolloutGroup, GROUP_LIMIT_BYTES, peer)
+    if canonical(group) != data:
+        raise RolloutError("a group in another encoding than the one", reason=Reason.MALFORMED, peer=peer)
+    return group
+
+
+def announce_group(group: RolloutGroup, data: bytes, rewards: tuple[float, ...]) -> Announcement:
+    """The announcement of a group that `data` encodes, with the rewards (G,) that this node gave its completions.
+
+    Raises LocalError if rewards are missing or outside of [0, 1].
+    """
+    if len(rewards) != len(group.completions) or not all(0 <= reward <= 1 for reward in rewards):
+        raise LocalError(f"{len(rewards)} rewards for {len(group.completions)} completions, or some outside of 0 to 1")
+    mean, variance = reward_moments(rewards)
+    return Announcement(
+        digest=digest_of(data),
+        size_bytes=len(data),
+        task=group.task,
+        completions=len(group.completions),
+        reward_mean=mean,
+        reward_variance=variance,
+        policy_version=group.policy_version,
+        round=group.round,
+    )
+
+
+def reward_moments(rewards: tuple[float, ...]) -> tuple[float, float]:
+    """Mean and population variance of rewards (G,) in [0, 1]; the variance of equal rewards is exactly 0."""
+    if min(rewards) == max(rewards):
+        return float(rewards[0]), 0.0
+    mean = sum(rewards) / len(rewards)
+    return mean, sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+
+
+# --- announcements ---
+
+
+def seal_announcement(sealer: Sealer, announcement: Announcement) -> bytes:
+    """The announcement, signed and numbered. Raises LocalError if it is out of range."""
+    return sealer.seal(ANNOUNCEMENT_KIND, canonical(_in_range(announcement, Announcement)))
+
+
+def peek_announcement(data: bytes, *, peer: PeerId | None = None) -> Envelope:
+    """The envelope in `data`, nothing of which is proven: for cheap checks ahead of the signature's.
+
+    Raises RolloutError.
+    """
+    if len(data) > SEALED_LIMIT_BYTES:
+        raise RolloutError(f"an announcement of {len(data)} bytes", reason=Reason.TOO_LARGE, peer=peer)
+    envelope = _decode(data, Envelope, SEALED_LIMIT_BYTES, peer)
+    if envelope.kind != ANNOUNCEMENT_KIND:
+        raise RolloutError(f"a {envelope.kind} for an announcement", reason=Reason.MALFORMED, peer=peer)
+    return envelope
+
+
+def open_announcement(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = None) -> SignedAnnouncement:
+    """The announcement in `data`, if its origin signed it for this swarm and was assigned its task.
+
+    Raises RolloutError, blaming `peer` who delivered it.
+    """
+    peek_announcement(data, peer=peer)
+    try:
+        envelope = open_envelope(data, swarm_id)
+    except RemoteError as error:
+        raise RolloutError(str(error), reason=Reason.FORGED, peer=peer) from None
+    announcement = _decode(envelope.payload, Announcement, ANNOUNCEMENT_LIMIT_BYTES, peer)
+    if not is_own_task(swarm_id, envelope.sender, announcement.round, announcement.task):
+        raise RolloutError("a task that its origin was not assigned", reason=Reason.FOREIGN_TASK, peer=peer)
+    return SignedAnnouncement(
+        announcement=announcement, origin=envelope.sender, boot=envelope.boot, sequence=envelope.seq
+    )
+
+
+def check_as_announced(group: RolloutGroup, told: Announcement, origin: PeerId) -> None:
+    """Raises RolloutError unless the group is what `origin` announced, but for the rewards."""
+    same = (
+        group.origin == origin
+        and group.round == told.round
+        and group.policy_version == told.policy_version
+        and group.task == told.task
+        and len(group.completions) == told.completions
+    )
+    if not same:
+        raise RolloutError("another group than announced", reason=Reason.MISLABELLED, peer=origin)
+
+
+# --- what travels around them ---
+
+
+def encode_batch(batch: AnnouncementBatch) -> bytes:
+    """One gossip message. Raises LocalError over the limits."""
+    data = canonical(_in_range(batch, AnnouncementBatch))
+    if len(data) > BATCH_LIMIT_BYTES:
+        raise LocalError(f"a batch of {len(data)} bytes; the limit is {BATCH_LIMIT_BYTES}")
+    return data
+
+
+def decode_batch(data: bytes, *, peer: PeerId | None = None) -> AnnouncementBatch:
+    """The batch in a gossip message; its announcements are still sealed. Raises RolloutError."""
+    return _decode(data, AnnouncementBatch, BATCH_LIMIT_BYTES, peer)
+
+
+def decode_catch_up(data: bytes, *, peer: PeerId | None = None) -> CatchUpRequest:
+    """Which announcements a peer asks for. Raises RolloutError."""
+    return _decode(data, CatchUpRequest, 64 + 9 * BATCH_LIMIT_ITEMS, peer)
+
+
+def decode_request(data: bytes, *, peer: PeerId | None = None) -> GroupRequest:
+    """What a peer asks for. Raises RolloutError."""
+    return _decode(data, GroupRequest, 128, peer)
+
+
+def decode_chunk(data: bytes, *, peer: PeerId | None = None) -> GroupChunk:
+    """What a peer answered. Raises RolloutError."""
+    return _decode(data, GroupChunk, CHUNK_LIMIT_BYTES + 128, peer)
+
+
+T = TypeVar("T")
+
+
+def _decode(data: bytes, of: type[T], limit_bytes: int, peer: PeerId | None) -> T:
+    if len(data) > limit_bytes:
+        raise RolloutError(f"{len(data)} bytes; the limit is {limit_bytes}", reason=Reason.TOO_LARGE, peer=peer)
+    try:
+        return decode(data, of, limit_bytes=limit_bytes)
+    except RemoteError as error:
+        raise RolloutError(str(error), reason=Reason.MALFORMED, peer=peer) from None
+
+
+def _in_range(value: T, of: type[T]) -> T:
+    """`value`, checked as a receiver will. Raises LocalError."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(value, builtin_types=(bytes,)), of)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise LocalError(f"our own {of.__name__} is out of range: {error}") from error

@@ -1,0 +1,456 @@
+"""Rollouts between nodes: announced over gossip by digest, pulled by whoever chose them, served by whoever has them.
+
+    announce    sealed, gathered for ANNOUNCE_PERIOD_S, then one gossip message; `announce` waits while too many wait
+    offers      what others announced, bounded (`shoal.protocol.offer_book`); what gossip lost is asked for
+                (`shoal.swarm.rollout_catch_up`)
+    fetch       chosen groups in chunks, from the origin or from others who say to have them; every group's hash is
+                checked before anybody sees it
+
+A group that was pulled is kept and announced as held, so that a popular one does not load its origin alone. A server
+that is slow, absent or wrong is passed over, and left alone for a while. Per peer there are quotas of gossip messages,
+announcements and bytes served; what is refused is counted in `rejected` by reason, and nothing is raised for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_book import BookLimits, Offer, OfferBook, TokenBucket
+from shoal.protocol.rollouts import (
+    BATCH_LIMIT_ITEMS,
+    CHUNK_LIMIT_BYTES,
+    AnnouncementBatch,
+    GroupChunk,
+    GroupRequest,
+    Reason,
+    RolloutError,
+    RolloutGroup,
+    announce_group,
+    decode_batch,
+    decode_chunk,
+    decode_request,
+    digest_of,
+    encode_batch,
+    encode_group,
+    peek_announcement,
+    seal_announcement,
+)
+from shoal.protocol.wire import Sealer, SwarmId, canonical
+from shoal.swarm.gossip import GossipMessage
+from shoal.swarm.host import Host
+from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL, CatchUp
+from shoal.swarm.streams import MessageStream
+
+logger = logging.getLogger(__name__)
+
+ROLLOUT_PROTOCOL = "/shoal/rollouts/1"
+ANNOUNCE_PERIOD_S = 0.2
+PUBLISH_PAUSE_S = 1.0
+"""After gossip took nothing."""
+OUTBOX_LIMIT_ITEMS = 256
+CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
+REQUEST_DEADLINE_S = 5.0
+REQUEST_COST_BYTES = 4096
+"""What a request takes from its peer's quota of bytes, whatever the answer."""
+BUSY_PAUSE_S = 0.2
+BUSY_LIMIT = 25
+"""Times that busy servers of one group are asked again."""
+METER_LIMIT_PEERS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeLimits:
+    """Per peer: gossip messages and bytes served, per second and in a burst. In all: answers and fetches at once.
+
+    chunk_deadline_s: for one chunk of at most 256 KiB; group_deadline_s: for a group from one server. pause_s: how long
+    a failing server is left alone.
+    """
+
+    book: BookLimits = field(default_factory=BookLimits)
+    messages_per_second: float = 10.0
+    messages_burst: float = 50.0
+    served_bytes_per_second: float = 8 << 20
+    served_bytes_burst: float = 16 << 20
+    answers: int = 32
+    fetches: int = 8
+    chunk_deadline_s: float = 10.0
+    group_deadline_s: float = 20.0
+    pause_s: float = 30.0
+
+
+class Holdings(Protocol):
+    """The groups that this node can serve."""
+
+    def get(self, digest: bytes) -> bytes | None:
+        """The bytes of a group."""
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Hold a group, own or pulled, for as long as it may."""
+
+
+class _Busy(Exception):
+    """The server has served this node enough for the moment."""
+
+
+class _Absent(Exception):
+    """The server does not hold the group."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Bytes that one fetch may still receive."""
+
+    left_bytes: int
+
+    def take(self, size_bytes: int) -> bool:
+        if size_bytes > self.left_bytes:
+            return False
+        self.left_bytes -= size_bytes
+        return True
+
+
+class _Meters:
+    """A token bucket per peer, for as many peers as there is room; those idle longest make room."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._buckets: dict[PeerId, TokenBucket] = {}
+
+    def take(self, peer: PeerId, amount: float) -> bool:
+        now = trio.current_time()
+        bucket = self._buckets.pop(peer, None) or TokenBucket(self._per_second, self._burst, now)
+        if len(self._buckets) >= METER_LIMIT_PEERS:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[peer] = bucket
+        return bucket.take(amount, now)
+
+
+class RolloutExchange:
+    """One node's side of the exchange. `run` it; then announce, look at the offers, fetch what was chosen.
+
+    `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
+    round. `members`, where given, are those who may announce and be served. `ignored` tells whose announcements are
+    dropped unread; `blame` hears who broke which rule.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        sealer: Sealer,
+        swarm_id: SwarmId,
+        holdings: Holdings,
+        round_number: Callable[[], int],
+        members: Callable[[], Collection[PeerId]] | None = None,
+        ignored: Callable[[PeerId], bool] = lambda peer: False,
+        blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
+        limits: ExchangeLimits | None = None,
+    ) -> None:
+        limits = limits or ExchangeLimits()
+        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book)
+        self.rejected: Counter[Reason] = Counter()
+        self.announcements_sent = 0
+        self.announcements_received = 0
+        self.bytes_fetched = 0  # of groups, those that proved wrong included
+        self.bytes_wasted = 0
+        self.bytes_served = 0
+        self._host = host
+        self._sealer = sealer
+        self._topic = f"shoal/{swarm_id.hex()}/rollouts"
+        self._protocol = f"{ROLLOUT_PROTOCOL}/{swarm_id.hex()[:16]}"
+        self._holdings = holdings
+        self._round_number = round_number
+        self._members = members
+        self._ignored = ignored
+        self._blame = blame
+        self._limits = limits
+        self._outbox, self._to_publish = trio.open_memory_channel[tuple[bool, bytes]](OUTBOX_LIMIT_ITEMS)
+        self._message_meters = _Meters(limits.messages_per_second, limits.messages_burst)
+        self._served_meters = _Meters(limits.served_bytes_per_second, limits.served_bytes_burst)
+        self._catch_up = CatchUp(
+            host=host,
+            protocol=f"{CATCH_UP_PROTOCOL}/{swarm_id.hex()[:16]}",
+            boot=sealer.boot,
+            peers=self._partners,
+            missing=partial(self.book.missing, count=BATCH_LIMIT_ITEMS),
+            take=self._caught_up,
+            blame=lambda peer, error: self._reject(peer, error.reason),
+        )
+        self._answering = 0
+        self._fetching = trio.Semaphore(limits.fetches)
+        self._paused: dict[PeerId, float] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Announce, collect and serve until cancelled, or until the host ends."""
+        self._host.serve(self._protocol, self._answer_stream, limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES)
+        mailbox = await self._host.subscribe(self._topic)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._publish)
+                nursery.start_soon(self._catch_up.run)
+                task_status.started()
+                async for message in mailbox:
+                    self._collect(message)
+                nursery.cancel_scope.cancel()
+        finally:
+            mailbox.close()
+
+    # -- announcing ------------------------------------------------------------------------------------------
+
+    async def announce(self, group: RolloutGroup, rewards: tuple[float, ...]) -> bytes:
+        """Hold `group` and announce it with the rewards (G,) that this node gave it; its digest.
+
+        Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for a group out of
+        range. Cancellation: held, and either announced or not.
+        """
+        data = encode_group(group)
+        announcement = announce_group(group, data, rewards)
+        self._holdings.keep(announcement.digest, data)
+        sealed = seal_announcement(self._sealer, announcement)
+        self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
+        await self._outbox.send((True, sealed))
+        return announcement.digest
+
+    def _tell_held(self, digest: bytes) -> None:
+        try:
+            self._outbox.send_nowait((False, digest))
+        except trio.WouldBlock:
+            logger.debug("too busy to announce that a group is held here as well")
+
+    async def _publish(self) -> None:
+        """One message per period, with no more announcements than a receiver's quota lets through."""
+        batch_items = max(1, min(BATCH_LIMIT_ITEMS, int(self._limits.book.per_second * ANNOUNCE_PERIOD_S)))
+        while True:
+            news = [await self._to_publish.receive()]
+            await trio.sleep(ANNOUNCE_PERIOD_S)
+            while len(news) < batch_items and self._to_publish.statistics().current_buffer_used:
+                news.append(self._to_publish.receive_nowait())
+            announcements = tuple(data for is_announcement, data in news if is_announcement)
+            held = tuple(data for is_announcement, data in news if not is_announcement)
+            await self._publish_batch(encode_batch(AnnouncementBatch(announcements=announcements, held=held)))
+            self.announcements_sent += len(announcements)
+
+    async def _publish_batch(self, batch: bytes) -> None:
+        while True:
+            try:
+                await self._host.publish(self._topic, batch)
+                return
+            except NetworkError as error:
+                logger.info("announcements wait: %s", error)
+                await trio.sleep(PUBLISH_PAUSE_S)
+
+    # -- collecting ------------------------------------------------------------------------------------------
+
+    def offers(self) -> tuple[Offer, ...]:
+        """What others offer, in the order of arrival."""
+        return self.book.offers()
+
+    def expire(self, before_round: int) -> None:
+        """Forget what others, and this node, announced before this node's round `before_round`."""
+        self.book.expire(before_round)
+        self._catch_up.expire(before_round)
+
+    def _collect(self, message: GossipMessage) -> None:
+        peer = message.origin
+        if self._is_stranger(peer):
+            self.rejected[Reason.STRANGER] += 1
+        elif self._ignored(peer):
+            self.rejected[Reason.IGNORED] += 1
+        elif not self._message_meters.take(peer, 1):
+            self._reject(peer, Reason.QUOTA)
+        else:
+            try:
+                batch = decode_batch(message.data, peer=peer)
+            except RolloutError as error:
+                self._reject(peer, error.reason)
+                return
+            for sealed in batch.announcements:
+                self._receive(peer, sealed)
+            for digest in batch.held:
+                self.book.note_holder(digest, peer)
+
+    def _caught_up(self, peer: PeerId, batch: AnnouncementBatch) -> int:
+        before = self.announcements_received
+        for sealed in batch.announcements:
+            self._receive(peer, sealed, asked_for=True)
+        return self.announcements_received - before
+
+    def _receive(self, peer: PeerId, sealed: bytes, *, asked_for: bool = False) -> None:
+        now, round_number = trio.current_time(), self._round_number()
+        try:
+            offer = self.book.receive(sealed, peer=peer, now=now, round_number=round_number, asked_for=asked_for)
+        except RolloutError as error:
+            logger.debug("an announcement was refused: %s", error)
+            self._reject(peer, error.reason)
+        else:
+            self.announcements_received += offer is not None
+
+    def _partners(self) -> Collection[PeerId]:
+        """The connected peers that may announce."""
+        connected = self._host.connected()
+        admitted = connected if self._members is None else connected.intersection(self._members())
+        return {peer for peer in admitted if not self._ignored(peer)}
+
+    def _is_stranger(self, peer: PeerId) -> bool:
+        return self._members is not None and peer not in self._members()
+
+    def _reject(self, peer: PeerId, reason: Reason) -> None:
+        self.rejected[reason] += 1
+        self._blame(peer, reason)
+
+    # -- serving ---------------------------------------------------------------------------------------------
+
+    async def _answer_stream(self, stream: MessageStream) -> None:
+        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        try:
+            request = decode_request(data, peer=stream.peer)
+        except RolloutError as error:
+            self._reject(stream.peer, error.reason)
+            raise
+        if self._answering >= self._limits.answers:
+            answer = GroupChunk(status="busy")
+        else:
+            answer = self._chunk(stream.peer, request)
+        self._answering += 1
+        try:
+            await stream.send(canonical(answer), deadline_s=self._limits.chunk_deadline_s)
+        finally:
+            self._answering -= 1
+
+    def _chunk(self, peer: PeerId, request: GroupRequest) -> GroupChunk:
+        if not self._served_meters.take(peer, REQUEST_COST_BYTES):
+            return GroupChunk(status="busy")
+        group = None if self._is_stranger(peer) else self._holdings.get(request.digest)
+        if group is None or request.offset >= len(group):
+            return GroupChunk(status="absent")
+        data = group[request.offset : request.offset + CHUNK_LIMIT_BYTES]
+        if not self._served_meters.take(peer, len(data)):
+            return GroupChunk(status="busy")
+        self.bytes_served += len(data)
+        return GroupChunk(status="chunk", data=data)
+
+    # -- fetching --------------------------------------------------------------------------------------------
+
+    async def fetch(self, offers: Iterable[Offer], *, limit_bytes: int, deadline_s: float) -> dict[bytes, bytes]:
+        """The groups of these offers by digest, those that came in time, their hashes checked.
+
+        Receives at most `limit_bytes`, those of groups that prove wrong included; the offers in front come first.
+        Cancellation: nothing is returned, what came is held.
+        """
+        budget = _Budget(limit_bytes)
+        came: dict[bytes, bytes] = {}
+        with trio.move_on_after(deadline_s):
+            async with trio.open_nursery() as nursery:
+                for offer in {offer.digest: offer for offer in offers}.values():
+                    await self._fetching.acquire()
+                    nursery.start_soon(self._fetch_group, offer, budget, came)
+        return came
+
+    async def _fetch_group(self, offer: Offer, budget: _Budget, came: dict[bytes, bytes]) -> None:
+        try:
+            data = self._holdings.get(offer.digest)
+            if data is None:
+                data = await self._from_anyone(offer, budget)
+            if data is not None:
+                came[offer.digest] = data
+        finally:
+            self._fetching.release()
+
+    async def _from_anyone(self, offer: Offer, budget: _Budget) -> bytes | None:
+        """The group from the first server that has it; None when nobody is left to ask, or the budget is spent."""
+        for _ in range(BUSY_LIMIT):
+            any_busy = False
+            for peer in self._servers(offer):
+                if not budget.take(offer.announcement.size_bytes):
+                    return None
+                try:
+                    data = await self._pull_from(peer, offer, budget)
+                except _Busy:
+                    any_busy = True
+                    continue
+                if data is not None:
+                    self._holdings.keep(offer.digest, data)
+                    self._tell_held(offer.digest)
+                    return data
+            if not any_busy:
+                break
+            await trio.sleep(BUSY_PAUSE_S)
+        self.rejected[Reason.UNAVAILABLE] += 1
+        if offer.origin in self._host.connected():
+            self._blame(offer.origin, Reason.UNAVAILABLE)
+        return None
+
+    async def _pull_from(self, peer: PeerId, offer: Offer, budget: _Budget) -> bytes | None:
+        """The group from `peer`, None if it will not come from there. Raises _Busy."""
+        data = bytearray()
+        size_bytes = offer.announcement.size_bytes
+        try:
+            with trio.fail_after(self._limits.group_deadline_s):
+                await self._pull(peer, offer, data)
+            return bytes(data)
+        except RemoteError as error:
+            self._pass_over(peer, error)
+            self.bytes_wasted += len(data)
+            self._reject(peer, error.reason if isinstance(error, RolloutError) else Reason.MALFORMED)
+        except (NetworkError, trio.TooSlowError) as error:
+            self._pass_over(peer, error)
+            self.bytes_wasted += len(data)
+        except _Absent:
+            self.bytes_wasted += len(data)
+        finally:
+            self.bytes_fetched += len(data)
+            budget.left_bytes += size_bytes - len(data)
+        return None
+
+    def _servers(self, offer: Offer) -> list[PeerId]:
+        """Who may have it: connected, and not left alone; the origin, then others that hold it."""
+        now = trio.current_time()
+        self._paused = {peer: until for peer, until in self._paused.items() if until > now}
+        holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
+        reachable = self._host.connected()
+        return [peer for peer in holders if peer in reachable and peer not in self._paused and not self._ignored(peer)]
+
+    def _pass_over(self, peer: PeerId, error: Exception) -> None:
+        logger.info("a group is asked of others: %s", error)
+        self._paused[peer] = trio.current_time() + self._limits.pause_s
+
+    async def _pull(self, peer: PeerId, offer: Offer, data: bytearray) -> None:
+        """Fill `data` with the group from `peer`.
+
+        Raises _Busy (before the first chunk only), _Absent, NetworkError, and RemoteError for wrong bytes.
+        """
+        size_bytes = offer.announcement.size_bytes
+        while len(data) < size_bytes:
+            chunk = await self._ask(peer, offer, len(data))
+            if chunk.status == "absent":
+                raise _Absent
+            if chunk.status == "busy":
+                if not data:
+                    raise _Busy
+                await trio.sleep(BUSY_PAUSE_S)
+                continue
+            wanted_bytes = min(CHUNK_LIMIT_BYTES, size_bytes - len(data))
+            data += chunk.data
+            if len(chunk.data) != wanted_bytes:
+                raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
+        if digest_of(bytes(data)) != offer.digest:
+            raise RolloutError("other bytes than the group's", reason=Reason.FORGED, peer=peer)
+
+    async def _ask(self, peer: PeerId, offer: Offer, offset: int) -> GroupChunk:
+        answer = await self._host.request(
+            peer,
+            self._protocol,
+            canonical(GroupRequest(digest=offer.digest, offset=offset)),
+            deadline_s=self._limits.chunk_deadline_s,
+            limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
+        )
+        return decode_chunk(answer, peer=peer)

@@ -1,0 +1,82 @@
+"""What `shoal init`, `run` and `status` say about swarms that share rollouts, without starting a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.init import InitOptions, found
+from shoal.cli.render import shared_line, status_lines
+from shoal.cli.run import RunOptions, config_of
+from shoal.node.control_client import BytesStatus, RolloutStatus, Status
+from shoal.node.outcome import RoundShared
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import parse_manifest, render_manifest
+
+
+def write_manifest(folder: Path, strategy: str = "rollouts", workload: str = "text") -> Path:
+    options = InitOptions(strategy=strategy, workload=workload)
+    manifest = found(options, Identity.generate(), Identity.generate())
+    path = folder / "swarm.toml"
+    path.write_text(render_manifest(manifest))
+    return path
+
+
+def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path)
+    manifest = parse_manifest(path.read_text())
+    assert manifest.workload.name == "char-policy"
+    assert manifest.rollouts is not None
+    assert [entry.family for entry in manifest.rollouts.tasks] == ["base_conversion", "basic_arithmetic", "lcm"]
+    config = config_of(RunOptions(manifest=path, rollouts="sample", local_groups=2, external_groups=0, group_size=16))
+    assert (config.rollouts, config.local_groups, config.external_groups, config.group_size) == ("sample", 2, 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy", "workload", "reason"),
+    [
+        ({"local_groups": 0}, "rollouts", "text", "--local-groups: 0 is not in 1..256"),
+        ({"external_groups": -1}, "rollouts", "text", "--external-groups: -1 is not in 0..256"),
+        ({"group_size": 65}, "rollouts", "text", "--group-size: 65 is not in 2..64"),
+        ({"group_size": 4}, "diloco", "text", "--group-size: this swarm's strategy is diloco; leave it out"),
+        ({"rollouts": "judge"}, "gossip", "text", "--rollouts: this swarm's strategy is gossip; leave it out"),
+        ({}, "rollouts", "regression", "[workload] names a policy, and 'regression' is none"),
+    ],
+)
+def test_option_that_cannot_be_used_is_said_in_one_line(
+    tmp_path: Path, options: dict[str, object], strategy: str, workload: str, reason: str
+) -> None:
+    path = write_manifest(tmp_path, strategy, workload)
+    with pytest.raises(ConfigError) as caught:
+        config_of(RunOptions(manifest=path, **options))  # type: ignore[arg-type]
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_status_and_progress_tell_of_rollouts() -> None:
+    known = RolloutStatus(
+        role="train", reward=0.25, made=40, pulled=12, taken=11, pulled_bytes=3000, rejected={"hint": 1, "stale": 4}
+    )
+    status = Status(
+        peer_id="peer",
+        swarm_id="ab",
+        addresses=[],
+        phase="training",
+        term="0.0",
+        round=10,
+        digest=None,
+        members=[],
+        missing=[],
+        loss=None,
+        tokens_per_s=None,
+        bytes=BytesStatus(sent=1, received=2),
+        rollouts=known,
+    )
+    lines = status_lines(status)
+    assert "reward     0.2500 (train)" in lines
+    assert "refused    hint 1, stale 4" in lines
+    assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
+    done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)
+    assert shared_line(done) == "round 3 done: reward 0.231, 4 own groups and 2 of others, 1.2 s"

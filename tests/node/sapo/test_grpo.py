@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, group_advantages, grpo_loss
+
+ROWS, TOKENS = 12, 5
+
+
+def some_batch(seed: int = 1) -> tuple[torch.Tensor, Batch]:
+    """Logits (ROWS, TOKENS) whose sigmoid is the probability of the token, and a batch with all cases of the clip."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(ROWS, TOKENS, generator=generator, dtype=torch.float64, requires_grad=True)
+    old = torch.nn.functional.logsigmoid(logits.detach()) + 0.4 * torch.randn(
+        ROWS, TOKENS, generator=generator, dtype=torch.float64
+    )
+    lengths = torch.randint(1, TOKENS + 1, (ROWS,), generator=generator)
+    return logits, Batch(
+        old=old,
+        mask=torch.arange(TOKENS)[None, :] < lengths[:, None],
+        advantages=torch.randn(ROWS, generator=generator, dtype=torch.float64),
+        external=torch.arange(ROWS) % 2 == 1,
+    )
+
+
+def reference(logits: torch.Tensor, batch: Batch, terms: ExternalTerms) -> torch.Tensor:
+    """Token by token, from the formulas of the papers."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in range(ROWS):
+        advantage = float(batch.advantages[row])
+        for token in range(TOKENS):
+            if not batch.mask[row, token]:
+                continue
+            count += 1
+            probability = torch.sigmoid(logits[row, token])
+            ratio = probability / math.exp(float(batch.old[row, token]))
+            clipped = min(max(float(ratio.detach()), 0.8), 1.28) * advantage
+            value = ratio * advantage if float(ratio.detach()) * advantage <= clipped else torch.tensor(clipped)
+            if bool(batch.external[row]) and advantage < 0:
+                weight = {"naive": 1.0, "damped": min(1.0, float(probability.detach()) / 0.6), "positive": 0.0}[terms]
+                value = value * weight
+            total = total - value
+    return total / count
+
+
+@pytest.mark.parametrize("terms", ["naive", "damped", "positive"])
+@pytest.mark.parametrize("seed", range(4))
+def test_loss_and_gradient_equal_a_reference(terms: ExternalTerms, seed: int) -> None:
+    logits, batch = some_batch(seed)
+    loss = grpo_loss(torch.nn.functional.logsigmoid(logits), batch, GrpoSettings(external=terms, damped_below=0.6))
+    (gradient,) = torch.autograd.grad(loss, logits)
+    expected = reference(logits, batch, terms)
+    (expected_gradient,) = torch.autograd.grad(expected, logits)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-6)
+    assert gradient.abs().max() > 0.01
+
+
+def test_ratio_is_clipped_low_for_bad_and_high_for_good() -> None:
+    ratios = torch.tensor([0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 3.0], dtype=torch.float64)
+    for sign, moved in ((1.0, ratios < 1.28), (-1.0, ratios > 0.8)):
+        log_probs = ratios.log()[:, None].requires_grad_()
+        batch = Batch(
+            old=torch.zeros(7, 1, dtype=torch.float64),
+            mask=torch.ones(7, 1, dtype=torch.bool),
+            advantages=torch.full((7,), sign, dtype=torch.float64),
+            external=torch.zeros(7, dtype=torch.bool),
+        )
+        (gradient,) = torch.autograd.grad(grpo_loss(log_probs, batch, GrpoSettings()), log_probs)
+        assert torch.equal(gradient[:, 0] != 0, moved)
+
+
+def test_what_is_behind_a_completion_counts_nothing() -> None:
+    logits, batch = some_batch()
+    other = logits.detach().clone().masked_fill(~batch.mask, 50.0).requires_grad_()
+    losses = [grpo_loss(torch.nn.functional.logsigmoid(values), batch, GrpoSettings()) for values in (logits, other)]
+    assert losses[0].item() == losses[1].item()
+
+
+def test_mean_is_over_the_tokens_that_are_given() -> None:
+    logits, batch = some_batch()
+    log_probs = torch.nn.functional.logsigmoid(logits)
+    own = grpo_loss(log_probs, batch, GrpoSettings())
+    assert grpo_loss(log_probs, batch, GrpoSettings(), tokens=100).item() == pytest.approx(
+        own.item() * int(batch.mask.sum()) / 100
+    )
+
+
+def test_advantages_are_standardised_within_the_group() -> None:
+    found = group_advantages([1.0, 0.0, 0.0, 1.0, 0.5], epsilon=1e-4)
+    mean, std = 0.5, math.sqrt(0.2)
+    expected = [(reward - mean) / (std + 1e-4) for reward in (1.0, 0.0, 0.0, 1.0, 0.5)]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
+def test_equal_rewards_have_no_advantage(reward: float) -> None:
+    assert group_advantages([reward] * 7, epsilon=1e-4).tolist() == [0.0] * 7

@@ -1,0 +1,253 @@
+"""The judge: what it makes of a peer's text, and by which name it refuses what is wrong."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.node.sapo import judge as judge_module
+from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.trust import Trust
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import (
+    Announcement,
+    Reason,
+    RolloutGroup,
+    TaskRef,
+    announce_group,
+    assigned_seed,
+    digest_of,
+    encode_group,
+)
+from tests.node.sapo.offering import (
+    SOURCE,
+    SWARM,
+    group_of,
+    new_judge,
+    offer_of,
+    peer_id,
+    texts_for,
+)
+from tests.node.sapo.sums import SUMS, Sums, score
+
+ALICE, BOB = peer_id(1), peer_id(2)
+
+
+def refusal(judge: Judge, offer: Offer, data: bytes) -> Reason:
+    before = judge.rejected.copy()
+    assert judge.judge([(offer, data)]) == [None]
+    (reason,) = (judge.rejected - before).elements()
+    return reason
+
+
+def with_task(group: RolloutGroup, **changes: object) -> RolloutGroup:
+    return msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, **changes))
+
+
+def test_honest_group_is_judged_by_own_scores() -> None:
+    trust = Trust()
+    judge = new_judge(trust)
+    group = group_of(ALICE, 3, round_number=7, rewards=(1.0, 0.0, 0.0), policy_version=5)
+    (judged,) = judge.judge([offer_of(group)])
+    assert judged is not None
+    assert judged.rewards == (1.0, 0.0, 0.0)
+    assert judged.texts == group.completions
+    assert judged.task == SOURCE.draw(SWARM, ALICE, 7, 3)
+    assert judged.prompt == judged.task.question
+    assert (judged.origin, judged.round, judged.policy_version, judged.token_ids) == (ALICE, 7, 5, None)
+    assert not judge.rejected
+    assert trust.demerits(ALICE) == 0
+
+
+def test_groups_are_judged_each_on_its_own() -> None:
+    judge = new_judge()
+    good = [offer_of(group_of(ALICE, index)) for index in range(2)]
+    lie = offer_of(group_of(BOB, rewards=(0.0, 0.0)), (1.0, 0.0))
+    judged = judge.judge([good[0], lie, good[1]])
+    assert [group is not None for group in judged] == [True, False, True]
+    assert judged[2] is not None
+    assert judged[2].rewards == (1.0, 0.0, 1.0, 0.0)
+
+
+def test_wrong_answers_announced_as_right_are_refused_and_cost_trust() -> None:
+    trust = Trust()
+    judge = new_judge(trust)
+    assert refusal(judge, *offer_of(group_of(ALICE, rewards=(0.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
+    assert refusal(judge, *offer_of(group_of(ALICE, 1, rewards=(1.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
+    assert trust.demerits(ALICE) == 2.0
+
+
+def test_rewards_that_do_not_vary_teach_nothing_and_are_no_fault() -> None:
+    trust = Trust()
+    judge = new_judge(trust)
+    assert refusal(judge, *offer_of(group_of(ALICE, rewards=(1.0, 1.0)))) == Reason.NO_VARIANCE
+    assert trust.demerits(ALICE) == 0
+
+
+def test_chosen_seed_or_family_is_a_foreign_task() -> None:
+    judge, group = new_judge(), group_of(ALICE)
+    configs = (group_of(ALICE, index).task.config for index in range(1, 99))
+    another_config = next(config for config in configs if config != group.task.config)
+    for changed in (
+        with_task(group, seed=group.task.seed ^ 1),
+        with_task(group, index=1),
+        with_task(group, family="other"),
+        with_task(group, version="2"),
+        with_task(group, config=b"\x80"),
+        with_task(group, config=another_config),
+        msgspec.structs.replace(group, round=1),
+    ):
+        assert refusal(judge, *offer_of(changed, (1.0, 0.0, 1.0, 0.0))) == Reason.FOREIGN_TASK
+
+
+def test_copy_of_anothers_group_is_never_worth_anything() -> None:
+    judge, original = new_judge(), group_of(ALICE)
+    assert judge.judge([offer_of(original)]) != [None]
+    # The very bytes, announced as one's own; the same under one's own name; and under one's own task.
+    assert refusal(judge, *offer_of(original, by=BOB)) == Reason.MISLABELLED
+    renamed = msgspec.structs.replace(original, origin=BOB)
+    assert refusal(judge, *offer_of(renamed)) == Reason.FOREIGN_TASK
+    moved = group_of(BOB, 5, texts=original.completions)
+    assert refusal(judge, *offer_of(moved, (1.0, 0.0, 1.0, 0.0))) == Reason.HINT
+
+
+def test_long_texts_of_somebody_else_are_copies_even_where_they_are_right() -> None:
+    """Two tasks with the same answer: short answers may coincide, a page of reasoning does not."""
+    trust = Trust()
+    judge = Judge(
+        swarm_id=SWARM, source=SOURCE, score=lambda pairs: [float("right" in text) for _, text in pairs], trust=trust
+    )
+    pages = [f"{'right' if at % 2 else 'wrong'}: " + f"{at} " * COPY_LEAST_BYTES for at in range(4)]
+    rewards = (0.0, 1.0, 0.0, 1.0)
+    assert judge.judge([offer_of(group_of(ALICE, texts=pages), rewards)]) != [None]
+    assert judge.judge([offer_of(group_of(ALICE, 1, texts=pages), rewards)]) != [None]  # its own again
+    assert refusal(judge, *offer_of(group_of(BOB, texts=[*pages[:3], "right, of my own"]), rewards)) == Reason.COPIED
+    assert trust.demerits(BOB) == 1.0
+    assert judge.judge([offer_of(group_of(BOB, 1, texts=["right", "wrong"]), (1.0, 0.0))]) != [None]
+    assert judge.judge([offer_of(group_of(ALICE, 2, texts=["right", "wrong"]), (1.0, 0.0))]) != [None]
+
+
+def test_copies_of_own_texts_are_known() -> None:
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [len(t) % 2 for _, t in pairs], trust=Trust())
+    texts = ["a" * 101, "b" * 102]
+    judge.note_own(texts)
+    assert refusal(judge, *offer_of(group_of(BOB, texts=texts), (1.0, 0.0))) == Reason.COPIED
+
+
+def test_second_group_of_a_task_is_a_duplicate() -> None:
+    judge = new_judge()
+    offer, data = offer_of(group_of(ALICE))
+    assert judge.judge([(offer, data)]) != [None]
+    assert refusal(judge, offer, data) == Reason.DUPLICATE
+    assert refusal(judge, *offer_of(group_of(ALICE, rewards=(1.0, 1.0, 0.0)))) == Reason.DUPLICATE
+
+
+def test_memory_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_module, "SEEN_LIMIT", 8)
+    judge = new_judge()
+    for index in range(40):
+        assert judge.judge([offer_of(group_of(ALICE, index))]) != [None]
+    assert len(judge._seen._owners) == len(judge._texts._owners) + 8 == 8
+
+
+def test_group_other_than_announced_is_refused() -> None:
+    judge = new_judge()
+    (offer, _), (_, other) = offer_of(group_of(ALICE)), offer_of(group_of(ALICE, 1))
+    assert refusal(judge, offer, other) == Reason.FORGED
+    relabelled = msgspec.structs.replace(offer.announcement, policy_version=99)
+    plain = offer_of(group_of(ALICE, 2))
+    lie = Offer(announcement=relabelled, origin=ALICE, boot=1, sequence=1, arrived=0)
+    assert refusal(judge, lie, offer_of(group_of(ALICE))[1]) == Reason.MISLABELLED
+    assert judge.judge([plain]) != [None]
+
+
+class Unlocked(Sums):
+    """A family that asks for a sandbox, which this machine does not have."""
+
+    name = "unlocked"
+
+    @property
+    def peer_safe(self) -> bool:
+        return False
+
+
+def test_family_that_cannot_be_scored_safely_is_refused_by_name() -> None:
+    source = TaskSource([TaskChoice(family=Unlocked(), config={"most": 9})])
+
+    def never(pairs: object) -> list[float]:
+        raise AssertionError("a peer's text was scored")
+
+    judge = Judge(swarm_id=SWARM, source=source, score=never, trust=Trust())
+    task = source.draw(SWARM, ALICE, 0, 0)
+    group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=task.ref, completions=("1", "2"))
+    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
+    assert not judge.scorable("unlocked")
+    assert not judge.scorable("unheard-of")
+    assert refusal(judge, offer, encode_group(group)) == Reason.UNSAFE_FAMILY
+
+
+def first_right(group: RolloutGroup) -> Announcement:
+    """The group's announcement, with the first completion as the only right one."""
+    rewards = tuple(float(at == 0) for at in range(len(group.completions)))
+    return announce_group(group, encode_group(group), rewards)
+
+
+class Broken(Sums):
+    """A generator that fails for some seeds."""
+
+    name = "broken"
+
+    def question(self, config: object, seed: int, index: int) -> str:
+        raise ZeroDivisionError("no question")
+
+
+def test_generator_that_fails_is_an_unknown_task() -> None:
+    source = TaskSource([TaskChoice(family=Broken(), config={"most": 9})])
+    judge = Judge(swarm_id=SWARM, source=source, score=score, trust=Trust())
+    ref = source.assigned(SWARM, ALICE, 0, 0)
+    group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
+    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
+    assert refusal(judge, offer, encode_group(group)) == Reason.UNKNOWN_TASK
+
+
+def test_scorer_that_fails_is_nobodys_fault() -> None:
+    def fail(pairs: object) -> list[float]:
+        raise ConfigError("no scoring process starts; install one")
+
+    trust = Trust()
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=fail, trust=trust)
+    assert refusal(judge, *offer_of(group_of(ALICE))) == Reason.UNSCORED
+    assert trust.demerits(ALICE) == 0
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=2, max_size=6),
+    index=st.integers(0, 2**32 - 1),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    family=st.sampled_from(["sums", "other"]),
+    config=st.none() | st.binary(max_size=20),
+    cut=st.none() | st.integers(0, 200),
+)
+def test_nothing_that_a_peer_sends_raises(
+    texts: list[str], index: int, seed: int | None, family: str, config: bytes | None, cut: int | None
+) -> None:
+    seed = assigned_seed(SWARM, ALICE, 0, index) if seed is None else seed
+    config = SUMS.make({"most": 9}, 0, 0).ref.config if config is None else config
+    ref = TaskRef(family=family, version="1", config=config, seed=seed, index=index)
+    group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=tuple(texts))
+    data = encode_group(group)[:cut]
+    announcement = msgspec.structs.replace(first_right(group), digest=digest_of(data))
+    offer = Offer(announcement=announcement, origin=ALICE, boot=1, sequence=1, arrived=0)
+    judge = new_judge()
+    (judged,) = judge.judge([(offer, data)])
+    assert (judged is None) == (sum(judge.rejected.values()) == 1)
+
+
+def test_texts_for_earns_what_it_says() -> None:
+    task = SOURCE.draw(SWARM, ALICE, 0, 0)
+    assert score([(task, text) for text in texts_for(task, (1.0, 0.0))]) == [1.0, 0.0]

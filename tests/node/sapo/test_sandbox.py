@@ -1,0 +1,280 @@
+"""The sandbox, tried by texts that really are executed: nothing leaves it, nothing stays, and the others are scored."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.node.sapo.sandbox import Sandbox
+from shoal.node.sapo.sandbox_process import unit
+from shoal.node.sapo.sandbox_support import missing_sandbox
+from shoal.node.sapo.scoring import Scorer
+from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
+from shoal.protocol.errors import ConfigError, LocalError
+from tests.node.sapo.hostile_family import Executes, ImportsLate, Unmakeable
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "correct horse battery staple"
+HONEST = "reward = 0.75"
+TEXT_LIMIT_S = 2.0
+
+pytestmark = pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}")
+
+
+@pytest.fixture(scope="module")
+def source() -> TaskSource:
+    return TaskSource([TaskChoice(family=family, config={}) for family in (Executes(), ImportsLate(), Unmakeable())])
+
+
+@pytest.fixture(scope="module")
+def tasks(source: TaskSource) -> list[Task]:
+    return [source.families["executes"].make({}, seed, 0) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def scorer(source: TaskSource) -> Iterator[Scorer]:
+    with pytest.MonkeyPatch.context() as patch, Scorer(source, text_limit_s=TEXT_LIMIT_S) as scorer:
+        patch.syspath_prepend(str(ROOT))
+        patch.setenv("SHOAL_TEST_SECRET", SECRET)
+        yield scorer
+
+
+def attempt(statements: str) -> str:
+    """A program that claims the whole reward if `statements` get through."""
+    return f"import os, sys, socket, ctypes, signal\n{statements}\nreward = 1.0"
+
+
+def syscall(number: int, *arguments: object) -> str:
+    call = ", ".join(str(argument) for argument in (number, *arguments))
+    return attempt(f"assert ctypes.CDLL(None, use_errno=True).syscall({call}) >= 0")
+
+
+def test_sandbox_refuses_files_sockets_processes_and_signals(
+    scorer: Scorer, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, made = tmp_path / "secret", tmp_path / "made"
+    secret.write_text(SECRET)
+    descriptor = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        server.settimeout(0)
+        port = server.getsockname()[1]
+        local.bind(str(tmp_path / "local"))
+        local.listen()
+        local.setblocking(False)
+        attacks = [
+            attempt(f"open({str(made)!r}, 'w').write('here')"),
+            attempt(f"os.close(os.open({str(made)!r}, os.O_CREAT | os.O_WRONLY))"),
+            attempt(f"os.system('touch {made}') and exit()"),
+            attempt(f"import subprocess; subprocess.run(['touch', {str(made)!r}])"),
+            attempt(f"os.mkdir({str(made)!r})"),
+            attempt(f"os.unlink({str(secret)!r})"),
+            attempt(f"os.rename({str(secret)!r}, {str(made)!r})"),
+            attempt(f"assert open({str(secret)!r}).read() == {SECRET!r}"),
+            attempt(f"assert os.pread({descriptor}, 99, 0)"),
+            attempt(f"assert os.read({descriptor}, 99)"),
+            attempt(
+                "def is_open(fd):\n    try:\n        return os.write(fd, b'') == 0\n    except OSError:\n"
+                "        return False\nassert any(is_open(fd) for fd in range(4, 256))"
+            ),
+            attempt("assert 'SHOAL_TEST_SECRET' in os.environ"),
+            attempt("open('/proc/self/environ').read()"),
+            attempt("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)"),
+            attempt("os.listdir('/')"),
+            attempt("os.stat('/')"),
+            attempt(f"socket.create_connection(('127.0.0.1', {port}))"),
+            attempt(f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'local')!r})"),
+            attempt("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))"),
+            attempt("socket.getaddrinfo('localhost', 80)"),
+            attempt("os.fork()"),
+            attempt("import threading; threading.Thread(target=print).start()"),
+            attempt("os.execv(sys.executable, [sys.executable, '-c', ''])"),
+            attempt("os.kill(os.getppid(), signal.SIGKILL)"),
+            attempt("os.killpg(0, signal.SIGKILL)"),
+            attempt("signal.pthread_kill(1, 9)"),
+            attempt("import resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))"),
+            attempt("mapped = ctypes.CDLL(None).mmap(0, 4096, 7, 34, -1, 0)\nassert mapped != -1"),
+            attempt("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))"),
+            attempt("os.pipe()"),
+            attempt("os.nice(-20)"),
+            attempt("import time; time.sleep(0.01)"),
+        ]
+        rewards = scorer.score_many([(tasks[0], text) for text in attacks])
+        assert [text for text, reward in zip(attacks, rewards, strict=True) if reward != 0.0] == []
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        with pytest.raises(BlockingIOError):
+            local.accept()
+    os.close(descriptor)
+    assert not made.exists()
+    assert secret.read_text() == SECRET
+    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="numbers of x86-64")
+def test_sandbox_refuses_system_calls_that_python_does_not_wrap(scorer: Scorer, tasks: list[Task]) -> None:
+    me = "os.getppid()"
+    calls = {
+        "ptrace": syscall(101, 16, me, 0, 0),
+        "process_vm_readv": syscall(310, me, 0, 0, 0, 0, 0),
+        "memfd_create": syscall(319, "b'x'", 0),
+        "io_uring_setup": syscall(425, 1, 0),
+        "bpf": syscall(321, 0, 0, 0),
+        "unshare": syscall(272, 0),
+        "openat2": syscall(437, -100, "b'/'", 0, 24),
+        "pidfd_open": syscall(434, me, 0),
+        "seccomp": syscall(317, 0, 0, 0),
+        "prctl": syscall(157, 3, 0, 0, 0, 0),
+        "clone3": syscall(435, 0, 0),
+        "dup": syscall(32, 3),
+    }
+    rewards = scorer.score_many([(tasks[0], text) for text in calls.values()])
+    assert [name for name, reward in zip(calls, rewards, strict=True) if reward != 0.0] == []
+    by_number = attempt("ctypes.CDLL(None).syscall(0x40000000 + 39)")  # getpid in the x32 numbering: killed
+    spoiled = scorer.spoiled
+    assert scorer.score_many([(tasks[0], by_number), (tasks[0], HONEST)]) == [0.0, 0.75]
+    assert scorer.spoiled == spoiled + 1
+
+
+def test_sandbox_can_map_memory_that_it_does_not_execute(scorer: Scorer, tasks: list[Task]) -> None:
+    assert scorer.score_many([(tasks[0], attempt("assert ctypes.CDLL(None).mmap(0, 4096, 3, 34, -1, 0) != -1"))]) == [
+        1.0
+    ]
+
+
+def test_sandbox_process_has_no_descriptor_and_no_network_of_ours(tasks: list[Task], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    descriptor = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
+    with pytest.MonkeyPatch.context() as patch, Sandbox([Executes()]) as sandbox:
+        patch.syspath_prepend(str(ROOT))
+        sandbox.start()
+        assert sandbox._process is not None
+        network = os.readlink(f"/proc/{sandbox._process.pid}/ns/net")
+        assert (network != os.readlink("/proc/self/ns/net")) == sandbox.has_own_network
+        held = [os.readlink(one) for one in Path(f"/proc/{sandbox._process.pid}/fd").iterdir()]
+    os.close(descriptor)
+    assert str(secret) not in held
+    assert {name.partition(":")[0] for name in held} <= {"pipe", "/dev/null"}
+
+
+def test_sandbox_survives_what_hangs_hogs_and_crashes_and_scores_the_rest(scorer: Scorer, tasks: list[Task]) -> None:
+    first, second, third = tasks
+    spoiled = scorer.spoiled
+    began = time.monotonic()
+    pairs = {
+        (first, "while True: pass"): 0.0,
+        (first, HONEST): 0.75,
+        (first, "import os; os._exit(0)"): 0.0,
+        (second, attempt("ctypes.string_at(0)")): 0.0,
+        (second, "raise SystemExit"): 0.0,
+        (second, "import sys; sys.exit(1)"): 0.0,
+        (second, "raise KeyboardInterrupt"): 0.0,
+        (second, attempt("hoard = [bytes(1 << 20) for _ in range(4096)]")): 0.0,
+        (second, attempt("b'x' * (1 << 34)")): 0.0,
+        (second, "def deeper(): deeper()\ndeeper()"): 0.0,
+        (second, HONEST): 0.75,
+        (third, "reward = float('nan')"): 0.0,
+        (third, "reward = float('inf')"): 0.0,
+        (third, "reward = 1e9"): 1.0,
+        (third, "reward = -3"): 0.0,
+        (third, "reward = 'much'"): 0.0,
+        (third, "reward = None"): 0.0,
+        (third, "\0"): 0.0,
+        (third, "\ud800"): 0.0,
+        (third, "#" + "x" * (1 << 15)): 0.0,
+        (third, HONEST): 0.75,
+    }
+    rewards = scorer.score_many(list(pairs))
+    assert dict(zip(pairs, rewards, strict=True)) == pairs
+    assert scorer.spoiled == spoiled + 3
+    assert time.monotonic() - began < TEXT_LIMIT_S + 20
+
+
+def test_sandbox_text_touches_only_the_scores_of_its_own_task(scorer: Scorer, tasks: list[Task]) -> None:
+    first, second, _ = tasks
+    forge = "import os, struct\nos.write(3, struct.pack('<d', 1.0) * 64)\nwhile True: pass"
+    change = (
+        "import builtins, sys\nfor module in list(sys.modules.values()):\n    for name in list(vars(module)):\n"
+        "        setattr(module, name, None)"
+    )
+    pairs = [(first, forge), (first, HONEST), (second, change), (second, HONEST), (second, HONEST)]
+    scorer.score_many(pairs)
+    assert scorer.score_many([(second, HONEST), (first, HONEST)]) == [0.75, 0.75]
+
+
+def test_sandbox_texts_of_one_task_share_a_bound_in_time(source: TaskSource, tasks: list[Task]) -> None:
+    with pytest.MonkeyPatch.context() as patch, Scorer(source, text_limit_s=1.0, task_limit_s=2.0) as scorer:
+        patch.syspath_prepend(str(ROOT))
+        assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+        began = time.monotonic()
+        rewards = scorer.score_many([*[(tasks[0], "while True: pass")] * 64, (tasks[1], HONEST)])
+        assert rewards == [0.0] * 64 + [0.75]
+        assert 1 <= scorer.spoiled <= 3
+        assert time.monotonic() - began < 20
+
+
+def test_sandbox_that_dies_is_started_again(scorer: Scorer, tasks: list[Task]) -> None:
+    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+    sandbox = scorer._sandbox
+    assert sandbox is not None
+    assert sandbox._process is not None
+    sandbox._process.kill()
+    sandbox._process.wait()
+    assert scorer.score_many([(tasks[0], HONEST)]) == [0.0]
+    assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
+    assert sandbox.restarts == 1
+
+
+def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:
+    task = source.families["imports-late"].make({}, 1, 0)
+    assert scorer.score_many([(task, "")]) == [0.5]
+
+
+def test_sandbox_family_that_cannot_make_its_task_scores_nothing(source: TaskSource, scorer: Scorer) -> None:
+    task = source.families["unmakeable"].make({}, 1, 0)
+    assert scorer.score_many([(task, HONEST)]) == [0.0]
+
+
+def test_sandbox_tests_do_fail_without_a_lock(tasks: list[Task], tmp_path: Path) -> None:
+    """The attacks are real: in a process that is not locked they succeed."""
+    made = tmp_path / "made"
+    with pytest.MonkeyPatch.context() as patch, Sandbox([Executes()], locked=False) as sandbox:
+        patch.syspath_prepend(str(ROOT))
+        texts = [attempt(f"os.mkdir({str(made)!r})"), attempt("os.stat('/')"), attempt("assert socket.socket()")]
+        assert sandbox.score(tasks[0], texts) == [1.0, 1.0, 1.0]
+    assert made.is_dir()
+
+
+def test_sandbox_is_refused_where_there_is_none(
+    source: TaskSource, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.node.sapo.tasks.missing_sandbox", lambda: "no seccomp")
+    monkeypatch.setattr("shoal.node.sapo.scoring.missing_sandbox", lambda: "no seccomp")
+    assert not source.peer_safe("executes")
+    assert not source.peer_safe("unknown")
+    with Scorer(source) as scorer:
+        with pytest.raises(LocalError, match="'executes', which cannot be scored safely: no seccomp"):
+            scorer.score_many([(tasks[0], HONEST)])
+        monkeypatch.syspath_prepend(str(ROOT))
+        assert scorer.score_many([(tasks[0], HONEST)], own=True) == [0.75]
+
+
+def test_sandbox_that_cannot_import_a_family_says_so(tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if Path(part or ".").resolve() != ROOT])
+    with Sandbox([Executes()]) as sandbox, pytest.raises(ConfigError, match="No module named 'tests"):
+        sandbox.score(tasks[0], [HONEST])
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"), [(0.5, 0.5), (1, 1.0), (7, 1.0), (-1, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)]
+)
+def test_unit_is_a_reward(value: float, reward: float) -> None:
+    assert unit(value) == reward

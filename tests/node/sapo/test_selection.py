@@ -1,0 +1,156 @@
+"""Selection: what may be drawn, how it is drawn, the byte budget, and an adaptive J."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import pytest
+
+from shoal.node.sapo.selection import AdaptiveCount, ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import Reason, TaskRef
+from tests.node.sapo.offering import SOURCE, SWARM, group_of, offer_of, peer_id
+
+ALICE, BOB = peer_id(1), peer_id(2)
+
+
+def offer(
+    index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 0, at: int = 0
+) -> Offer:
+    return offer_of(group_of(by, index, rewards=rewards, policy_version=version), arrived=at)[0]
+
+
+def test_groups_without_variance_are_dropped_before_sampling() -> None:
+    selector = Selector()
+    flat = [offer(index, rewards=(1.0, 1.0)) for index in range(50)] + [offer(99, rewards=(0.0, 0.0))]
+    varied = [offer(index, by=BOB) for index in range(4)]
+    for round_number in range(3):
+        eligible = selector.eligible(flat + varied, round_number=round_number, used=())
+        assert eligible == varied
+        assert sorted(map(id, selector.draw(eligible, 4, random.Random(round_number)))) == sorted(map(id, varied))
+    assert selector.rejected == {Reason.NO_VARIANCE: 51}  # each once, however long it is offered
+
+
+def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
+    blamed: list[tuple[PeerId, Reason]] = []
+    selector = Selector(
+        SelectionSettings(staleness_rounds=4, staleness_versions=10),
+        ignored=lambda peer: peer == BOB,
+        scorable=lambda family: family == "sums",
+        assigned=partial(SOURCE.assigned, SWARM),
+        blame=lambda peer, reason: blamed.append((peer, reason)),
+    )
+    fresh, used = offer(0, version=20, at=6), offer(3, version=10, at=6)
+    offers = [
+        fresh,
+        used,
+        offer(1, version=20, at=5),
+        offer(2, version=9, at=6),
+        offer(4, by=BOB, at=6),
+        offer(5, version=20, rewards=(1.0, 1.0), at=6),
+        about(offer(6, version=20, at=6), msgspec.structs.replace(group_of(ALICE, 6).task, seed=1)),
+        about(offer(7, version=20, at=6), msgspec.structs.replace(group_of(ALICE, 7).task, family="other")),
+    ]
+    for _ in range(2):
+        assert selector.eligible(offers, round_number=10, used={used.digest}) == [fresh]
+    assert selector.rejected == {
+        Reason.STALE: 2,
+        Reason.IGNORED: 1,
+        Reason.NO_VARIANCE: 1,
+        Reason.FOREIGN_TASK: 1,
+        Reason.UNSAFE_FAMILY: 1,
+    }
+    assert blamed == [(ALICE, Reason.FOREIGN_TASK)]
+
+
+def test_peer_that_offers_more_is_not_chosen_more() -> None:
+    selector = Selector(SelectionSettings(offers_per_origin=3))
+    flood = [offer(index) for index in range(100)]
+    few = [offer(index, by=BOB) for index in range(3)]
+    assert selector.eligible(flood[:50] + few + flood[50:], round_number=0, used=()) == few + flood[-3:]
+    assert not selector.rejected
+
+
+def about(one: Offer, task: TaskRef) -> Offer:
+    """The offer as if its origin had announced it for this task."""
+    return replace(one, announcement=msgspec.structs.replace(one.announcement, task=task))
+
+
+def draws(weighting: Weighting, count: int) -> Counter[int]:
+    selector = Selector(SelectionSettings(weighting=weighting))
+    # Announced variances: 0.25, 0.1875 and 0.1094.
+    rewards = [(1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (1.0,) + (0.0,) * 7]
+    offers = [offer(index, rewards=one) for index, one in enumerate(rewards)]
+    rng = random.Random(7)
+    return Counter(selector.draw(offers, 1, rng)[0].announcement.task.index for _ in range(count))
+
+
+def test_uniform_draw_is_uniform() -> None:
+    assert all(abs(times - 1000) < 100 for times in draws("uniform", 3000).values())
+
+
+def test_informative_draw_follows_the_announced_variance() -> None:
+    times = draws("informative", 3000)
+    total = 0.25 + 0.1875 + 0.109375
+    assert [times[at] / 3000 for at in range(3)] == pytest.approx(
+        [0.25 / total, 0.1875 / total, 0.109375 / total], abs=0.03
+    )
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "informative"])
+def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> None:
+    selector = Selector(SelectionSettings(weighting=weighting))
+    offers = [offer(index) for index in range(5)]
+    for count in (0, 3, 5, 9):
+        drawn = selector.draw(offers, count, random.Random(count))
+        assert len({one.digest for one in drawn}) == len(drawn) == min(count, 5)
+
+
+def test_budget_lets_replacements_through_up_to_its_share() -> None:
+    budget = ByteBudget(0.05)
+    assert not budget.allows(1)
+    budget.note(10_000, trained=True)
+    assert budget.allows(500)
+    assert not budget.allows(501)
+    budget.note(300, trained=False)
+    assert budget.allows(200)
+    assert not budget.allows(201)
+    assert (budget.trained_bytes, budget.wasted_bytes) == (10_000, 300)
+
+
+def test_adaptive_count_falls_while_reward_oscillates_and_rises_again() -> None:
+    adaptive = AdaptiveCount(4, window=4, swing=0.05)
+    counts = []
+    for at in range(12):
+        adaptive.note(0.5 + 0.2 * (-1) ** at)
+        counts.append(adaptive.count)
+    assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1]
+    for at in range(20):
+        adaptive.note(0.5 + 0.01 * at)
+    assert adaptive.count == 4
+
+
+def test_adaptive_count_ignores_growth_and_small_swings() -> None:
+    adaptive = AdaptiveCount(4, window=4, swing=0.05)
+    for at in range(20):
+        adaptive.note(0.04 * at + 0.01 * (-1) ** at)
+    for at in range(20):
+        adaptive.note(0.8 + 0.02 * (-1) ** at)
+    assert adaptive.count == 4
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(LocalError):
+        SelectionSettings(staleness_rounds=-1)
+    with pytest.raises(LocalError):
+        SelectionSettings(offers_per_origin=0)
+    with pytest.raises(LocalError):
+        AdaptiveCount(0)
+    with pytest.raises(LocalError):
+        AdaptiveCount(4, window=2)

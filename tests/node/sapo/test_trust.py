@@ -1,0 +1,80 @@
+"""Trust: what faults cost, when a peer is ignored, and how it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.node.sapo import trust as trust_module
+from shoal.node.sapo.trust import WEIGHTS, Trust, TrustSettings
+from shoal.protocol.errors import LocalError
+from shoal.protocol.rollouts import Reason
+from tests.node.sapo.offering import peer_id
+
+ALICE, BOB, CAROL = peer_id(1), peer_id(2), peer_id(3)
+
+
+def test_liar_is_ignored_after_four_lies_and_nobody_else() -> None:
+    trust = Trust()
+    for lies in range(1, 5):
+        assert not trust.ignored(ALICE)
+        trust.fault(ALICE, Reason.HINT)
+        assert trust.demerits(ALICE) == lies
+    assert trust.ignored(ALICE)
+    assert not trust.ignored(BOB)
+
+
+def test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter() -> None:
+    trust = Trust(TrustSettings(ignored_at=4.0, half_life=10.0))
+    for _ in range(4):
+        trust.fault(ALICE, Reason.HINT)
+    trust.advance(9)
+    assert trust.ignored(ALICE)
+    trust.advance(10)
+    assert trust.demerits(ALICE) == pytest.approx(2.0)
+    assert not trust.ignored(ALICE)
+    trust.fault(ALICE, Reason.HINT)
+    assert not trust.ignored(ALICE)
+    trust.fault(ALICE, Reason.HINT)
+    assert trust.ignored(ALICE)
+
+
+def test_flood_does_not_put_a_peer_out_for_ever() -> None:
+    trust = Trust(TrustSettings(ignored_at=4.0, half_life=10.0))
+    for _ in range(100_000):
+        trust.fault(ALICE, Reason.FORGED)
+    assert trust.demerits(ALICE) == 16.0
+    trust.advance(31)
+    assert not trust.ignored(ALICE)
+
+
+def test_good_groups_make_up_for_rare_disagreements() -> None:
+    trust = Trust()
+    for _ in range(100):
+        trust.fault(ALICE, Reason.HINT)
+        for _ in range(10):
+            trust.good(ALICE)
+    assert trust.demerits(ALICE) == pytest.approx(0.0)
+    assert not trust.ignored(ALICE)
+
+
+def test_what_is_nobodys_fault_costs_nothing() -> None:
+    trust = Trust()
+    for reason in set(Reason) - WEIGHTS.keys():
+        trust.fault(ALICE, reason)
+    assert trust.demerits(ALICE) == 0
+    assert {Reason.NO_VARIANCE, Reason.UNSCORED, Reason.UNSAFE_FAMILY} <= set(Reason) - WEIGHTS.keys()
+
+
+def test_peers_are_bounded_and_the_best_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust_module, "PEER_LIMIT", 2)
+    trust = Trust()
+    trust.fault(ALICE, Reason.FORGED)
+    trust.fault(BOB, Reason.QUOTA)
+    trust.fault(CAROL, Reason.HINT)
+    assert [trust.demerits(peer) for peer in (ALICE, BOB, CAROL)] == [2.0, 0.0, 1.0]
+
+
+def test_settings_are_checked() -> None:
+    for wrong in ({"ignored_at": 0.0}, {"half_life": 0.0}, {"good": -1.0}):
+        with pytest.raises(LocalError):
+            TrustSettings(**wrong)

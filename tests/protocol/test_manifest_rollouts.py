@@ -1,0 +1,92 @@
+"""`strategy = "rollouts"`: its section, what does not go with it, and that all of it is agreed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
+from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry
+from tests.protocol.test_manifest import MINIMAL
+
+SHARING = MINIMAL.replace("inner_steps = 20\n", "strategy = 'rollouts'\n")
+TASKS = "[rollouts]\ntasks = [{family = 'bf'}]\n"
+
+
+def test_section_is_rendered_read_and_hashed_alike() -> None:
+    tasks = (
+        "[[rollouts.tasks]]\nfamily = 'bf'\nconfig = {difficulty = 1, words = ['a', 'b c'], share = 0.5, on = true}\n"
+    )
+    more = "[[rollouts.tasks]]\nfamily = 'basic_arithmetic'\nconfig = 'easy'\nweight = 3\n"
+    manifest = parse_manifest(SHARING + tasks + more)
+    section = manifest.rollouts
+    assert section is not None
+    assert section.tasks[0].config == {"difficulty": 1, "words": ["a", "b c"], "share": 0.5, "on": True}
+    assert (section.tasks[1].config, section.tasks[1].weight, section.local, section.external) == ("easy", 3, 4, 4)
+    assert parse_manifest(render_manifest(manifest)) == manifest
+    assert Manifest.from_canonical(manifest.to_canonical(), manifest.swarm_id) == manifest
+
+
+def test_swarms_without_rollouts_have_no_such_section() -> None:
+    manifest = parse_manifest(MINIMAL)
+    assert manifest.rollouts is None
+    assert b"rollouts" not in manifest.to_canonical()
+    assert "\n[rollouts]\n" not in render_manifest(manifest)
+
+
+CHANGES: list[dict[str, object]] = [
+    {"tasks": [TaskEntry(family="bf", weight=2)]},
+    {"tasks": [TaskEntry(family="bf", config="easy")]},
+    {"tasks": [TaskEntry(family="bf", config={"difficulty": 1})]},
+    {"tasks": [TaskEntry(family="arc_1d")]},
+    {"local": 8},
+    {"external": 0},
+    {"group_size": 4},
+    {"temperature": 0.5},
+    {"completion_tokens": 100},
+    {"staleness_rounds": 0},
+    {"sampling": "weighted"},
+    {"external_terms": "naive"},
+]
+
+
+def test_every_key_of_the_section_is_agreed() -> None:
+    manifest = parse_manifest(SHARING + TASKS)
+    assert manifest.rollouts is not None
+    changed = [
+        msgspec.structs.replace(manifest, rollouts=msgspec.structs.replace(manifest.rollouts, **change))
+        for change in CHANGES
+    ]
+    assert len({one.swarm_id for one in (manifest, *changed)}) == len(CHANGES) + 1
+    assert {key for change in CHANGES for key in change} == set(RolloutsSection.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SHARING, 'strategy = "rollouts" needs a section [rollouts]'),
+        (MINIMAL + TASKS, '[rollouts] has a meaning with strategy = "rollouts" only'),
+        (SHARING + "codec = 'int4'\n" + TASKS, 'codec has no meaning with strategy = "rollouts"'),
+        (SHARING + "inner_steps = 2\n" + TASKS, 'inner_steps has no meaning with strategy = "rollouts"'),
+        (SHARING + "norm_clip = true\n" + TASKS, 'norm_clip has no meaning with strategy = "rollouts"'),
+        (SHARING + "[rollouts]\n", "[rollouts] needs the key tasks"),
+        (SHARING + "[rollouts]\ntasks = []\n", "[rollouts] tasks: "),
+        (SHARING + "[rollouts]\ntasks = [{famly = 'bf'}]\n", "famly"),
+        (SHARING + "[rollouts]\ntasks = [{family = 'b f'}]\n", "[rollouts] tasks: "),
+        (SHARING + "[rollouts]\ntasks = [{family = 'bf', weight = 0}]\n", "[rollouts] tasks: expected a whole number"),
+        (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {a = nan}}]\n", "a is not a finite number"),
+        (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {a = [inf]}}]\n", "a is not a finite number"),
+        (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {a = {b = 1}}}]\n", "[rollouts] tasks: "),
+        (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {'a b' = 1}}]\n", "'a b' is no name of a setting"),
+        (SHARING + TASKS + "locl = 2\n", "[rollouts] unknown key 'locl'; did you mean 'local'?"),
+        (SHARING + TASKS + "temperature = nan\n", "[rollouts] temperature: expected a finite number"),
+        (SHARING + TASKS + "group_size = 1\n", "[rollouts] group_size: expected a whole number >= 2"),
+        (SHARING + TASKS + "sampling = 'best'\n", "'best' is none of uniform, weighted"),
+    ],
+)
+def test_what_does_not_go_is_said_in_one_line(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(text)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

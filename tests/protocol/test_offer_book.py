@@ -1,0 +1,211 @@
+"""The book of offers: order, replays, quotas, and bounds that one peer's flood cannot use up for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.protocol import offer_book
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.offer_book import ROUND_WINDOW, BookLimits, OfferBook, TokenBucket
+from shoal.protocol.rollouts import (
+    CatchUpRequest,
+    Reason,
+    RolloutError,
+    RolloutGroup,
+    TaskRef,
+    announce_group,
+    assigned_seed,
+    encode_group,
+    seal_announcement,
+)
+from shoal.protocol.wire import Sealer, SwarmId
+
+SWARM = SwarmId(bytes(range(32)))
+ME, ALICE, BOB = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))
+
+
+class Origin:
+    """A node that announces groups of its own."""
+
+    def __init__(self, identity: Identity, boot: int = 1) -> None:
+        self.peer_id = identity.peer_id
+        self._sealer = Sealer(identity, SWARM, boot)
+
+    def announce(self, index: int, *, round_number: int = 0, text: str = "7") -> bytes:
+        seed = assigned_seed(SWARM, self.peer_id, round_number, index)
+        group = RolloutGroup(
+            origin=self.peer_id,
+            round=round_number,
+            policy_version=1,
+            task=TaskRef(family="sums", version="1", config=b"\x80", seed=seed, index=index),
+            completions=(text, "8"),
+        )
+        return seal_announcement(self._sealer, announce_group(group, encode_group(group), (1.0, 0.0)))
+
+
+def book_of(**limits: float) -> OfferBook:
+    return OfferBook(SWARM, ME.peer_id, BookLimits(**limits))  # type: ignore[arg-type]
+
+
+def refusal(book: OfferBook, sealed: bytes, peer: PeerId, *, now: float = 0.0) -> Reason:
+    with pytest.raises(RolloutError) as caught:
+        book.receive(sealed, peer=peer, now=now, round_number=0)
+    return caught.value.reason
+
+
+def receive(book: OfferBook, sealed: bytes, origin: Origin, *, now: float = 0.0, round_number: int = 0) -> bytes:
+    offer = book.receive(sealed, peer=origin.peer_id, now=now, round_number=round_number)
+    assert offer is not None
+    return offer.digest
+
+
+def test_offers_come_in_any_order_and_each_once() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    sealed = [alice.announce(index) for index in range(50)]
+    for data in reversed(sealed):
+        receive(book, data, alice)
+    assert [offer.announcement.task.index for offer in book.offers()] == list(reversed(range(50)))
+    assert {refusal(book, data, ALICE.peer_id) for data in sealed} == {Reason.REPLAYED}
+    assert len(book) == 50
+
+
+def test_what_is_older_than_the_window_or_an_earlier_boot_is_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "REPLAY_WINDOW", 16)
+    book, alice, reborn = book_of(), Origin(ALICE), Origin(ALICE, boot=2)
+    late = alice.announce(0)
+    for _ in range(15):
+        alice._sealer.seal("node-record", b"")
+    receive(book, alice.announce(1), alice)
+    assert refusal(book, late, ALICE.peer_id) == Reason.REPLAYED
+    unseen = alice.announce(2)
+    receive(book, reborn.announce(3), reborn)
+    assert refusal(book, unseen, ALICE.peer_id) == Reason.REPLAYED
+
+
+def test_replay_of_an_expired_offer_is_refused() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    sealed = alice.announce(0)
+    receive(book, sealed, alice, round_number=4)
+    assert book.expire(4) == 0
+    assert book.expire(5) == 1
+    assert len(book) == 0
+    assert refusal(book, sealed, ALICE.peer_id) == Reason.REPLAYED
+
+
+def test_one_group_per_task_and_none_of_rounds_long_past() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    receive(book, alice.announce(0), alice)
+    assert refusal(book, alice.announce(0), ALICE.peer_id) == Reason.DUPLICATE
+    assert refusal(book, alice.announce(0, text="9"), ALICE.peer_id) == Reason.DUPLICATE
+    receive(book, alice.announce(0, round_number=ROUND_WINDOW + 5), alice)
+    assert refusal(book, alice.announce(1, round_number=4), ALICE.peer_id) == Reason.STALE
+    late = alice.announce(2, round_number=4)
+    assert book.receive(late, peer=ALICE.peer_id, now=0.0, round_number=0, asked_for=True) is None
+    receive(book, alice.announce(1, round_number=5), alice)
+
+
+def test_nobody_announces_for_another() -> None:
+    book, alice, me = book_of(), Origin(ALICE), Origin(ME)
+    sealed = alice.announce(0)
+    assert refusal(book, sealed, BOB.peer_id) == Reason.FORGED
+    assert refusal(book, me.announce(0), ME.peer_id) == Reason.FORGED
+    receive(book, sealed, alice)
+
+
+def test_forged_announcement_does_not_use_up_its_number() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    sealed = alice.announce(0)
+    assert refusal(book, sealed[:-1] + bytes([sealed[-1] ^ 1]), ALICE.peer_id) == Reason.FORGED
+    receive(book, sealed, alice)
+
+
+def test_quota_is_per_peer_and_refills() -> None:
+    book, alice, bob = book_of(per_second=2.0, burst=3.0), Origin(ALICE), Origin(BOB)
+    for index in range(3):
+        receive(book, alice.announce(index), alice)
+    assert refusal(book, alice.announce(3), ALICE.peer_id) == Reason.QUOTA
+    assert refusal(book, b"garbage costs as much", ALICE.peer_id, now=0.4) == Reason.QUOTA
+    receive(book, bob.announce(0), bob)
+    receive(book, alice.announce(4), alice, now=0.5)
+    assert refusal(book, alice.announce(5), ALICE.peer_id, now=0.5) == Reason.QUOTA
+
+
+def test_flooder_crowds_out_its_own_offers_only() -> None:
+    book, alice, bob = book_of(offers=10, offers_per_peer=8), Origin(ALICE), Origin(BOB)
+    for index in range(4):
+        receive(book, bob.announce(index), bob)
+    for index in range(100):
+        receive(book, alice.announce(index), alice)
+    indices = [(offer.origin, offer.announcement.task.index) for offer in book.offers()]
+    assert indices == [(bob.peer_id, index) for index in range(4)] + [(alice.peer_id, i) for i in range(94, 100)]
+    assert book.crowded_out == 94
+
+
+def test_peer_holds_its_own_latest_offers_up_to_a_bound() -> None:
+    book, alice = book_of(offers_per_peer=3), Origin(ALICE)
+    for index in range(5):
+        receive(book, alice.announce(index), alice)
+    assert [offer.announcement.task.index for offer in book.offers()] == [2, 3, 4]
+
+
+def test_missing_announcements_are_known_by_number_and_come_once() -> None:
+    book, alice = book_of(burst=3.0), Origin(ALICE)
+    assert book.missing(ALICE.peer_id, 10) == CatchUpRequest()
+    sealed = [alice.announce(index) for index in range(8)]
+    for index in (1, 4, 6):
+        receive(book, sealed[index], alice)
+    assert book.missing(ALICE.peer_id, 10) == CatchUpRequest(boot=1, newest=7, missing=(6, 4, 3, 1))
+    assert book.missing(ALICE.peer_id, 2).missing == (6, 4)
+    for index in (0, 3, 5, 7, 4):  # asked for, the last of them in vain; no quota holds
+        offer = book.receive(sealed[index], peer=ALICE.peer_id, now=0.0, round_number=0, asked_for=True)
+        assert (offer is None) == (index == 4)
+    assert book.missing(ALICE.peer_id, 10) == CatchUpRequest(boot=1, newest=8, missing=(3,))
+    # Gossip may bring it as well, once; that is no replay.
+    assert book.receive(sealed[0], peer=ALICE.peer_id, now=9.0, round_number=0) is None
+    assert refusal(book, sealed[0], ALICE.peer_id, now=9.0) == Reason.REPLAYED
+    assert len(book) == 7
+
+
+def test_missing_numbers_reach_back_a_window_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "MISSING_WINDOW", 4)
+    book, alice = book_of(), Origin(ALICE)
+    sealed = [alice.announce(index) for index in range(10)]
+    receive(book, sealed[9], alice)
+    assert book.missing(ALICE.peer_id, 64).missing == (9, 8, 7)
+    reborn = Origin(ALICE, boot=2)
+    receive(book, reborn.announce(0), reborn)
+    assert book.missing(ALICE.peer_id, 64) == CatchUpRequest(boot=2, newest=1)
+
+
+def test_holders_are_the_origin_and_those_who_say_so() -> None:
+    book, alice = book_of(), Origin(ALICE)
+    digest = receive(book, alice.announce(0), alice)
+    for _ in range(2):
+        book.note_holder(digest, BOB.peer_id)
+    book.note_holder(bytes(32), BOB.peer_id)
+    assert book.holders(digest) == (ALICE.peer_id, BOB.peer_id)
+    assert book.holders(bytes(32)) == ()
+    book.forget(ALICE.peer_id)
+    assert book.holders(digest) == ()
+    assert book.offers() == ()
+
+
+def test_origins_are_bounded_and_the_idle_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "ORIGIN_LIMIT", 2)
+    book, alice, bob = book_of(), Origin(ALICE), Origin(BOB)
+    carol = Origin(Identity.from_seed(bytes([4]) * 32))
+    receive(book, alice.announce(0), alice, round_number=1)
+    receive(book, bob.announce(0), bob, round_number=0)
+    assert refusal(book, carol.announce(0), carol.peer_id) == Reason.QUOTA
+    book.expire(1)
+    receive(book, carol.announce(0), carol)
+    assert {offer.origin for offer in book.offers()} == {alice.peer_id, carol.peer_id}
+
+
+def test_token_bucket_values() -> None:
+    bucket = TokenBucket(2.0, 3.0, 10.0)
+    assert [bucket.take(1, 10.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(1, 10.4)
+    assert bucket.take(1, 10.5)
+    assert not bucket.take(4, 100.0)
+    assert bucket.take(3, 100.0)

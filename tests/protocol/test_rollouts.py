@@ -1,0 +1,285 @@
+"""Rollout groups and their announcements: one encoding, and no bytes that do more than raise RolloutError."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import Identity
+from shoal.protocol.rollouts import (
+    COMPLETION_LIMIT_BYTES,
+    CONFIG_LIMIT_BYTES,
+    GROUP_LIMIT_BYTES,
+    SEALED_LIMIT_BYTES,
+    AnnouncementBatch,
+    Reason,
+    RolloutError,
+    RolloutGroup,
+    TaskRef,
+    announce_group,
+    assigned_seed,
+    check_as_announced,
+    decode_batch,
+    decode_catch_up,
+    decode_chunk,
+    decode_group,
+    decode_request,
+    digest_of,
+    encode_batch,
+    encode_group,
+    is_own_task,
+    open_announcement,
+    reward_moments,
+    seal_announcement,
+)
+from shoal.protocol.wire import Sealer, SwarmId, canonical
+
+FUZZ = settings(deadline=None, derandomize=True)
+ALICE = Identity.from_seed(bytes(range(32)))
+BOB = Identity.from_seed(bytes(32))
+SWARM = SwarmId(bytes(range(32)))
+OTHER_SWARM = SwarmId(bytes(32))
+GOLDEN_SEED = 7326086550012662176
+
+
+def task_of(identity: Identity, *, round_number: int = 3, index: int = 1, config: bytes = b"\x80") -> TaskRef:
+    seed = assigned_seed(SWARM, identity.peer_id, round_number, index)
+    return TaskRef(family="sums", version="1", config=config, seed=seed, index=index)
+
+
+def group_of(identity: Identity = ALICE, *texts: str, round_number: int = 3, index: int = 1) -> RolloutGroup:
+    task = task_of(identity, round_number=round_number, index=index)
+    return RolloutGroup(
+        origin=identity.peer_id, round=round_number, policy_version=9, task=task, completions=texts or ("7", "eight")
+    )
+
+
+GROUP = group_of()
+DATA = encode_group(GROUP)
+ANNOUNCEMENT = announce_group(GROUP, DATA, (1.0, 0.0))
+SEALED = seal_announcement(Sealer(ALICE, SWARM, 5), ANNOUNCEMENT)
+
+
+# --- one encoding ---
+
+
+def test_group_golden_bytes() -> None:
+    assert (
+        bytes.fromhex(
+            "85"
+            "ab636f6d706c6574696f6e73 92a137a56569676874"
+            "a66f726967696e d934" + ALICE.peer_id.encode().hex() + "ae706f6c6963795f76657273696f6e 09"
+            "a5726f756e64 03"
+            "a47461736b 85 a6636f6e666967 c40180 a666616d696c79 a473756d73 a5696e646578 01"
+            "a473656564 cf" + f"{GROUP.task.seed:016x}" + "a776657273696f6e a131"
+        )
+        == DATA
+    )
+
+
+def test_assigned_seed_is_what_it_was() -> None:
+    """A change here makes all nodes refuse each other's groups as foreign."""
+    assert assigned_seed(SWARM, ALICE.peer_id, 3, 1) == GOLDEN_SEED
+    others = {
+        assigned_seed(OTHER_SWARM, ALICE.peer_id, 3, 1),
+        assigned_seed(SWARM, BOB.peer_id, 3, 1),
+        assigned_seed(SWARM, ALICE.peer_id, 4, 1),
+        assigned_seed(SWARM, ALICE.peer_id, 3, 2),
+    }
+    assert len(others | {GOLDEN_SEED}) == 5
+    assert all(0 <= seed < 2**63 for seed in others)
+
+
+texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=2, max_size=64)
+
+
+@FUZZ
+@given(texts=texts, round_number=st.integers(0, 2**63 - 1), index=st.integers(0, 2**32 - 1))
+def test_group_and_announcement_round_trip(texts: list[str], round_number: int, index: int) -> None:
+    group = group_of(BOB, *texts, round_number=round_number, index=index)
+    data = encode_group(group)
+    assert decode_group(data) == group
+    rewards = tuple(float(at % 3) / 2 for at in range(len(texts)))
+    announcement = announce_group(group, data, rewards)
+    sealer = Sealer(BOB, SWARM, 7)
+    sealer.seal("something-else", b"")
+    signed = open_announcement(seal_announcement(sealer, announcement), SWARM)
+    assert (signed.announcement, signed.origin, signed.boot, signed.sequence) == (announcement, BOB.peer_id, 7, 2)
+    assert announcement.digest == digest_of(data)
+    assert announcement.size_bytes == len(data)
+    check_as_announced(group, announcement, BOB.peer_id)
+
+
+def test_reward_moments_of_equal_rewards_do_not_vary() -> None:
+    assert reward_moments((0.1,) * 7) == (0.1, 0.0)
+    assert reward_moments((1.0, 0.0, 0.0, 1.0)) == (0.5, 0.25)
+
+
+# --- nothing mutated passes ---
+
+mutations = st.tuples(st.integers(0, 10_000), st.integers(0, 2), st.integers(0, 255))
+
+
+def mutate(data: bytes, at: int, how: int, byte: int) -> bytes:
+    at %= len(data)
+    if how == 0:
+        return data[:at] + bytes([data[at] ^ (byte or 1)]) + data[at + 1 :]
+    if how == 1:
+        return data[:at]
+    return data[:at] + bytes([byte]) + data[at:]
+
+
+@FUZZ
+@given(mutation=mutations)
+def test_mutated_announcement_never_passes(mutation: tuple[int, int, int]) -> None:
+    with pytest.raises(RolloutError):
+        open_announcement(mutate(SEALED, *mutation), SWARM)
+
+
+@FUZZ
+@given(mutation=mutations)
+def test_mutated_group_is_another_group_or_none(mutation: tuple[int, int, int]) -> None:
+    data = mutate(DATA, *mutation)
+    assert digest_of(data) != ANNOUNCEMENT.digest
+    try:
+        group = decode_group(data)
+    except RolloutError:
+        return
+    assert encode_group(group) == data  # the one encoding of what it says
+
+
+@FUZZ
+@given(data=st.binary(max_size=300))
+def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
+    for read in (decode_group, decode_batch, decode_catch_up, decode_request, decode_chunk):
+        with pytest.raises(RolloutError) as caught:
+            read(data, peer=BOB.peer_id)
+        assert caught.value.peer == BOB.peer_id
+    with pytest.raises(RolloutError):
+        open_announcement(data, SWARM)
+
+
+@FUZZ
+@given(
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "digest": st.binary(max_size=40),
+            "size_bytes": st.integers(-1, 2**21),
+            "completions": st.integers(-1, 70),
+            "reward_mean": st.floats() | st.text(),
+            "reward_variance": st.floats(),
+            "policy_version": st.integers(-(2**63), 2**64 - 1) | st.none(),
+            "task": st.none() | st.dictionaries(st.text(max_size=8), st.integers(0, 9), max_size=3),
+            "extra": st.just(1),
+        },
+    )
+)
+def test_signed_announcement_out_of_range_is_refused(changes: dict[str, object]) -> None:
+    """What an attacker can sign: right signature, any contents."""
+    plain = {**msgspec.to_builtins(ANNOUNCEMENT, builtin_types=(bytes,)), **changes}
+    sealed = Sealer(ALICE, SWARM, 5).seal("rollout-announcement", msgspec.msgpack.encode(plain))
+    try:
+        signed = open_announcement(sealed, SWARM)
+    except RolloutError:
+        return
+    told = signed.announcement
+    assert len(told.digest) == 32
+    assert 1 <= told.size_bytes <= GROUP_LIMIT_BYTES
+    assert 2 <= told.completions <= 64
+    assert 0 <= told.reward_mean <= 1
+    assert 0 <= told.reward_variance <= 0.25 + 1e-9
+    assert is_own_task(SWARM, ALICE.peer_id, told.round, told.task)
+
+
+# --- what each refusal is called ---
+
+
+def reason_of(sealed: bytes, swarm: SwarmId = SWARM) -> Reason:
+    with pytest.raises(RolloutError) as caught:
+        open_announcement(sealed, swarm, peer=BOB.peer_id)
+    assert caught.value.peer == BOB.peer_id
+    return caught.value.reason
+
+
+def test_announcement_refusals_are_named() -> None:
+    envelope = msgspec.msgpack.decode(SEALED)
+    envelope[3] = BOB.peer_id
+    assert reason_of(msgspec.msgpack.encode(envelope)) == Reason.FORGED
+    assert reason_of(SEALED, OTHER_SWARM) == Reason.FORGED
+    assert reason_of(SEALED + bytes(SEALED_LIMIT_BYTES)) == Reason.TOO_LARGE
+    assert reason_of(Sealer(ALICE, SWARM, 5).seal("node-record", canonical(ANNOUNCEMENT))) == Reason.MALFORMED
+    assert reason_of(seal_announcement(Sealer(BOB, SWARM, 5), ANNOUNCEMENT)) == Reason.FOREIGN_TASK
+    chosen = msgspec.structs.replace(GROUP.task, seed=GROUP.task.seed ^ 1)
+    own = seal_announcement(Sealer(ALICE, SWARM, 5), msgspec.structs.replace(ANNOUNCEMENT, task=chosen))
+    assert reason_of(own) == Reason.FOREIGN_TASK
+
+
+def test_group_in_another_encoding_is_refused() -> None:
+    plain = msgspec.msgpack.decode(DATA)
+    for data in (
+        msgspec.msgpack.encode(dict(reversed(plain.items()))),
+        DATA.replace(b"\xa5round\x03", b"\xa5round\xcc\x03"),
+        msgspec.msgpack.encode({**plain, "extra": 1}),
+    ):
+        with pytest.raises(RolloutError) as caught:
+            decode_group(data)
+        assert caught.value.reason == Reason.MALFORMED
+
+
+def test_group_limits_hold_on_both_sides() -> None:
+    long = "x" * (COMPLETION_LIMIT_BYTES + 1)
+    plain = msgspec.msgpack.decode(DATA)
+    for completions in (["one"], ["x"] * 65, ["x", long], ["x", 3]):
+        with pytest.raises(RolloutError):
+            decode_group(msgspec.msgpack.encode({**plain, "completions": completions}))
+    with pytest.raises(RolloutError) as caught:
+        decode_group(bytes(GROUP_LIMIT_BYTES + 1))
+    assert caught.value.reason == Reason.TOO_LARGE
+    full = group_of(ALICE, *["x" * COMPLETION_LIMIT_BYTES] * 33)
+    with pytest.raises(LocalError, match="limit"):
+        encode_group(full)
+    with pytest.raises(LocalError, match=r"no canonical form|out of range"):
+        encode_group(unchecked(GROUP, ("a", "\ud800")))
+
+
+def unchecked(group: RolloutGroup, completions: tuple[str, ...]) -> RolloutGroup:
+    """`group` with completions that its constructor would refuse."""
+    made = msgspec.structs.replace(group, completions=("a", "b"))
+    msgspec.structs.force_setattr(made, "completions", completions)
+    return made
+
+
+def test_group_other_than_announced_is_mislabelled() -> None:
+    for group in (
+        group_of(ALICE, "7", "eight", "9"),
+        group_of(ALICE, index=2),
+        group_of(BOB),
+        msgspec.structs.replace(GROUP, policy_version=8),
+    ):
+        with pytest.raises(RolloutError) as caught:
+            check_as_announced(group, ANNOUNCEMENT, ALICE.peer_id)
+        assert caught.value.reason == Reason.MISLABELLED
+
+
+def test_rewards_out_of_range_are_our_own_fault() -> None:
+    for rewards in ((1.0,), (1.0, 1.5), (1.0, float("nan"))):
+        with pytest.raises(LocalError):
+            announce_group(GROUP, DATA, rewards)
+    with pytest.raises(LocalError):
+        seal_announcement(
+            Sealer(ALICE, SWARM, 5),
+            msgspec.structs.replace(ANNOUNCEMENT, task=task_of(ALICE, config=bytes(CONFIG_LIMIT_BYTES + 1))),
+        )
+
+
+def test_batch_of_the_largest_announcements_fits_a_gossip_message() -> None:
+    config = bytes(CONFIG_LIMIT_BYTES)
+    task = msgspec.structs.replace(task_of(ALICE, config=config), family="f" * 64, version="v" * 32)
+    sealed = seal_announcement(Sealer(ALICE, SWARM, 5), msgspec.structs.replace(ANNOUNCEMENT, task=task))
+    assert len(sealed) <= SEALED_LIMIT_BYTES
+    batch = AnnouncementBatch(announcements=(sealed.ljust(SEALED_LIMIT_BYTES),) * 64, held=(bytes(32),) * 512)
+    assert decode_batch(encode_batch(batch)) == batch

@@ -1,0 +1,132 @@
+"""Nodes that share rollouts, on real hosts on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+
+import trio
+
+from shoal.node.sapo.store import GroupStore
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, assigned_seed
+from shoal.protocol.wire import Sealer, SwarmId
+from shoal.swarm.host import Host
+from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+SWARM = SwarmId(bytes(range(32)))
+TOPIC = f"shoal/{SWARM.hex()}/rollouts"
+TEST_DEADLINE_S = 60
+
+
+def run(main: Callable[[], Awaitable[None]], *, deadline_s: float = TEST_DEADLINE_S) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(deadline_s):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a state that has no event; the test's own deadline bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.005)
+
+
+@dataclass
+class Node:
+    """One node's exchange on its own host. `members`: seeds of those who may announce, None for anybody."""
+
+    seed: int
+    members: Collection[int] | None = None
+    limits: ExchangeLimits = field(default_factory=ExchangeLimits)
+    blamed: Counter[tuple[PeerId, Reason]] = field(default_factory=Counter)
+    ignores: set[PeerId] = field(default_factory=set)
+    round: int = 0
+    store: GroupStore = field(default_factory=lambda: GroupStore(None))
+
+    def __post_init__(self) -> None:
+        self.identity = identity(self.seed)
+        self.host = Host(identity=self.identity, listen=LOOPBACK)
+        self.sealer = Sealer(self.identity, SWARM, 1)
+        self.exchange = self.new_exchange()
+        self.scope = trio.CancelScope()
+
+    def new_exchange(self) -> RolloutExchange:
+        members = None if self.members is None else frozenset(identity(seed).peer_id for seed in self.members)
+        return RolloutExchange(
+            host=self.host,
+            sealer=self.sealer,
+            swarm_id=SWARM,
+            holdings=self.store,
+            round_number=lambda: self.round,
+            members=None if members is None else lambda: members,
+            ignored=self.is_ignored,
+            blame=self.blame,
+            limits=self.limits,
+        )
+
+    @property
+    def peer(self) -> PeerId:
+        return self.host.peer_id
+
+    def is_ignored(self, peer: PeerId) -> bool:
+        return peer in self.ignores
+
+    def blame(self, peer: PeerId, reason: Reason) -> None:
+        self.blamed[peer, reason] += 1
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.host.run)
+                await nursery.start(self.exchange.run)
+                task_status.started()
+
+    def group(self, index: int, *, text_bytes: int = 8, completions: int = 4, round_number: int = 0) -> RolloutGroup:
+        """A group of this node's, of about `text_bytes` a completion; every other completion is right."""
+        seed = assigned_seed(SWARM, self.peer, round_number, index)
+        letters = random.Random(seed)
+        return RolloutGroup(
+            origin=self.peer,
+            round=round_number,
+            policy_version=1,
+            task=TaskRef(family="sums", version="1", config=b"\x80", seed=seed, index=index),
+            completions=tuple(letters.randbytes(text_bytes // 2).hex() for _ in range(completions)),
+        )
+
+    async def announce(self, index: int, *, text_bytes: int = 8, round_number: int = 0) -> bytes:
+        """Announce the group of this index as half right; its digest."""
+        group = self.group(index, text_bytes=text_bytes, round_number=round_number)
+        return await self.exchange.announce(group, (1.0, 0.0, 1.0, 0.0))
+
+    def offered(self) -> set[bytes]:
+        """Digests of what others offer."""
+        return {offer.digest for offer in self.exchange.offers()}
+
+    async def fetch(self, *digests: bytes, limit_bytes: int = 1 << 30, deadline_s: float = 30) -> dict[bytes, bytes]:
+        offers = [offer for offer in self.exchange.offers() if offer.digest in digests]
+        return await self.exchange.fetch(offers, limit_bytes=limit_bytes, deadline_s=deadline_s)
+
+
+def identity(seed: int) -> Identity:
+    return Identity.from_seed(bytes([seed]) * 32)
+
+
+@contextlib.asynccontextmanager
+async def running(*nodes: Node) -> AsyncIterator[None]:
+    """The nodes run, all connected with all, and each knows that the others listen."""
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        for at, node in enumerate(nodes):
+            for other in nodes[:at]:
+                await node.host.dial(other.host.addresses[0], deadline_s=10)
+        for node in nodes:
+            await until(lambda node=node: len(node.host.gossip_peers(TOPIC)) == len(nodes) - 1)
+        yield
+        nursery.cancel_scope.cancel()

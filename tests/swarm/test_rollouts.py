@@ -1,0 +1,413 @@
+"""The rollout exchange on real hosts: announcements, pulls, quotas, and servers that are gone, slow, busy or wrong."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import trio
+
+from shoal.protocol.offer_book import BookLimits
+from shoal.protocol.rollouts import (
+    CHUNK_LIMIT_BYTES,
+    AnnouncementBatch,
+    CatchUpRequest,
+    GroupChunk,
+    GroupRequest,
+    Reason,
+    decode_batch,
+    decode_request,
+    digest_of,
+    encode_batch,
+    encode_group,
+)
+from shoal.protocol.wire import canonical
+from shoal.swarm import rollout_catch_up, rollouts
+from shoal.swarm.gossip import GossipMessage
+from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL
+from shoal.swarm.rollouts import ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
+from shoal.swarm.streams import MessageStream
+from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running, until
+from tests.swarm.rollout_rate import announce_steadily
+
+CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
+PROTOCOL = f"{ROLLOUT_PROTOCOL}/{SWARM.hex()[:16]}"
+
+
+@pytest.fixture(autouse=True)
+def _ask_busy_servers_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "BUSY_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def _ask_for_what_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_catch_up, "ASK_PERIOD_S", 0.3)
+    monkeypatch.setattr(rollout_catch_up, "HISTORY_DELAY_S", 0.2)
+
+
+# --- announcing ---
+
+
+def test_200_announcements_per_second_all_arrive() -> None:
+    nodes = [Node(seed, members=(1, 2, 3, 4)) for seed in (1, 2, 3, 4)]
+
+    async def main() -> None:
+        async with running(*nodes):
+            await announce_steadily(nodes, seconds=2, per_second=200)
+            for node in nodes:
+                assert node.exchange.announcements_sent == 100
+                assert node.exchange.announcements_received == len(node.exchange.book) == 300
+                assert not node.exchange.rejected
+                assert node.exchange.bytes_fetched == 0
+
+    run(main)
+
+
+def test_announcements_are_gathered_into_few_messages() -> None:
+    near, far = Node(1), Node(2)
+
+    async def main() -> None:
+        async with running(near, far):
+            mailbox = await far.host.subscribe(TOPIC)
+            for index in range(30):
+                await near.announce(index)
+            await until(lambda: len(far.offered()) == 30)
+            sizes = []
+            with trio.move_on_after(0):
+                while True:
+                    sizes.append(len((await mailbox.receive()).data))
+            assert len(sizes) <= 3
+
+    run(main)
+
+
+def test_announce_waits_while_too_many_wait() -> None:
+    """Back-pressure: a node announces no faster than its peers' quotas let through."""
+    near, far = Node(1), Node(2)
+
+    async def main() -> None:
+        async with running(near, far):
+            start = trio.current_time()
+            with trio.move_on_after(1.0) as scope:
+                for index in range(10_000):
+                    await near.announce(index)
+            assert scope.cancelled_caught
+            assert near.exchange.announcements_sent <= 20 + 100 * (trio.current_time() - start)
+            await until(lambda: len(far.offered()) >= near.exchange.announcements_sent > 0)
+            assert not far.exchange.rejected
+
+    run(main)
+
+
+def test_only_members_announce_and_are_served() -> None:
+    member, stranger, reader = Node(1), Node(2), Node(3, members=(1, 3))
+
+    async def main() -> None:
+        async with running(member, stranger, reader):
+            digest = await member.announce(0)
+            await stranger.announce(0)
+            own = await reader.announce(0)
+            await until(lambda: reader.exchange.rejected[Reason.STRANGER])
+            await until(lambda: digest in reader.offered() and own in stranger.offered() and own in member.offered())
+            assert reader.offered() == {digest}
+            assert await stranger.fetch(own) == {}
+            assert list(await member.fetch(own)) == [own]
+
+    run(main)
+
+
+@pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
+def test_announcements_that_gossip_lost_are_asked_for() -> None:
+    nodes = [Node(seed) for seed in (1, 2, 3)]
+    near, far, stranger = nodes[0], Node(4), Node(5)
+    for node in nodes:
+        node.members = (1, 2, 3, 4)
+        node.exchange = node.new_exchange()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            async with running(*nodes):
+                before = {await near.announce(index) for index in range(100)}
+                await until(lambda: all(node.offered() == before for node in nodes[1:]))
+                for late in (far, stranger):  # they heard nothing of it
+                    await nursery.start(late.run)
+                    for node in nodes:
+                        await late.host.dial(node.host.addresses[0], deadline_s=5)
+                await until(lambda: far.offered() == before)
+                assert far.exchange.announcements_received == 100
+                after = await near.announce(100)
+                await until(lambda: after in far.offered())
+                assert not far.exchange.rejected
+                assert not nodes[1].exchange.rejected
+                near.exchange.expire(0)
+                assert await ask(far, near) == 64
+                assert await ask(stranger, near) == 0
+                near.exchange.expire(1)
+                assert await ask(far, near) == 0
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+async def ask(near: Node, far: Node) -> int:
+    """How many announcements a node gets that says it has none."""
+    answer = await near.host.request(far.peer, CATCH_UP, canonical(CatchUpRequest()), deadline_s=5)
+    return len(decode_batch(answer).announcements)
+
+
+@pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
+def test_lossy_gossip_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three messages never reach the far node."""
+    near, far = Node(1), Node(2)
+    collect = RolloutExchange._collect
+    messages = itertools.count()
+
+    def lossy(exchange: RolloutExchange, message: GossipMessage) -> None:
+        if next(messages) % 3 == 1:
+            collect(exchange, message)
+
+    monkeypatch.setattr(RolloutExchange, "_collect", lossy)
+
+    async def main() -> None:
+        async with running(near, far):
+            digests = {await near.announce(index) for index in range(200)}
+            await until(lambda: far.offered() == digests)
+            assert far.exchange.announcements_received == 200
+            assert not far.exchange.rejected
+
+    run(main)
+
+
+# --- fetching ---
+
+
+def test_fetch_brings_chosen_groups_whole_and_nothing_else() -> None:
+    near, far = Node(1), Node(2)
+
+    async def main() -> None:
+        async with running(near, far):
+            sizes = (8, 32_000, 4)
+            digests = [await far.announce(index, text_bytes=size) for index, size in enumerate(sizes)]
+            digests.append(
+                await far.exchange.announce(far.group(3, text_bytes=32_000, completions=20), (1.0, 0.0) * 10)
+            )
+            await until(lambda: len(near.offered()) == 4)
+            chosen = (digests[0], digests[1], digests[3])
+            came = await near.fetch(*chosen)
+            assert came == {far_digest: far.store.get(far_digest) for far_digest in chosen}
+            total_bytes = sum(len(data) for data in came.values())
+            assert total_bytes > 2 * CHUNK_LIMIT_BYTES
+            assert near.exchange.bytes_fetched == far.exchange.bytes_served == total_bytes
+            assert near.exchange.bytes_wasted == 0
+            assert await near.fetch(*chosen) == came  # held: nothing is pulled twice
+            assert near.exchange.bytes_fetched == total_bytes
+
+    run(main)
+
+
+def test_fetch_keeps_to_its_limit_of_bytes() -> None:
+    near, far = Node(1), Node(2)
+
+    async def main() -> None:
+        async with running(near, far):
+            for index in range(10):
+                await far.announce(index, text_bytes=1000)
+            await until(lambda: len(near.offered()) == 10)
+            size_bytes = near.exchange.offers()[0].announcement.size_bytes
+            came = await near.fetch(*near.offered(), limit_bytes=4 * size_bytes + 3)
+            assert len(came) == 4
+            assert near.exchange.bytes_fetched == 4 * size_bytes
+
+    run(main)
+
+
+def test_group_of_an_origin_that_is_gone_comes_from_others_who_pulled_it() -> None:
+    origin, holder, late = Node(1), Node(2), Node(3)
+
+    async def main() -> None:
+        async with running(origin, holder, late):
+            digest = await origin.announce(0, text_bytes=5000)
+            await until(lambda: digest in holder.offered() and digest in late.offered())
+            came = await holder.fetch(digest)
+            await until(lambda: holder.peer in late.exchange.book.holders(digest))
+            origin.scope.cancel()
+            await until(lambda: origin.peer not in late.host.connected())
+            assert await late.fetch(digest) == came
+            assert holder.exchange.bytes_served == len(came[digest])
+
+    run(main)
+
+
+def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
+    liar, holder, reader = Node(1), Node(2), Node(3)
+
+    async def main() -> None:
+        async with running(liar, holder, reader):
+            digests = [await liar.announce(index, text_bytes=3000) for index in range(2)]
+            await until(lambda: set(digests) <= holder.offered() and set(digests) <= reader.offered())
+            right = await holder.fetch(*digests)
+            await until(lambda: all(holder.peer in reader.exchange.book.holders(digest) for digest in digests))
+
+            async def lie(stream: MessageStream) -> None:
+                request = decode_request(await stream.receive(deadline_s=5))
+                data = right[request.digest][request.offset :]
+                await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=5)
+
+            liar.host.serve(PROTOCOL, lie)
+            assert await reader.fetch(digests[0]) == {digests[0]: right[digests[0]]}
+            assert reader.blamed == {(liar.peer, Reason.FORGED): 1}
+            assert reader.exchange.bytes_wasted == len(right[digests[0]])
+            assert await reader.fetch(digests[1]) == {digests[1]: right[digests[1]]}
+            assert reader.blamed == {(liar.peer, Reason.FORGED): 1}  # the liar was not asked again
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"garbage", Reason.MALFORMED),
+        (bytes(2 * CHUNK_LIMIT_BYTES), Reason.MALFORMED),
+        (canonical(GroupChunk(status="chunk")), Reason.MALFORMED),
+        (canonical(GroupChunk(status="chunk", data=bytes(CHUNK_LIMIT_BYTES))), Reason.MALFORMED),
+        (canonical(GroupChunk(status="absent")), Reason.UNAVAILABLE),
+        (canonical(GroupChunk(status="busy")), Reason.UNAVAILABLE),
+        (None, Reason.UNAVAILABLE),
+    ],
+)
+def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
+    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+
+    async def main() -> None:
+        async def handler(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=5)
+            if answer is None:
+                await trio.sleep_forever()
+            else:
+                await stream.send(answer, deadline_s=5)
+
+        async with running(server, reader):
+            digest = await server.announce(0)
+            await until(lambda: digest in reader.offered())
+            server.host.serve(PROTOCOL, handler)
+            assert await reader.fetch(digest, deadline_s=20) == {}
+            assert reader.blamed[server.peer, reason] == 1
+            assert reader.store.get(digest) is None
+
+    run(main)
+
+
+def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:
+    limits = ExchangeLimits(served_bytes_per_second=20_000.0, served_bytes_burst=40_000.0)
+    server, greedy, modest = Node(1, limits=limits), Node(2), Node(3)
+
+    async def main() -> None:
+        async with running(server, greedy, modest):
+            digests = [await server.announce(index, text_bytes=4000) for index in range(4)]
+            await until(lambda: set(digests) <= greedy.offered() and set(digests) <= modest.offered())
+            start = trio.current_time()
+            first = await greedy.fetch(*digests[:1])
+            assert list(first) == digests[:1]
+            with trio.move_on_after(1.0):
+                while True:  # asks for what it has, from the start, again and again
+                    request = canonical(GroupRequest(digest=digests[0], offset=0))
+                    await greedy.host.request(server.peer, PROTOCOL, request, deadline_s=1)
+            elapsed_s = trio.current_time() - start
+            served_bytes = server.exchange.bytes_served
+            assert 0 < served_bytes <= 40_000 + 20_000 * elapsed_s
+            assert list(await modest.fetch(digests[1])) == [digests[1]]
+
+    run(main)
+
+
+# --- hostile peers ---
+
+
+def test_attacker_cannot_keep_honest_offers_away() -> None:
+    """It floods, replays, forges and sends garbage; all of it is counted, the others' offers all arrive."""
+    limits = ExchangeLimits(
+        book=BookLimits(offers=64, offers_per_peer=32), messages_per_second=10.0, messages_burst=60.0
+    )
+    nodes = [Node(seed, limits=limits) for seed in (1, 2, 3)]
+    attacker = Node(4)
+
+    async def flood() -> None:
+        honest = nodes[0].group(0)
+        sealed = [sealed_by(attacker, index) for index in range(600)]
+        stolen = sealed_by(nodes[0], 999)
+        forged = sealed[0][:-1] + bytes([sealed[0][-1] ^ 1])
+        batches = [
+            b"garbage",
+            bytes(200_000),
+            encode_batch(AnnouncementBatch(announcements=(forged, stolen, b"garbage", encode_group(honest)[:100]))),
+            encode_batch(AnnouncementBatch(announcements=(sealed[0], sealed[0], sealed[1]))),
+            *(
+                encode_batch(AnnouncementBatch(announcements=tuple(sealed[at : at + 60]), held=(bytes(32),) * 512))
+                for at in range(0, 600, 60)
+            ),
+        ]
+        for batch in batches * 6:
+            await attacker.host.publish(TOPIC, batch)
+
+    async def main() -> None:
+        async with running(*nodes, attacker):
+            digests: dict[int, set[bytes]] = {node.seed: set() for node in nodes}
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(flood)
+                for index in range(10):
+                    for node in nodes:
+                        digests[node.seed].add(await node.announce(index))
+                    await trio.sleep(0.05)
+            for node in nodes:
+                others = set().union(*(own for seed, own in digests.items() if seed != node.seed))
+                await until(lambda node=node, others=others: others <= node.offered())
+                rejected = node.exchange.rejected
+                await until(
+                    lambda rejected=rejected: (
+                        {
+                            Reason.MALFORMED,
+                            Reason.TOO_LARGE,
+                            Reason.FORGED,
+                            Reason.REPLAYED,
+                            Reason.QUOTA,
+                        }
+                        <= rejected.keys()
+                    )
+                )
+                assert {peer for peer, _ in node.blamed} == {attacker.peer}
+                assert sum(node.blamed.values()) == sum(rejected.values())
+                assert len(node.exchange.book) <= 64
+                assert sum(offer.origin == attacker.peer for offer in node.exchange.offers()) <= 32
+                node.ignores.add(attacker.peer)
+            before = {node.seed: node.offered() for node in nodes}
+            await attacker.announce(10_000)
+            for node in nodes:
+                await until(lambda node=node: node.exchange.rejected[Reason.IGNORED])
+                assert node.offered() == before[node.seed]
+            assert attacker.host.handler_errors == 0
+
+    def sealed_by(node: Node, index: int) -> bytes:
+        group = node.group(index)
+        data = encode_group(group)
+        announcement = rollouts.announce_group(group, data, (1.0, 0.0, 1.0, 0.0))
+        assert announcement.digest == digest_of(data)
+        return rollouts.seal_announcement(node.sealer, announcement)
+
+    run(main)
+
+
+def test_malformed_requests_end_their_stream_and_are_counted() -> None:
+    server, attacker = Node(1), Node(2)
+
+    async def main() -> None:
+        async with running(server, attacker):
+            for data in (b"", b"garbage", bytes(10_000), canonical({"digest": bytes(32), "offset": -1})):
+                with pytest.raises(Exception, match=r"ended|closed|reset|broke"):
+                    await attacker.host.request(server.peer, PROTOCOL, data, deadline_s=5)
+            assert server.blamed == {
+                (attacker.peer, Reason.MALFORMED): 3,
+                (attacker.peer, Reason.TOO_LARGE): 1,
+            }
+            assert server.host.handler_errors == 0
+
+    run(main)
