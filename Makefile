@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers pytest clean
+.PHONY: demo test lint types layers pytest ordeals clean
 
 $(STAMP): pyproject.toml constraints.txt
 	tests/install_system_packages.sh
@@ -30,7 +30,11 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest tests -n 3 --dist loadfile
+	$(BIN)/python -m pytest tests -n 3 --dist loadfile -m "not long"
+
+# Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
+ordeals: $(STAMP)
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m long
 
 test: lint types layers pytest
 

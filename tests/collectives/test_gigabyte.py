@@ -15,6 +15,7 @@ EXTRA_LIMIT_BYTES = 64 << 20
 DEADLINE_S = 150.0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(psutil.virtual_memory().available < NEEDED_BYTES, reason="needs 6 GiB of free memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_gigabyte_is_exact_and_takes_little_memory_beside_input_and_output() -> None:

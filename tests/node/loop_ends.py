@@ -53,7 +53,7 @@ class DaemonEnd:
     async def send(self, command: Command) -> None:
         await self.trainer.send(command)
 
-    async def expect(self, kind: type[Event]) -> Event:
+    async def expect(self, kind: type[Event] | tuple[type[Event], ...]) -> Event:
         """The next event, `Progress` and what confirms an anchor apart, which must be of `kind`."""
         async for event in self.trainer.events:
             if isinstance(event, kind):
@@ -82,6 +82,14 @@ class DaemonEnd:
     async def contribution(self) -> tuple[Contribution, np.ndarray]:
         event = await self.expect(Contribution)
         return event, self.trainer.contribution.copy()
+
+    async def contribution_and(self, kind: type[Event]) -> tuple[Contribution, np.ndarray, Event]:
+        """The contribution, and one event of `kind`, which came before it or after."""
+        first = await self.expect((Contribution, kind))
+        delta = self.trainer.contribution.copy()
+        if isinstance(first, Contribution):
+            return first, delta, await self.expect(kind)
+        return *(await self.contribution()), first
 
 
 class StandIn:

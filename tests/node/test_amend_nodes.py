@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from shoal.node.trainer_messages import Applied, Apply, Contribution, InnerSettings, Retune, SyncSettings, Train
 from shoal.protocol.messages import Plan
@@ -32,6 +33,7 @@ def steps(node: Node, round: int) -> int:
     return int(node.wait("contributed", round=round)["steps"])
 
 
+@pytest.mark.long
 def test_a_quorum_amends_steps_and_codec_for_all_and_for_who_comes_later(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, third = swarm.nodes

@@ -70,6 +70,7 @@ def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tm
             assert_votes_once(node)
 
 
+@pytest.mark.long
 def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, sleeper = swarm.nodes
@@ -148,6 +149,7 @@ def test_a_vote_cast_before_a_kill_is_the_vote_after_it(tmp_path: Path) -> None:
         assert_exact(swarm.report(2))
 
 
+@pytest.mark.long
 def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         survivor, returner, gone = swarm.nodes
@@ -183,8 +185,8 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses phase term round digest members missing rollbacks loss tokens_per_s bytes
-blocked_fraction
+peer_id swarm_id addresses phase term round digest members missing rollbacks amendments settings loss tokens_per_s
+bytes blocked_fraction rollouts
 """
 
 

@@ -33,6 +33,7 @@ def alone_since(node: Node, round: int) -> list[str]:
     return [event["why"] for event in node.events("stepped", partner=None) if event["round"] > round]
 
 
+@pytest.mark.long
 def test_a_node_goes_on_from_its_disk_after_a_death_and_a_newcomer_from_a_peers_snapshot(tmp_path: Path) -> None:
     with gossiping(tmp_path, nodes=3, founders=2) as swarm:
         joiner = swarm.nodes.pop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.node.lab import Node, Swarm, assert_exact, eventually
 
 MODEL: dict[str, str | int | float | bool] = {"inputs": 1024, "outputs": 768}
@@ -26,6 +28,7 @@ def donated(node: Node) -> tuple[int, int, dict[str, int]]:
     return int(found[0][2]), int(found[0][3]), {peer: int(size) for size, peer in sources}
 
 
+@pytest.mark.long
 def test_joiner_outlives_its_own_restart_and_the_death_of_a_donor(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=4, founders=3, options=MODEL) as swarm:
         joiner = swarm.nodes.pop()

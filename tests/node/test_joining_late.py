@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.node.lab import Swarm, assert_exact, assert_votes_once, shoal
 from tests.node.test_joining import MODEL, donated
 
 
+@pytest.mark.long
 def test_joiner_whose_donor_leaves_arrives_in_the_middle_of_a_reduce(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=4, founders=3, options=MODEL) as swarm:
         joiner = swarm.nodes.pop()

@@ -74,6 +74,7 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
         assert torch.equal(values, models[1][name]), name
 
 
+@pytest.mark.long
 def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
         swarm.begin(example("hf.py"), str(model), str(tmp_path / "text"), SHOAL_ROUNDS=str(ROUNDS))
@@ -87,6 +88,7 @@ def test_a_hugging_face_trainer_is_a_node_by_one_callback(tmp_path: Path, model:
         assert torch.equal(values, ended[1][name]), name
 
 
+@pytest.mark.long
 def test_of_a_model_with_adapters_the_adapters_alone_travel(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("peft", reason="the extra shoal[hf] is not installed")
     with LoopSwarm(tmp_path, nodes=2) as swarm:

@@ -36,6 +36,7 @@ with join(model, optimizer, "swarm.toml", data_dir=folder, peers=peers) as swarm
 """
 
 
+@pytest.mark.long
 def test_a_loop_that_is_killed_is_waited_for_and_comes_back(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2) as swarm:
         first, second = swarm.nodes
@@ -78,6 +79,7 @@ def test_a_loop_that_is_killed_is_waited_for_and_comes_back(tmp_path: Path) -> N
         assert_exact(swarm.report(back["round"]))
 
 
+@pytest.mark.long
 def test_a_loop_with_another_model_ends_before_its_first_round(tmp_path: Path) -> None:
     with LoopSwarm(tmp_path, nodes=2, founders=1) as swarm:
         first, second = swarm.nodes

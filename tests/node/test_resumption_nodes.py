@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from shoal.node.checkpoint_check import check_checkpoint
 from tests.node.lab import Node, Swarm, eventually, shoal
 
@@ -37,6 +39,7 @@ def twin_of(swarm: Swarm, workplace: Path) -> Swarm:
     return twin
 
 
+@pytest.mark.long
 def test_a_node_alone_killed_at_any_moment_certifies_the_same_digests(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=1) as swarm, twin_of(swarm, tmp_path / "twin") as twin:
         (node,), (other,) = swarm.nodes, twin.nodes
@@ -65,6 +68,7 @@ def test_a_node_alone_killed_at_any_moment_certifies_the_same_digests(tmp_path: 
         assert {round: digest for round, digest in again.items() if round <= ROUNDS} == expected
 
 
+@pytest.mark.long
 def test_a_swarm_stopped_between_rounds_certifies_the_same_digests(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=2) as swarm, twin_of(swarm, tmp_path / "twin") as twin:
         for nodes in (swarm, twin):

@@ -283,6 +283,7 @@ def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -320,6 +321,7 @@ def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_stopped_
     run(all_of_them)
 
 
+@pytest.mark.long
 def test_a_node_of_two_processes_certifies_rounds_with_a_node_of_one(tmp_path: Path) -> None:
     began = time.monotonic()
     with Swarm(tmp_path, nodes=2) as swarm:

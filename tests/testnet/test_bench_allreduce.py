@@ -54,6 +54,7 @@ def test_a_run_gives_every_figure_and_each_is_what_it_must_be(tmp_path: Path) ->
     assert printed["peak_extra_bytes"] == printed["peak_growth_bytes"] - 4 * NUMEL < 16 * NUMEL
 
 
+@pytest.mark.long
 def test_a_killed_node_delays_its_round_and_spoils_no_value(tmp_path: Path) -> None:
     bench = Bench(peers=3, numel=NUMEL, iters=1, fault="sigkill", inspect=False)
     result = run(bench, tmp_path)

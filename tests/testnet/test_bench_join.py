@@ -26,6 +26,7 @@ def test_bench_join_prints_one_document_with_the_keys_that_others_rely_on(capsys
     assert len(found["by_donor"]) == 3
 
 
+@pytest.mark.long
 def test_bench_join_measures_what_training_donors_keep() -> None:
     speed = measure_join(JoinBench(state_mb=40, donors=1, repetitions=1, serving_s=0.6))
     assert speed.donor_rate_ratio is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from shoal.testnet.namespaces import Uplink
 from shoal.testnet.scenario import Fault
 from shoal.testnet.swarm import REDUCE_DEADLINE_S
@@ -43,6 +45,7 @@ def test_pair_without_lanes_is_relayed_through_a_third(tmp_path: Path) -> None:
     assert max(r.reduce_s for r in later) < STALLED_S
 
 
+@pytest.mark.long
 def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_path: Path) -> None:
     apart = Fault(kind="partition", groups=((2,), (3,)), traffic="lanes", round=2, phase="reduce", progress=0.3)
     narrow = Uplink(nodes=(2,), rate_mbit=6)  # so that something is still under way between the two
@@ -76,6 +79,7 @@ def test_halves_do_not_both_go_on_and_come_together_again(tmp_path: Path) -> Non
         assert min(caught_up) >= 2
 
 
+@pytest.mark.long
 def test_cut_lanes_are_made_anew_and_nobody_is_evicted(tmp_path: Path) -> None:
     cut = Fault(kind="cut", node=2, round=2, phase="reduce", progress=0.3)
     narrow = Uplink(nodes=(2,), rate_mbit=6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from shoal.node.pace import LATE_S, STALL_S
 from shoal.testnet.namespaces import Uplink
 from tests.testnet.links_lab import assert_everyone_is_in_every_chunk, needs_namespaces, plan, run, scenario
@@ -13,6 +15,7 @@ pytestmark = needs_namespaces
 RATE_MBIT = 1.5
 
 
+@pytest.mark.long
 def test_three_behind_one_uplink_settle(tmp_path: Path) -> None:
     uplink = Uplink(nodes=(0, 1, 2), rate_mbit=RATE_MBIT, delay_s=0.04)
     report = run(scenario(2, uplinks=(uplink,), inputs=640), tmp_path)

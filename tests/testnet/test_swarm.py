@@ -317,7 +317,7 @@ async def test_nothing_but_a_testnet_is_ever_removed(tmp_path: Path) -> None:
 @in_trio
 async def test_a_wrong_setting_is_refused_before_an_earlier_run_is_removed(tmp_path: Path) -> None:
     await run(Scenario(nodes=1, rounds=1), tmp_path)
-    for wrong in (Scenario(strategy="ddp"), Scenario(codec="int9"), Scenario(workload="No Such")):
+    for wrong in (Scenario(strategy="no-such"), Scenario(codec="int9"), Scenario(workload="No Such")):
         with pytest.raises(ConfigError, match="the scenario"):
             await run_testnet(wrong, tmp_path, runtime=fakes(wrong))
     assert (tmp_path / "report.json").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from shoal.testnet.namespaces import Uplink
 from shoal.testnet.report import Report
 from shoal.testnet.scenario import Fault
@@ -38,6 +40,7 @@ def assert_told(report: Report, out: Path, *pairs: tuple[int, int]) -> None:
             assert peer[far] in {event["peer"] for event in events(out, me, "detoured")}
 
 
+@pytest.mark.long
 def test_two_pairs_without_any_connection_are_in_every_round(tmp_path: Path) -> None:
     """Whoever leads is in one of the pairs, so one member's contribution, report and vote come through others."""
     apart = (Fault(kind="partition", groups=((a,), (b,)), round=2, phase="train") for a, b in ((0, 1), (2, 3)))

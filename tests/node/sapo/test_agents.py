@@ -103,6 +103,7 @@ def test_nodes_train_on_each_others_groups_and_one_that_was_killed_goes_on_where
             assert not any(event.get("ignored") for event in node.all_events())
 
 
+@pytest.mark.long
 def test_a_node_goes_on_when_all_others_vanish_and_its_agent_that_dies_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
