@@ -75,6 +75,7 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert load_manifest(second.folder / "swarm.toml").swarm_id == swarm.manifest.swarm_id
 
 
+@pytest.mark.long
 def test_invited_node_comes_in_until_its_invite_is_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Swarm(tmp_path, nodes=1) as swarm:
         path = closed_swarm(tmp_path)  # in the place of the open one

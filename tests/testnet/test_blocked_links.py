@@ -27,6 +27,7 @@ STALLED_S = 4.0
 """More than a round without a stall takes, less than one in which a pair is found to be apart."""
 
 
+@pytest.mark.long
 def test_pair_without_lanes_is_relayed_through_a_third(tmp_path: Path) -> None:
     apart = Fault(kind="partition", groups=((0,), (1,)), traffic="lanes", round=1, phase="train")
     report = run(scenario(4, apart), tmp_path)

@@ -53,6 +53,7 @@ def test_two_pairs_without_any_connection_are_in_every_round(tmp_path: Path) -> 
     assert max(r.total_s for r in report.rounds) < REDUCE_DEADLINE_S
 
 
+@pytest.mark.long
 def test_pair_that_loses_every_connection_in_the_midst_of_a_reduction(tmp_path: Path) -> None:
     apart = Fault(kind="partition", groups=((2,), (3,)), round=2, phase="reduce", progress=0.3)
     narrow = Uplink(nodes=(2,), rate_mbit=6)  # so that something is still under way between the two

@@ -62,6 +62,7 @@ def assert_judged_by_itself(events: list[Event], pulled: list[tuple[int, Rollout
     assert rewards == pytest.approx(right)
 
 
+@pytest.mark.long
 def test_nodes_train_on_each_others_groups_and_one_that_was_killed_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
