@@ -68,11 +68,15 @@ def test_a_node_alone_killed_at_any_moment_certifies_the_same_digests(tmp_path: 
         assert {round: digest for round, digest in again.items() if round <= ROUNDS} == expected
 
 
+DUE_IN_3 = ["--checkpoint-every", "3"]
+
+
 @pytest.mark.long
 def test_a_swarm_stopped_between_rounds_certifies_the_same_digests(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=2) as swarm, twin_of(swarm, tmp_path / "twin") as twin:
         for nodes in (swarm, twin):
-            nodes.start_together(holds=["4:train"])
+            # A checkpoint is due in round 3, so that its files are written on a slow disk too.
+            nodes.start_together(holds=["4:train"], node0=DUE_IN_3, node1=DUE_IN_3)
             for node in nodes.nodes:
                 node.hold("4:train")
         for node in twin.nodes:
