@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import trio
 
 from shoal.node.authority import Authority
 from shoal.node.engine_parts import EngineParts
+from shoal.node.order_file import OrderFile
 from shoal.node.outcome import Notice
-from shoal.node.store import disk_errors, frame_record, read_records, sync_folder, write_atomically
 from shoal.protocol.amending import (
     amended_settings,
     is_the_authoritys,
@@ -33,10 +32,9 @@ from shoal.protocol.amending import (
     stands_on,
 )
 from shoal.protocol.effects import Effect
-from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import Amendment
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.wire import canonical, decode
 
 NAME = "amend.order"
 
@@ -50,43 +48,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     authority: bytes = b""
 
 
-class AmendOrder:
-    """The order of the node whose data folder is `folder`, one at most. All methods block."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
-
-    def read(self) -> Wanted | None:
-        """The order, None if there is none; a damaged one is none, and is told. Raises StorageError."""
-        with disk_errors(self._path.parent):
-            if not self._path.exists():
-                return None
-            records, _ = read_records(self._path)
-        try:
-            (record,) = records
-            return decode(record, Wanted)
-        except (ValueError, RemoteError):
-            logger.warning("%s is damaged and is ignored; order again with `shoal amend --set`", self._path)
-            return None
-
-    def write(self, wanted: Wanted) -> None:
-        """Have the order on disk, in place of the one before. Raises StorageError."""
-        write_atomically(self._path, frame_record(canonical(wanted)))
-
-    def remove(self) -> None:
-        """There is no order any more. Raises StorageError."""
-        with disk_errors(self._path.parent):
-            if self._path.exists():
-                self._path.unlink()
-                sync_folder(self._path.parent)
-
-
 class Amending:
     """What this node does about amendments. All of it runs in the engine's task."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._p = parts
-        self._order = AmendOrder(parts.store.folder)
+        self._order = OrderFile(parts.store.folder / NAME, Wanted, again="shoal amend --set")
         self._asked = self._order.read()
         self._signed: Wanted | None = None  # by the authority, as others said
         self._begun = False

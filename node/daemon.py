@@ -150,19 +150,7 @@ class Daemon:
             always=lambda round: self.checkpoints.is_due(round),
             regular=manifest.round.durability == "disk",
         )
-        self.checkpoints = Checkpoints(
-            CheckpointParts(
-                folder=store.folder,
-                manifest=manifest,
-                chain=self.chain,
-                save=self.custody.save,
-                shelf=self.shelf,
-                resumption=self.resumption,
-                on_progress=on_progress,
-            ),
-            every=config.checkpoint_every,
-            keep=config.checkpoint_keep,
-        )
+        self.checkpoints = self._checkpoints()
         self.reduce = ReduceDesk(
             identity=self.identity,
             lanes=self.lanes,
@@ -174,6 +162,21 @@ class Daemon:
         self.engine = self._new_engine()
         self.outcome = Outcome.DONE
         self._over = trio.Event()
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(
+            CheckpointParts(
+                folder=self.store.folder,
+                manifest=self.config.manifest,
+                chain=self.chain,
+                save=self.custody.save,
+                shelf=self.shelf,
+                resumption=self.resumption,
+                on_progress=self.on_progress,
+            ),
+            every=self.config.checkpoint_every,
+            keep=self.config.checkpoint_keep,
+        )
 
     def _catchup(self) -> CatchUp:
         catchup = CatchUp(ask=self._ask, lanes=self.lanes, chunks=self.chunks, shelf=self.shelf, outer=self.outer)

@@ -23,8 +23,8 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.engine_parts import EngineParts
 from shoal.node.evaluations import past_losses
 from shoal.node.inbox import Own, StateHeld
+from shoal.node.order_file import OrderFile
 from shoal.node.outcome import Notice
-from shoal.node.rollback_order import RollbackOrder
 from shoal.node.trainer import TrainerEvent
 from shoal.node.trainer_messages import Evaluated
 from shoal.protocol.effects import Effect
@@ -32,6 +32,7 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.messages import NO_HASH, Target, Value
 from shoal.protocol.round import RoundMachine
 
+NAME = "rollback.order"
 SPIKE_SHARE = 0.05
 """So much worse, as a share of the loss before, is a spike."""
 RETRY_S = 2.0
@@ -52,7 +53,7 @@ class GoingBack:
         self._custody = parts.custody
         self._put = put
         self._policy = parts.config.rollback
-        self._order = RollbackOrder(parts.store.folder)
+        self._order = OrderFile(parts.store.folder / NAME, Target, again="shoal rollback --to")
         self._asked = self._order.read()
         self._held: dict[Target, bytes] = {}
         self._getting: Target | None = None

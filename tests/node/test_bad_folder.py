@@ -13,7 +13,7 @@ import trio
 
 from shoal.node.daemon import stored_chain
 from shoal.node.earlier_states import EarlierStates
-from shoal.node.rollback_order import RollbackOrder
+from shoal.node.order_file import OrderFile
 from shoal.node.state_files import read_state
 from shoal.node.store import Store, frame_record
 from shoal.protocol.errors import StorageError
@@ -127,7 +127,8 @@ def test_state_to_go_back_to_that_does_not_fit_leaves_those_before(small_disk: P
 
 
 def test_order_that_does_not_fit_leaves_the_one_before(small_disk: Path) -> None:
-    order, before, after = RollbackOrder(small_disk), Target(3, bytes(32)), Target(2, bytes(32))
+    order = OrderFile(small_disk / "rollback.order", Target, again="shoal rollback --to")
+    before, after = Target(3, bytes(32)), Target(2, bytes(32))
     order.write(before)
     fill(small_disk)
     with pytest.raises(StorageError, match="is full; free some space"):

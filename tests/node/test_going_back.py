@@ -17,10 +17,9 @@ from shoal.collectives.state import CertifiedState, header_of
 from shoal.node.config import RollbackPolicy
 from shoal.node.earlier_states import EarlierStates
 from shoal.node.evaluations import past_losses
-from shoal.node.going_back import RETRY_S, GoingBack
+from shoal.node.going_back import NAME, RETRY_S, GoingBack
 from shoal.node.inbox import Own, StateHeld
 from shoal.node.outcome import Notice, Progress
-from shoal.node.rollback_order import NAME
 from shoal.node.state_files import read_state, write_state
 from shoal.node.trainer_messages import Evaluated
 from shoal.protocol.agreement import Broadcast
