@@ -9,7 +9,7 @@ $(STAMP): pyproject.toml constraints.txt
 	tests/install_system_packages.sh
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,hf,rl]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,hf,hivemind,rl,tensorboard]'
 	touch $(STAMP)
 
 demo: $(STAMP)

@@ -47,6 +47,7 @@ from shoal.node.reducing import ReduceDesk
 from shoal.node.resumption import Resumption
 from shoal.node.round_log import RoundLog
 from shoal.node.sapo.engine import RolloutEngine
+from shoal.node.services import services_of
 from shoal.node.states import StateShelf
 from shoal.node.status import node_record
 from shoal.node.store import Store, disk_errors, write_atomically
@@ -160,6 +161,7 @@ class Daemon:
             done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
         self.engine = self._new_engine()
+        self.services = services_of(self)
         self.outcome = Outcome.DONE
         self._over = trio.Event()
 
@@ -285,7 +287,8 @@ class Daemon:
                 nursery.start_soon(self.engine.going_back.run)
                 nursery.start_soon(self.resumption.run)
                 nursery.start_soon(self.checkpoints.run)
-            nursery.start_soon(self.finding.run)
+            for service in self.services:
+                await nursery.start(service.run)
             nursery.start_soon(self._train_and_take_part)
             await self._over.wait()
             await self.links.drain(deadline_s=DRAIN_DEADLINE_S)
@@ -402,7 +405,8 @@ class Daemon:
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
             self.events.write(change.kind, peer=change.peer)
-            self.finding.heard(change)
+            for service in self.services:
+                service.heard(change)
             if change.kind == "revoked":
                 self.lanes.drop(change.peer)
             self.engine.alive(self.members.alive())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Scalar = str | int | float | bool | None
 EventField = Scalar | Sequence[str] | Mapping[str, Scalar]
+Listener = Callable[[Mapping[str, EventField]], None]
+
+logger = logging.getLogger(__name__)
 
 
 class EventLog:
@@ -22,16 +26,27 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._file = path.open("a", encoding="utf-8")
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Let `listener` hear every later event as it is written, in the thread that wrote it; it must be quick."""
+        self._listeners.append(listener)
 
     def write(self, event: str, **fields: EventField) -> None:
         """Append one event."""
-        line = json.dumps({"at": round(time.time(), 6), "event": event, **fields}, separators=(",", ":"))
+        record = {"at": round(time.time(), 6), "event": event, **fields}
+        line = json.dumps(record, separators=(",", ":"))
         with self._lock:
             try:
                 self._file.write(line + "\n")
                 self._file.flush()
             except OSError:
-                return  # a log that cannot be written must not stop the node; the store reports a full disk
+                pass  # a log that cannot be written must not stop the node; the store reports a full disk
+        for listener in self._listeners:
+            try:
+                listener(record)
+            except Exception:
+                logger.exception("a listener of the event log failed")
 
     def close(self) -> None:
         """Close the file; later events are lost."""

@@ -81,7 +81,7 @@ class Finding:
         self._alone = trio.Event()  # the last link was lost
         self.book = read_book(self._path)
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look for the swarm until cancelled.
 
         Raises ConfigError where nobody is linked, and all whom the user and the book name refuse this node.
@@ -93,6 +93,7 @@ class Finding:
             if self._config.mdns:
                 nursery.start_soon(self._discover)
             nursery.start_soon(self._join_all, named)
+            task_status.started()
 
     def heard(self, change: Change) -> None:
         """What became of a peer."""

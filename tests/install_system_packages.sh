@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Installs what the tests need from the system, where this user may: gcc and the GMP headers, for the case that
-# fastecdsa (a dependency of libp2p) has no wheel for this platform and is built from source; and iproute2 and nftables,
-# for tests in network namespaces, which are skipped without them.
+# fastecdsa (a dependency of libp2p) has no wheel for this platform and is built from source; iproute2 and nftables, for
+# tests in network namespaces; and Chromium with its driver, for tests of the web page. Without them those are skipped.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 
 have_gmp() { printf '#include <gmp.h>\nint main(void){return 0;}\n' | cc -x c -fsyntax-only - 2>/dev/null; }
 have_net() { command -v ip && command -v tc && command -v ss && command -v nft; } >/dev/null
+have_browser() { command -v chromium && command -v chromedriver; } >/dev/null
 
 wanted=()
 have_gmp || wanted+=(gcc libc6-dev libgmp-dev)
 have_net || wanted+=(iproute2 nftables)
+have_browser || wanted+=(chromium chromium-driver)
 if [ "${#wanted[@]}" = 0 ]; then
     exit 0
 fi
@@ -22,5 +24,8 @@ if ! have_gmp; then
 fi
 if ! have_net; then
     echo "note: tests in network namespaces will be skipped; they need root, iproute2 and nftables" >&2
+fi
+if ! have_browser; then
+    echo "note: tests of the web page will be skipped; they need chromium and chromedriver" >&2
 fi
 exit 0

@@ -27,6 +27,11 @@ def runs(pid):
         return False
 
 
+def whole_lines(text):
+    """A reader may see the beginning of a line that is being appended, where it crosses into another page."""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
 class Node:
     def __init__(self, data_dir, founders, rounds, holds, gate, mode):
         self.folder = Path(data_dir)
@@ -60,7 +65,7 @@ class Node:
             if log.parent == self.folder:
                 continue
             pid, last, gone, listens = 0, 0, False, False
-            for line in log.read_text().splitlines():
+            for line in whole_lines(log.read_text()):
                 event = json.loads(line)
                 if event["event"] == "started":
                     pid, gone, listens = event["pid"], False, False
