@@ -7,21 +7,23 @@ answer keeps nobody waiting; it joins in when it does. A donor whose lane broke 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
-from shoal.node.transfer import DonorScores, Transfer
+from shoal.node.transfer import Ask, DonorScores, Transfer
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.chunks import (
+    RUN_LIMIT,
     ChunkArrived,
     ChunkExchange,
     ChunkFailed,
     ChunkFetch,
     ChunkRef,
+    ChunkSpace,
     FetchEvent,
     LaneBroke,
     Places,
@@ -131,11 +133,11 @@ class _Run:
                 self._scores.measured(peer, rate)
 
     def _ask(self) -> None:
-        for ask in self.transfer.requests(trio.current_time()):
+        for donor, first, sizes in _runs(self.transfer.requests(trio.current_time()), self._job.wanted):
             try:
-                self._fetch.ask(ask.donor, *self._job.wanted[ask.chunk])
+                self._fetch.ask(donor, first, *sizes)
             except NetworkError as error:  # the lane went this moment, and its end will be told
-                self._drop(ask.donor, str(error))
+                self._drop(donor, str(error))
 
     async def _rest(self) -> None:
         """Let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
@@ -216,3 +218,19 @@ class _Run:
         if step > self._shown:
             self._shown = step
             await self._job.on_progress(done, total)
+
+
+def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterator[tuple[PeerId, ChunkRef, list[int]]]:
+    """As few requests as say the same, in order: whom to ask, from which chunk on, and the sizes of the run."""
+    donor, first, sizes = PeerId(""), ChunkRef(ChunkSpace.ANCHOR, b"", 0), list[int]()
+    for ask in asks:
+        ref, size = wanted[ask.chunk]
+        follows = ask.donor == donor and ref == replace(first, chunk=first.chunk + len(sizes))
+        if sizes and (not follows or len(sizes) == RUN_LIMIT):
+            yield donor, first, sizes
+            sizes = []
+        if not sizes:
+            donor, first = ask.donor, ref
+        sizes.append(size)
+    if sizes:
+        yield donor, first, sizes

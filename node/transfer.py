@@ -36,6 +36,8 @@ WINDOW_LIMIT_BYTES: Final = 32 << 20
 WINDOW_MIN_CHUNKS: Final = 2
 """A donor never runs dry between a chunk and the next request, however large the chunks are."""
 WINDOW_LIMIT_CHUNKS: Final = 256
+REFILL_SHARE: Final = 0.75
+"""A donor is asked for more once it owes no more than this of its window: for several chunks at once."""
 SAMPLE_S: Final = 0.25
 RATE_MEMORY_S: Final = 2.0
 """Donors that share a line take turns on it: what one brings is measured over about this long."""
@@ -135,8 +137,19 @@ class _Donor:
         """Whether its window takes another chunk."""
         if len(self.owed) < WINDOW_MIN_CHUNKS:
             return True
+        return self.owed_bytes + size <= self._window and len(self.owed) < WINDOW_LIMIT_CHUNKS
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether it is time to ask it for more."""
+        few = len(self.owed) <= REFILL_SHARE * WINDOW_LIMIT_CHUNKS and self.owed_bytes <= REFILL_SHARE * self._window
+        return few or len(self.owed) < WINDOW_MIN_CHUNKS
+
+    @property
+    def _window(self) -> float:
+        """Bytes that it may owe."""
         window = max(WINDOW_FIRST_BYTES, self.arrived_bytes) if self.rate is None else self.rate * AHEAD_S
-        return self.owed_bytes + size <= min(window, WINDOW_LIMIT_BYTES) and len(self.owed) < WINDOW_LIMIT_CHUNKS
+        return min(window, WINDOW_LIMIT_BYTES)
 
 
 class Transfer:
@@ -212,7 +225,7 @@ class Transfer:
         """What to ask for now; it counts as asked."""
         asks = []
         fastest_first = sorted(self._donors.values(), key=self._pace, reverse=True)
-        for donor in fastest_first:
+        for donor in filter(lambda donor: donor.runs_low, fastest_first):
             while self._free and donor.has_room(self._sizes[self._free[0]]):
                 asks.append(self._ask(donor, self._free.popleft(), now))
         if not self._free:

@@ -1,4 +1,4 @@
-"""Fetching chunks over lanes: a REQUEST frame names one chunk, the answer is its bytes in STATE frames, or REFUSED.
+"""Fetching chunks over lanes: a REQUEST frame names a run of chunks, each is answered by STATE frames or REFUSED.
 
 A chunk is named by what it belongs to (`space`, and 8 bytes of the state's digest or the plan's hash) and its number.
 A fetch asks any number of donors for any chunks. Which, whom and how many at once is for who drives it to decide
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
@@ -34,6 +34,8 @@ FETCH_LIMIT = 16
 """Fetches under way at once."""
 REQUEST_LIMIT = 4096
 """Chunks that all fetches together may have asked for and not received."""
+RUN_LIMIT = 256
+"""Chunks that one request may name."""
 SPARE_BUFFERS = 16
 """Buffers of finished chunks that a fetch keeps for the next ones."""
 
@@ -180,7 +182,7 @@ class ChunkExchange:
         """A frame of one of `KINDS` is authentic and in its place."""
         ref = ChunkRef.of(header)
         if header.kind is FrameKind.REQUEST:
-            self._serve(peer, ref)
+            self._serve(peer, ref, further=header.total)
             return
         with self._lock:
             incoming = self._incoming.get((peer, ref))
@@ -208,7 +210,13 @@ class ChunkExchange:
         for fetch in fetches:
             fetch.tell(LaneBroke(peer))
 
-    def _serve(self, peer: PeerId, ref: ChunkRef) -> None:
+    def _serve(self, peer: PeerId, first: ChunkRef, further: int) -> None:
+        if further >= RUN_LIMIT:
+            raise RemoteError(f"asks for {further + 1} chunks at once; {RUN_LIMIT} may be", peer=peer)
+        for chunk in range(first.chunk, first.chunk + 1 + further):
+            self._serve_one(peer, ChunkRef(first.space, first.scope, chunk))
+
+    def _serve_one(self, peer: PeerId, ref: ChunkRef) -> None:
         data = self._lookup(ref)
         if data is None:
             header = FrameHeader(kind=FrameKind.REFUSED, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
@@ -232,22 +240,33 @@ class ChunkExchange:
             self._fetches.append(fetch)
         return fetch
 
-    def ask(self, fetch: ChunkFetch, peer: PeerId, ref: ChunkRef, size: int) -> None:
+    def ask(self, fetch: ChunkFetch, peer: PeerId, first: ChunkRef, sizes: Sequence[int]) -> None:
         """`ChunkFetch.ask`."""
-        assert len(ref.scope) == SCOPE_BYTES
-        key = (peer, ref)
+        assert len(first.scope) == SCOPE_BYTES
+        assert 1 <= len(sizes) <= RUN_LIMIT
+        keys = [(peer, ChunkRef(first.space, first.scope, first.chunk + at)) for at in range(len(sizes))]
         with self._lock:
-            if key in self._incoming:
-                raise NetworkError(f"chunk {ref.chunk} is being fetched from {peer} already")
-            if len(self._incoming) >= REQUEST_LIMIT:
+            for _, ref in keys:
+                if (peer, ref) in self._incoming:
+                    raise NetworkError(f"chunk {ref.chunk} is being fetched from {peer} already")
+            if len(self._incoming) + len(keys) > REQUEST_LIMIT:
                 raise NetworkError(f"{REQUEST_LIMIT} chunks are asked for already")
-            self._incoming[key] = _Incoming(fetch, size, missing=size)
-        header = FrameHeader(kind=FrameKind.REQUEST, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
+            for key, size in zip(keys, sizes, strict=True):
+                self._incoming[key] = _Incoming(fetch, size, missing=size)
+        header = FrameHeader(
+            kind=FrameKind.REQUEST,
+            flags=first.space,
+            chunk=first.chunk,
+            total=len(sizes) - 1,
+            scope=first.scope,
+            length=0,
+        )
         try:
             self._post(peer, header, b"")
         except NetworkError:
             with self._lock:
-                self._incoming.pop(key, None)
+                for key in keys:
+                    self._incoming.pop(key, None)
             raise
 
     def forget(self, fetch: ChunkFetch, peer: PeerId | None = None, ref: ChunkRef | None = None) -> None:
@@ -290,12 +309,13 @@ class ChunkFetch:
     ) -> None:
         self._exchange.end(self)
 
-    def ask(self, peer: PeerId, ref: ChunkRef, size: int) -> None:
-        """Ask `peer` for a chunk of `size` bytes. Raises NetworkError if it has no lane, or was asked for it already.
+    def ask(self, peer: PeerId, first: ChunkRef, *sizes: int) -> None:
+        """Ask `peer` for a run of chunks, from `first` on, of so many bytes each; at most RUN_LIMIT.
 
-        One `ChunkArrived` or `ChunkFailed` follows, or a `LaneBroke`, or nothing at all.
+        For each, one `ChunkArrived` or `ChunkFailed` follows, or a `LaneBroke` for all, or nothing. Raises
+        NetworkError, and asks for none, if there is no lane to the peer, or one of them was asked of it already.
         """
-        self._exchange.ask(self, peer, ref, size)
+        self._exchange.ask(self, peer, first, sizes)
 
     def forget(self, peer: PeerId, ref: ChunkRef | None = None) -> None:
         """Take this chunk, or any, no more from `peer`. An event that is on its way still comes."""

@@ -41,7 +41,7 @@ from shoal.testnet.bench_join_donor import (
     send_message,
 )
 
-REPETITIONS: Final = 3
+REPETITIONS: Final = 9
 STATE_MB_LIMITS: Final = (1, 16_000)
 DONOR_LIMITS: Final = (1, 16)
 SERVING_S: Final = 8.0

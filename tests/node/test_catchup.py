@@ -672,6 +672,16 @@ def chunks_file(world: World) -> Path:
     return path
 
 
+def asked_of_others(world: World) -> set[tuple[int, int]]:
+    """Space and number of every chunk that was asked for."""
+    return {
+        (header.flags, chunk)
+        for _, to, header in world.frames
+        if header.kind is FrameKind.REQUEST and to != ME
+        for chunk in range(header.chunk, header.chunk + 1 + header.total)
+    }
+
+
 @pytest.mark.usefixtures("small_windows")
 def test_restarted_joiner_asks_only_for_what_is_missing_or_bad(tmp_path: Path) -> None:
     async def main() -> None:
@@ -694,11 +704,7 @@ def test_restarted_joiner_asks_only_for_what_is_missing_or_bad(tmp_path: Path) -
         world.restart()
         world.frames.clear()
         assert_fine(await advance(world, None, PEERS), world, 2)
-        asked = {
-            header.chunk + FINE.chunks * header.flags
-            for _, to, header in world.frames
-            if header.kind is FrameKind.REQUEST and to != ME
-        }
+        asked = {chunk + FINE.chunks * space for space, chunk in asked_of_others(world)}
         assert asked == set(range(2 * FINE.chunks)) - set(good[5:])
 
     run(main)
@@ -813,8 +819,7 @@ def test_node_that_missed_rounds_pulls_only_the_chunks_that_differ(tmp_path: Pat
             )
         assert_fine(await advance(world, old, PEERS), world, 2)
         assert sum(world.catchup.donated.values()) == 3 * 4000
-        asked = {(header.flags, header.chunk) for _, _, header in world.frames if header.kind is FrameKind.REQUEST}
-        assert asked == {(ChunkSpace.ANCHOR, chunk) for chunk in (5, 6, 7)}
+        assert asked_of_others(world) == {(ChunkSpace.ANCHOR, chunk) for chunk in (5, 6, 7)}
 
     run(main)
 

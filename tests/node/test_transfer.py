@@ -140,6 +140,18 @@ def test_window_is_what_a_donor_brings_in_half_a_second() -> None:
     assert donors[1].most_owed <= max(transfer_module.WINDOW_FIRST_BYTES, 6 * MB)
 
 
+def test_donor_is_asked_again_once_a_quarter_of_its_window_is_free() -> None:
+    transfer = Transfer([MB] * 100)
+    transfer.add(FAST, 0.0, rate=32.0 * MB)
+    owed = [ask.chunk for ask in transfer.requests(0.0)]
+    assert owed == list(range(16))  # half a second's worth
+    for chunk in owed[:3]:
+        transfer.arrived(FAST, chunk)
+    assert transfer.requests(0.1) == []
+    transfer.arrived(FAST, owed[3])
+    assert [ask.chunk for ask in transfer.requests(0.1)] == [16, 17, 18, 19]
+
+
 def test_window_doubles_until_the_rate_is_known() -> None:
     transfer, owed, asked = Transfer([MB] * 100), list[int](), list[int]()
     transfer.add(FAST, 0.0)

@@ -15,6 +15,7 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm import chunks
 from shoal.swarm.chunks import (
     FETCH_LIMIT,
+    RUN_LIMIT,
     ChunkArrived,
     ChunkExchange,
     ChunkFailed,
@@ -520,6 +521,49 @@ def test_request_for_what_is_not_held_is_refused() -> None:
     (answer,) = net.frames
     assert answer.receiver == THERE
     assert (answer.header.kind, answer.header.chunk, answer.header.flags) == (FrameKind.REFUSED, 7, ChunkSpace.FINAL)
+
+
+def test_run_of_chunks_is_one_request_and_what_is_not_held_of_it_is_refused() -> None:
+    async def main() -> None:
+        net, taker = Net(), Taker()
+        wanted = {ref(chunk): content(ref(chunk), 100 + chunk) for chunk in range(3, 8)}
+        here = net.add(HERE)
+        net.add(THERE, {chunk: data for chunk, data in wanted.items() if chunk.chunk != 5})
+        with here.fetch(taker) as fetch:
+            fetch.ask(THERE, ref(3), *map(len, wanted.values()))
+            events = [await fetch.next() for _ in wanted]
+        assert len(net.frames) - len(net.answers()) == 1
+        assert [event.ref for event in events if isinstance(event, ChunkFailed)] == [ref(5)]
+        assert taker.got == {chunk: data for chunk, data in wanted.items() if chunk.chunk != 5}
+
+    run(main)
+
+
+def test_run_that_overlaps_what_is_under_way_asks_for_nothing() -> None:
+    async def main() -> None:
+        net, taker = Net(on_frame=requests_only), Taker()
+        here = net.add(HERE)
+        net.add(THERE, held(*range(4)))
+        with here.fetch(taker) as fetch:
+            fetch.ask(THERE, ref(2), 100)
+            with pytest.raises(NetworkError, match="chunk 2 is being fetched"):
+                fetch.ask(THERE, ref(0), 100, 100, 100)
+            fetch.ask(THERE, ref(0), 100, 100)
+        assert len(net.frames) - len(net.answers()) == 2
+
+    run(main)
+
+
+def test_request_for_more_chunks_than_a_run_has_is_the_peers_fault() -> None:
+    net = Net(on_frame=lambda frame: None)
+    here = net.add(HERE, held(*range(RUN_LIMIT + 1)))
+    net.add(THERE)
+    longest = FrameHeader(kind=FrameKind.REQUEST, scope=SCOPE, length=0, total=RUN_LIMIT - 1)
+    here.received(THERE, longest)
+    assert [frame.header.chunk for frame in net.frames] == list(range(RUN_LIMIT))
+    with pytest.raises(RemoteError, match=f"asks for {RUN_LIMIT + 1} chunks at once"):
+        here.received(THERE, replace(longest, total=RUN_LIMIT))
+    assert len(net.frames) == RUN_LIMIT
 
 
 def test_answer_after_the_end_of_the_trio_run_is_dropped() -> None:
