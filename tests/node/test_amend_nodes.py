@@ -88,6 +88,7 @@ def test_a_quorum_amends_steps_and_codec_for_all_and_for_who_comes_later(tmp_pat
         assert verified.returncode == 0, verified.stderr
 
 
+@pytest.mark.long
 def test_members_follow_the_authority_but_for_whose_user_does_not(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         founder, follower, _ = swarm.nodes  # the first founder's key is the authority's

@@ -98,7 +98,7 @@ def test_a_loop_with_another_model_ends_before_its_first_round(tmp_path: Path) -
         assert first.wait_exit() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_loop_that_is_interrupted_leaves_no_daemon_behind(tmp_path: Path, number: signal.Signals) -> None:
     with LoopSwarm(tmp_path, nodes=1) as swarm:
         (node,) = swarm.nodes

@@ -105,6 +105,7 @@ def test_a_swarm_stopped_between_rounds_certifies_the_same_digests(tmp_path: Pat
         assert [found[round] for round in range(1, 7)] == [expected[round] for round in range(1, 7)]
 
 
+@pytest.mark.long
 def test_checkpoints_of_a_node_are_verified_and_exported(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=1) as swarm:
         (node,) = swarm.nodes

@@ -221,6 +221,7 @@ def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(tmp_path
     run(scenario)
 
 
+@pytest.mark.long
 def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_path: Path) -> None:
     """One process' by three, with batches in parts; theirs by one."""
     single = Single()

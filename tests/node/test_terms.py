@@ -112,6 +112,7 @@ def test_an_order_to_go_back_to_the_initial_state_outlives_a_restart(tmp_path: P
         assert {("0.0", 3), ("0.1", 1)} <= assert_one_decision_each(swarm)
 
 
+@pytest.mark.long
 def test_the_authority_goes_on_without_those_who_are_gone_and_they_may_join_again(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         founder, returner, gone = swarm.nodes  # the first founder's key is the authority's
@@ -147,7 +148,7 @@ def test_the_authority_goes_on_without_those_who_are_gone_and_they_may_join_agai
         assert ("0.0", 3) not in assert_one_decision_each(swarm)
 
 
-@pytest.mark.parametrize("hold", ["3:reduce:0.4", "3:certify"])
+@pytest.mark.parametrize("hold", ["3:reduce:0.4", pytest.param("3:certify", marks=pytest.mark.long)])
 def test_a_swarm_that_lost_its_power_goes_on_from_the_newest_certificate(tmp_path: Path, hold: str) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         swarm.start_together(holds=[hold])

@@ -63,6 +63,7 @@ def test_pair_cut_off_in_the_midst_of_a_reduction_is_relayed_for_the_rest(tmp_pa
     assert plan(report, tmp_path, 3).attempt == 0
 
 
+@pytest.mark.long
 def test_halves_do_not_both_go_on_and_come_together_again(tmp_path: Path) -> None:
     faults = (
         Fault(kind="partition", groups=((0, 1), (2, 3)), round=2, phase="train"),

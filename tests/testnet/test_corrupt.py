@@ -7,6 +7,7 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
 import trio
 
 from shoal.testnet.campaign_plan import Group
@@ -36,6 +37,7 @@ def test_flipped_bits_are_one_in_every_state_and_every_final_and_nowhere_else(tm
     assert all((tmp_path / name).read_bytes() == data for name, data in other.items())
 
 
+@pytest.mark.long
 def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_path: Path) -> None:
     async def main() -> None:
         group = Group(peers=3, codec="int8")

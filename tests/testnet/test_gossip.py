@@ -36,6 +36,9 @@ SETTINGS = GossipSettings(momentum=0.5, lr=0.7, gamma=0.6)
 """What the strategy implies."""
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     out = tmp_path_factory.mktemp("gossip")

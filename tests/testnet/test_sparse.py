@@ -33,6 +33,9 @@ SCENARIO = Scenario(
 )
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     out = tmp_path_factory.mktemp("sparse")

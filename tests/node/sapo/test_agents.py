@@ -138,6 +138,7 @@ def test_a_node_goes_on_when_all_others_vanish_and_its_agent_that_dies_is_starte
         leave(node)
 
 
+@pytest.mark.long
 def test_a_judge_scores_what_others_offer_and_no_agent_outlives_its_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

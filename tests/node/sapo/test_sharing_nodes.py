@@ -92,7 +92,7 @@ def bytes_of(group: JudgedGroup) -> int:
     return len(encode_group(made))
 
 
-@pytest.mark.parametrize("hosts", [4, 8])
+@pytest.mark.parametrize("hosts", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_bytes_pulled_are_those_of_groups_trained_on_whatever_the_swarm_size(hosts: int) -> None:
     agents = [Agent(seed) for seed in range(1, hosts + 1)]
     rounds = 2
