@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers pytest ordeals clean
+.PHONY: demo test lint types layers pytest ordeals docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	tests/install_system_packages.sh
@@ -35,6 +35,9 @@ pytest: $(STAMP)
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
 ordeals: $(STAMP)
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m long
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --quiet
 
 test: lint types layers pytest
 

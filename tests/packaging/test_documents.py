@@ -1,0 +1,82 @@
+"""What the documents promise a reader: links that lead somewhere, and code that runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+import torch
+
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.trainer_messages import Assignment
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.wire import SwarmId
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The code blocks of a page of docs/."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def module_of(code: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(code, name, "exec"), module.__dict__)
+    return module
+
+
+def test_links_of_the_first_page_lead_to_files() -> None:
+    links = [link for link in LINK.findall((ROOT / "README.md").read_text()) if "://" not in link]
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = {path.stem for path in (tmp_path / "site").glob("*.html")} - {"404"}
+    assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_workload_of_the_documents_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = next(block for block in blocks("workloads.md") if "class Sine" in block)
+    workload = module_of(code, "sine", monkeypatch).Sine()
+    torch.manual_seed(1)
+    model = workload.build()
+    with torch.no_grad():
+        before = workload.evaluate(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = workload.batches(Assignment(seed=1, round=1, member=0, members=1))
+    for _, batch in zip(range(200), batches, strict=False):
+        loss, samples = workload.loss(model, batch)
+        assert samples == 64
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert workload.evaluate(model) < before / 5
+
+
+def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = next(block for block in blocks("tasks.md") if "class Reversal" in block)
+    family = module_of(code, "my_tasks", monkeypatch).Reversal.from_name("reversal")
+    source = TaskSource([TaskChoice(family=family, config={"letters": 6}, weight=2)])
+    origin = Identity.from_seed(bytes(32)).peer_id
+    task = source.draw(SwarmId(bytes(32)), origin, 3, 0)
+    assert source.task(task.ref) == task
+    word = task.question.removeprefix("Write backwards: ")
+    assert len(word) == 6
+    assert [family.score(task, text) for text in (word[::-1], word + "x")] == [1.0, 0.0]
+    with pytest.raises(ConfigError):
+        family.check({"letters": 65})
+    assert msgspec.toml.decode(blocks("tasks.md", "toml")[1])["rollouts"]["tasks"][0]["family"] == "reversal"
