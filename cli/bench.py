@@ -5,7 +5,11 @@ from __future__ import annotations
 import typer
 
 from shoal.cli.bench_allreduce import AllreduceOptions, CompareOptions, allreduce, compare
+from shoal.cli.bench_attack import AttackOptions, attack
 from shoal.cli.bench_checkpoint import CheckpointOptions, RestartOptions, checkpoint, restart
+from shoal.cli.bench_dashboard import DashboardOptions, dashboard
+from shoal.cli.bench_find import FindOptions, find
+from shoal.cli.bench_flood import FloodOptions, flood
 from shoal.cli.bench_join import JoinOptions, join
 from shoal.cli.bench_lane import LaneOptions, lane
 from shoal.cli.bench_sapo import SapoOptions, sapo
@@ -15,10 +19,14 @@ from shoal.cli.options import command_of
 bench = typer.Typer(help="Measure what rounds cost on this machine.", no_args_is_help=True)
 bench.command("allreduce")(command_of(AllreduceOptions, allreduce))
 bench.command("compare")(command_of(CompareOptions, compare))
+bench.command("find")(command_of(FindOptions, find))
+bench.command("flood")(command_of(FloodOptions, flood))
 bench.command("join")(command_of(JoinOptions, join))
+bench.command("dashboard")(command_of(DashboardOptions, dashboard))
 bench.command("lane")(command_of(LaneOptions, lane))
 bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
 bench.command("restart")(command_of(RestartOptions, restart))
 bench.command("train")(command_of(TrainOptions, train))
 bench.command("train-table")(command_of(TrainTableOptions, train_table))
 bench.command("sapo")(command_of(SapoOptions, sapo))
+bench.command("attack")(command_of(AttackOptions, attack))

@@ -183,7 +183,7 @@ def _pair(text: str, name: str) -> tuple[str, Option]:
 
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{name}: {text!r} is not KEY=VALUE")
+        raise ConfigError(f"{name}: {text!r} must be KEY=VALUE")
     try:
         read: Option = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

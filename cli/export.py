@@ -49,7 +49,7 @@ def export(options: ExportOptions) -> None:
     else:
         report = check_checkpoint(options.checkpoint, expected=expected)
         if report.digest is None or report.round is None or not report.state_ok:
-            raise ConfigError(f"nothing is exported: {report.error}")
+            raise ConfigError(f"nothing is exported: {report.error}; take another checkpoint")
         round, digest = report.round, report.digest
     model = export_model(options.checkpoint, options.out, digest=digest, force=options.force)
     typer.echo(f"wrote {model}: round {round}, digest {digest[:16]}…")

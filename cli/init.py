@@ -93,6 +93,23 @@ def _next_command(options: InitOptions) -> str:
     return shlex.join(words)
 
 
-def show_id(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+Protect = Annotated[bool, option("--protect", help="Encrypt the keys of this folder with the passphrase given.")]
+Rotate = Annotated[bool, option("--rotate", help="Take a new key; to the swarm this is another node then.")]
+
+
+def show_id(data_dir: DataDir = DEFAULT_DATA_DIR, protect: Protect = False, rotate: Rotate = False) -> None:
     """Print this node's PeerId; its key is made if there is none yet."""
+    if protect or rotate:
+        from shoal.node import keys
+
+        if rotate:
+            rotated = keys.rotate(data_dir)
+            typer.echo(
+                f"{rotated.before} is {rotated.after} from now on; the old key is {rotated.kept}. To the swarm this is "
+                "a new node: where admission is by allowlist or by an invite for one node, have it admitted",
+                err=True,
+            )
+        if protect:
+            for path in keys.protect(data_dir):
+                typer.echo(f"encrypted {path}", err=True)
     typer.echo(Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from shoal.cli.imports import importing
 from shoal.cli.options import NODE_KEY_NAME
 from shoal.node.credentials import keep_invite
 from shoal.protocol.errors import ConfigError
@@ -53,8 +54,9 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
 
 
 def _fetched(link: SwarmLink) -> Manifest:
-    import trio
+    with importing():
+        import trio
 
-    from shoal.swarm.manifest_exchange import fetch_manifest
+        from shoal.swarm.manifest_exchange import fetch_manifest
 
     return trio.run(fetch_manifest, link)

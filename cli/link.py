@@ -105,7 +105,9 @@ def take_back(
     authority_key(data_dir, swarm)
     try:
         if parse_link(_ask_link(data_dir).link).swarm != swarm.swarm_id:
-            raise ConfigError(f"the node on {data_dir} runs another swarm than that of {manifest}")
+            raise ConfigError(
+                f"the node on {data_dir} runs another swarm than that of {manifest}; give another --data-dir"
+            )
         request(data_dir, "revoke", *named, deadline_s=ORDER_DEADLINE_S)
     except NodeNotRunning:
         revoke(data_dir, swarm, named)
@@ -128,7 +130,7 @@ def _addresses_of(data_dir: Path, swarm_id: bytes) -> tuple[str, ...]:
     """What the link of the node that runs here names. Raises NodeNotRunning if it is of another swarm, or none is."""
     running = parse_link(_ask_link(data_dir).link)
     if running.swarm != swarm_id:
-        raise NodeNotRunning(f"the node on {data_dir} runs another swarm")
+        raise NodeNotRunning(f"the node on {data_dir} runs another swarm; give the --data-dir of one that runs this")
     return running.addresses
 
 

@@ -6,12 +6,26 @@ import json
 import logging
 import time
 import traceback
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shoal.cli.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+@dataclass(slots=True)
+class Context:
+    """What JSON records say beside their own: this node's PeerId, and where it is in its rounds."""
+
+    peer: str | None = None
+    round: int | None = None
+    phase: str | None = None
+
+
+context = Context()
+"""Of this process, which runs at most one node."""
 
 
 class TextFormatter(logging.Formatter):
@@ -33,15 +47,19 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at (wall-clock seconds), level, logger, message and, of an error, traceback."""
+    """One JSON object a line: at (wall-clock seconds), level, logger, message and, of an error, traceback.
+
+    Of a node that runs also peer, round and phase, as soon as they are known.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        fields: dict[str, str | float] = {
+        fields: dict[str, str | float | None] = {
             "at": round(record.created, 4),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **{name: value for name, value in asdict(context).items() if value is not None},
         }
         if record.exc_info is not None:
             fields["traceback"] = _traceback(record)
@@ -76,6 +94,7 @@ def configure(*, log_format: str, level: str, console: Console | None) -> None:
 
     Replaces what an earlier call set up.
     """
+    context.peer = context.round = context.phase = None
     handler: logging.Handler = logging.StreamHandler() if console is None else ConsoleHandler(console)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=console is not None))
     root = logging.getLogger()

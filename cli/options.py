@@ -30,11 +30,49 @@ _PREFIXES = {None: 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**1
 OptionsT = TypeVar("OptionsT")
 
 
+_PANELS: dict[str, tuple[str, ...]] = {
+    "Network": (
+        *("--join", "--listen", "--lane-listen", "--max-upload", "--max-download", "--mdns", "--relay"),
+        *("--port-mapping", "--rendezvous", "--hivemind"),
+    ),
+    "Training": (
+        *("--device", "--threads", "--accumulate", "--processes", "--data", "--rounds", "--allow-workload"),
+        "--loop-patience",
+    ),
+    "Sharing rollouts": ("--rollouts", "--local-groups", "--external-groups", "--group-size"),
+    "Checkpoints, and going along with others": (
+        *("--checkpoint-every", "--checkpoint-keep", "--rollback", "--authority-amendments"),
+    ),
+    "Watching": ("--dashboard", "--tensorboard", "--wandb", "--log-format", "--log-level"),
+}
+"""The options that `--help` shows together, whatever command they belong to; all others come first."""
+_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
+
+
 def option(*names: str, help: str, hidden: bool = False, metavar: str | None = None) -> Any:
     """A Typer option with the environment variable of its first long name."""
-    long_name = next(name for name in names if name.startswith("--"))
-    variable = "SHOAL_" + long_name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*names, help=help, envvar=variable, show_envvar=False, hidden=hidden, metavar=metavar)
+    long_name = next(name for name in names if name.startswith("--")).partition("/")[0]
+    variable = "SHOAL_" + long_name.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(
+        *names,
+        help=no_markup(help),
+        envvar=variable,
+        show_envvar=False,
+        hidden=hidden,
+        metavar=metavar,
+        rich_help_panel=_PANEL_OF.get(long_name),
+    )
+
+
+def no_markup(text: str) -> str:
+    """A text for `--help` in which a bracket is one, and no markup. Such a text stays as it is."""
+    return re.sub(r"(?<!\\)\[", r"\\[", text)
+
+
+def help_of(execute: Callable[..., None]) -> str:
+    """A command's docstring for `--help`, where every paragraph fills its lines anew."""
+    paragraphs = (inspect.getdoc(execute) or "").split("\n\n")
+    return no_markup("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
 
 
 DataDir = Annotated[Path, option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
@@ -83,7 +121,7 @@ def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> 
         ]
     )
     command.__annotations__ = hints
-    command.__doc__ = execute.__doc__
+    command.__doc__ = help_of(execute)
     return command
 
 

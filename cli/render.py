@@ -10,11 +10,11 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
-from shoal.cli.text import count, escaped, in_one_line, number, quantity
+from shoal.cli.text import count, in_one_line, number, quantity
 from shoal.node.control_client import Status
 from shoal.node.outcome import (
     Notice,
@@ -34,7 +34,15 @@ TRACEBACK_LIMIT_LINES = 200
 
 log = logging.getLogger("shoal.progress")
 
-ShowNow = Callable[[str], None]
+PHASES = ("train", "plan", "reduce", "certify")
+"""Of a round, in order."""
+
+
+class ShowNow(Protocol):
+    """Changes the line that says what goes on right now."""
+
+    def __call__(self, text: str, share: float | None = None) -> None:
+        """Say `text`, of which `share`, in 0..1, is done; None where that is not known."""
 
 
 @contextlib.contextmanager
@@ -45,15 +53,20 @@ def progress_display(*, log_format: str, log_level: str) -> Iterator[ShowNow]:
     """
     if log_format == "json" or not sys.stderr.isatty():
         logs.configure(log_format=log_format, level=log_level, console=None)
-        yield lambda text: None
+        yield _show_nothing
         return
     from rich.console import Console
-    from rich.text import Text
+
+    from shoal.cli.live_line import live_line
 
     console = Console(stderr=True)
     logs.configure(log_format=log_format, level=log_level, console=console)
-    with console.status(Text("starting")) as live:
-        yield lambda text: live.update(Text(escaped(text)))
+    with live_line(console) as show_now:
+        yield show_now
+
+
+def _show_nothing(text: str, share: float | None = None) -> None:
+    """Where there is no terminal, the log says enough."""
 
 
 class RunProgress:
@@ -61,21 +74,26 @@ class RunProgress:
 
     def __init__(self, show_now: ShowNow) -> None:
         self._show_now = show_now
+        self._phase = ""
         self._certified = ""
 
     def __call__(self, event: Progress) -> None:
         """Take one event; never blocks for long, never raises."""
         match event:
             case PhaseChanged():
-                self._show_now(f"round {event.round}: {event.phase}{self._certified}")
+                self._phase = event.phase
+                self._show_phase(event.round)
             case StateFetched():
-                self._show_now(f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks")
+                text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
+                self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
                 if event.done_chunks == event.total_chunks:
                     log.info("fetched the swarm's state, %s", count(event.total_chunks, "chunk"))
             case RoundCertified():
                 loss = "" if event.loss is None else f", loss {event.loss:.4f}"
                 self._certified = f" · round {event.round} was certified{loss}"
+                logs.context.round = event.round
                 log.info("%s", certified_line(event))
+                self._show_phase(event.round + 1)  # a node that is alone begins it in the phase in which it was
             case RoundStepped():
                 log.info("%s", stepped_line(event))
             case RoundShared():
@@ -86,6 +104,13 @@ class RunProgress:
                 log.error("the workload failed: %s", event.summary)
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
+
+    def _show_phase(self, round: int) -> None:
+        """The phase in the live line, and in JSON records."""
+        if self._phase:
+            logs.context.round, logs.context.phase = round, self._phase
+            share = PHASES.index(self._phase) / len(PHASES) if self._phase in PHASES else None
+            self._show_now(f"round {round}: {self._phase}{self._certified}", share)
 
 
 def certified_line(event: RoundCertified) -> str:
@@ -127,6 +152,7 @@ def status_lines(status: Status) -> list[str]:
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
+        *(() if status.dashboard is None else (("page", status.dashboard),)),
         ("phase", status.phase),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", number(status.loss)),

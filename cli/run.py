@@ -13,19 +13,25 @@ from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli import logs
+from shoal.cli.imports import importing
 from shoal.cli.joining import follow_link
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option, parse_host_port, parse_rate
+from shoal.cli.options import DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option, parse_host_port, parse_rate
+from shoal.cli.relay import check_hivemind_peers
 from shoal.cli.render import RunProgress, progress_display
 from shoal.cli.rollouts import RolloutOptions, check_rollout_options
-from shoal.node.config import Hold, NodeConfig
+from shoal.node.config import Hold, NodeConfig, PageAddress
+from shoal.node.event_sinks import check_installed
 from shoal.node.loop_messages import OWN_LOOP
 from shoal.node.outcome import Outcome, Progress
 from shoal.node.rank_messages import PROCESSES_LIMIT
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
 from shoal.protocol.swarm_link import is_link
 
 LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
+DEFAULT_PAGE = f"{PageAddress().host}:{PageAddress().port}"
 THREAD_LIMIT = 4096
 ACCUMULATE_LIMIT = 4096
 ROUND_LIMIT = 2**53
@@ -80,12 +86,39 @@ class RunOptions(RolloutOptions):
     checkpoint_keep: Annotated[
         int, option("--checkpoint-keep", help="How many checkpoints stay, the newest ones.", metavar="COUNT")
     ] = 3
-    dashboard: Annotated[str, option("--dashboard", help="Only off in this version.", metavar="HOST:PORT|off")] = "off"
+    dashboard: Annotated[
+        str,
+        option(
+            "--dashboard",
+            help="Where this node's page is served; port 0 for any. Beyond this machine it asks for a token.",
+            metavar="HOST:PORT|off",
+        ),
+    ] = DEFAULT_PAGE
     max_upload: Annotated[str | None, option("--max-upload", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = None
     max_download: Annotated[str | None, option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = (
         None
     )
     mdns: Annotated[bool, option("--mdns/--no-mdns", help="Find members on the local network.")] = True
+    relay: Annotated[
+        bool, option("--relay/--no-relay", help="Pass on, for members behind routers, what they encrypt.")
+    ] = True
+    port_mapping: Annotated[
+        bool, option("--port-mapping/--no-port-mapping", help="Ask the router for ports (UPnP) if nobody reaches this.")
+    ] = True
+    rendezvous: Annotated[
+        Literal["auto", "on", "off"],
+        option(
+            "--rendezvous",
+            help="Meet members by SwarmId in a Kademlia table of strangers; auto: where an address beyond this "
+            "machine is named.",
+        ),
+    ] = "auto"
+    hivemind: Annotated[
+        list[str],
+        option(
+            "--hivemind", help="A peer of a hivemind DHT in which to meet members as well. Repeatable.", metavar="ADDR"
+        ),
+    ] = field(default_factory=list)
     allow_workload: Annotated[
         list[str],
         option(
@@ -116,6 +149,13 @@ class RunOptions(RolloutOptions):
             help="Agree to amended settings that the swarm's authority signed.",
         ),
     ] = True
+    tensorboard: Annotated[
+        Path | None,
+        option("--tensorboard", help="Write event files for TensorBoard into this folder.", metavar="FOLDER"),
+    ] = None
+    wandb: Annotated[
+        str | None, option("--wandb", help="Log to this project of Weights & Biases.", metavar="PROJECT")
+    ] = None
     test_mode: Annotated[bool, option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
         False
     )
@@ -125,18 +165,29 @@ class RunOptions(RolloutOptions):
 
 
 def run(options: RunOptions) -> None:
-    """Be a node of a swarm, until interrupted, told to leave, or done."""
+    """Be a node of a swarm, until interrupted, told to leave, or done.
+
+    MANIFEST is a file that `shoal init` wrote, or the link that `shoal link` prints at a member: in quotes, it is all
+    that a newcomer needs. Members are found through the link or --join, on the local network, and in the address book
+    of earlier runs.
+
+    Ctrl-C leaves the swarm and ends with exit code 130; `shoal leave` from another terminal ends with 0. A node that is
+    killed goes on where it was with the same --data-dir. `shoal doctor MANIFEST` says whether this machine can do it.
+    """
     config = config_of(options)
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
+        if options.log_format == "json":
+            logs.context.peer = Identity.load_or_create(options.data_dir / NODE_KEY_NAME).peer_id
         outcome = run_to_end(config, RunProgress(show_now))
     raise typer.Exit(EXIT_CODES[outcome])
 
 
 def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> Outcome:
     """Run the node. Raises ShoalError, or an ExceptionGroup of what its tasks raised."""
-    import trio
+    with importing():
+        import trio
 
-    from shoal.node.daemon import run_node
+        from shoal.node.daemon import run_node
 
     gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
     return trio.run(partial(run_node, config, on_progress=on_progress))
@@ -148,6 +199,7 @@ def config_of(options: RunOptions) -> NodeConfig:
     from shoal.node.workload import installed_workloads
 
     _check(options)
+    check_installed(tensorboard=options.tensorboard is not None, wandb=options.wandb is not None)
     manifest, join = _swarm_of(options, entry_points=(*installed_workloads(), *installed_policies(), OWN_LOOP))
     check_rollout_options(options, manifest)
     if manifest.workload.name == OWN_LOOP:
@@ -176,6 +228,13 @@ def config_of(options: RunOptions) -> NodeConfig:
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
         mdns=options.mdns,
+        rendezvous=options.rendezvous,
+        hivemind=tuple(options.hivemind),
+        relay=options.relay,
+        port_mapping=options.port_mapping,
+        dashboard=_page(options.dashboard),
+        tensorboard=options.tensorboard,
+        wandb=options.wandb,
         test_mode=options.test_mode,
         holds=tuple(Hold.parse(text) for text in options.hold),
     )
@@ -222,6 +281,14 @@ def _rate(text: str | None, option: str) -> int | None:
     return None if text is None else parse_rate(text, option)
 
 
+def _page(text: str) -> PageAddress | None:
+    """Where the page is served; None for off. Where nobody named a port, another does if it is taken."""
+    if text == "off":
+        return None
+    host, port = parse_host_port(text, "--dashboard")
+    return PageAddress(host=host, port=port, or_free=text == DEFAULT_PAGE)
+
+
 def _check(options: RunOptions) -> None:
     from shoal.swarm.address import parse_address, parse_listen_address
 
@@ -229,6 +296,8 @@ def _check(options: RunOptions) -> None:
         parse_address(address)
     for address in options.listen:
         parse_listen_address(address)
+    if options.hivemind:
+        check_hivemind_peers(options.hivemind, "--hivemind")
     if not _DEVICE.fullmatch(options.device):
         raise ConfigError(f"--device: {options.device!r} is none of auto, cpu, cuda, cuda:N, mps")
     if not 0 <= options.threads <= THREAD_LIMIT:
@@ -244,8 +313,6 @@ def _check(options: RunOptions) -> None:
         raise ConfigError(f"--loop-patience: {options.loop_patience} is no number of seconds; 0 is for ever")
     if not 1 <= options.checkpoint_keep <= CHECKPOINT_LIMIT:
         raise ConfigError(f"--checkpoint-keep: {options.checkpoint_keep} is not in 1..{CHECKPOINT_LIMIT}")
-    if options.dashboard != "off":
-        raise ConfigError("--dashboard: this version has none; leave it out or write --dashboard off")
     if options.data is not None and not Path(options.data).exists():
         raise ConfigError(f"--data: there is no {options.data}; check the path")
     if options.hold and not options.test_mode:

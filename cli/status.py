@@ -15,7 +15,11 @@ ORDER_DEADLINE_S = 35.0
 
 
 def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
-    """Show what the node that runs here knows: its phase, round, members, and addresses to give to others."""
+    """Show what the node that runs here knows: its phase, round, members, and addresses to give to others.
+
+    Members that are missing are named, with what that means and what helps. `shoal watch` shows the same live, --json
+    prints it for programs. Ends with exit code 1 where no node runs on --data-dir.
+    """
     reply = request(data_dir, "status", deadline_s=STATUS_DEADLINE_S)
     try:
         known = msgspec.convert(reply, Status)
@@ -30,18 +34,24 @@ def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> Non
 
 
 def leave(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Let the node that runs here leave the swarm gracefully, and stop."""
+    """Let the node that runs here leave the swarm gracefully, and stop.
+
+    The others go on at once, without waiting for it. It may come back any time: `shoal run` with the same --data-dir.
+    """
     request(data_dir, "leave", deadline_s=ORDER_DEADLINE_S)
     typer.echo(f"the node on {data_dir} is leaving; it stops as soon as the others know")
 
 
 def pause(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Let the node that runs here stop using the accelerator; it stays a member."""
+    """Let the node that runs here stop using the accelerator; it stays a member.
+
+    It goes on to vote, to serve the state and to follow the rounds, so that `shoal resume` takes it back in at once.
+    """
     request(data_dir, "pause", deadline_s=ORDER_DEADLINE_S)
     typer.echo(f"the node on {data_dir} stops training; go on with `shoal resume`")
 
 
 def resume(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Let the node that runs here train again."""
+    """Let the node that runs here train again, after `shoal pause`."""
     request(data_dir, "resume", deadline_s=ORDER_DEADLINE_S)
     typer.echo(f"the node on {data_dir} trains again")

@@ -31,11 +31,15 @@ class TestnetProgress:
         match event:
             case RoundDone():
                 log.info("%s", round_line(event, self._rounds))
-                self._show_now(f"{event.round} of {count(self._rounds, 'round')} certified{self._loss}")
+                self._show_now(
+                    f"{event.round} of {count(self._rounds, 'round')} certified{self._loss}", event.round / self._rounds
+                )
             case StepDone():
                 how = "with a partner" if event.paired else "without a partner"
                 log.info("round %d of %d done %s, %.1f s", event.round, self._rounds, how, event.total_s)
-                self._show_now(f"{event.round} of {count(self._rounds, 'round')} done{self._loss}")
+                self._show_now(
+                    f"{event.round} of {count(self._rounds, 'round')} done{self._loss}", event.round / self._rounds
+                )
             case LossMeasured():
                 self._loss = f", loss {event.loss:.4f} {event.metric}"
                 log.info("after round %d: loss %.4f %s", event.round, event.loss, event.metric)

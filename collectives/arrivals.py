@@ -12,14 +12,18 @@ from shoal.collectives.progress import Exclusion
 
 
 class Arrivals:
-    """What came in for one chunk that this node owns, by the sender's place in the plan. Not thread-safe."""
+    """What came in for one chunk that this node owns, by the sender's place in the plan. Not thread-safe.
 
-    __slots__ = ("arrived", "assembling", "excluded", "owing")
+    arrived: the encoded chunks. payloads: they with their Merkle paths.
+    """
+
+    __slots__ = ("arrived", "assembling", "excluded", "owing", "payloads")
 
     def __init__(self, owing: Iterable[int]) -> None:
         self.owing = set(owing)
         self.assembling: dict[int, Pieces] = {}
         self.arrived: dict[int, U8] = {}
+        self.payloads: dict[int, U8] = {}
         self.excluded: list[Exclusion] = []
 
 

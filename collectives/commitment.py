@@ -37,7 +37,7 @@ class MerkleTree:
             pairs = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
             level = pairs + level[len(level) & ~1 :]
             self._levels.append(level)
-        self.root = _root(len(items), level[0] if level else NO_HASH)
+        self.root = root_over(len(items), level[0] if level else NO_HASH)
 
     def path(self, index: int) -> bytes:
         """The siblings from leaf `index` up, joined: `path_bytes(index, count)` bytes. Raises LocalError."""
@@ -67,8 +67,14 @@ def path_bytes(index: int, count: int) -> int:
 
 def path_proves(root: bytes, item: bytes, index: int, count: int, path: bytes) -> bool:
     """Whether `path` shows that `item` is number `index` of the `count` items under `root`."""
+    top = path_top(item, index, count, path)
+    return top is not None and root_over(count, top) == root
+
+
+def path_top(item: bytes, index: int, count: int, path: bytes) -> bytes | None:
+    """The hash right under the root, by the path of one item; None if it is no path of that place."""
     if not 0 <= index < count or len(path) != path_bytes(index, count):
-        return False
+        return None
     top, at, level = _leaf(item), 0, count
     while level > 1:
         if index ^ 1 < level:
@@ -76,7 +82,7 @@ def path_proves(root: bytes, item: bytes, index: int, count: int, path: bytes) -
             top = _node(sibling, top) if index & 1 else _node(top, sibling)
             at += HASH_BYTES
         index, level = index >> 1, (level + 1) >> 1
-    return _root(count, top) == root
+    return top
 
 
 def _leaf(item: bytes) -> bytes:
@@ -87,7 +93,8 @@ def _node(left: bytes, right: bytes) -> bytes:
     return domain_hash("merkle-node", left, right)
 
 
-def _root(count: int, top: bytes) -> bytes:
+def root_over(count: int, top: bytes) -> bytes:
+    """The root of a tree of `count` items whose levels end in `top`."""
     return domain_hash("merkle-root", count.to_bytes(8, "little"), top)
 
 

@@ -79,7 +79,7 @@ class EncodedContribution:
             size = how.encoded_bytes(grid.length(chunk))
             encoded = buffer[offsets[chunk] : offsets[chunk] + size]
             how.encode(values[slice(*grid.span(chunk))], out=encoded, dither=dither.chunk(chunk) if dither else None)
-            return chunk_hash(encoded.data), _sum_of_squares(how, encoded, grid.length(chunk))
+            return chunk_hash(encoded.data), sum_of_squares(how, encoded, grid.length(chunk))
 
         with ThreadPoolExecutor(threads) as pool:
             hashes, squares = zip(*pool.map(encode_chunk, range(grid.chunks)), strict=True)
@@ -128,8 +128,8 @@ def place_of(plan: Plan, me: PeerId, contribution: EncodedContribution | None) -
     return place
 
 
-def _sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
-    """Of the decoded values, in float64."""
+def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
+    """Of the `n` decoded values of a chunk, in float64. Raises Undecodable."""
     total, wide = 0.0, np.empty((4, _DOT_VALUES), np.float64)
     flat = wide.reshape(-1)
     for start in range(0, n, SPAN_VALUES):

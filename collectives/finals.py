@@ -23,6 +23,7 @@ from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
 from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.robust import Aggregate
 from shoal.collectives.summing import check_encoded
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
@@ -74,7 +75,7 @@ class FinalChunk:
 class FinalFormat:
     """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads.
 
-    codec: of the finals. contributed: of what they are sums of.
+    codec: of the finals. contributed: of what they are made of. aggregate: how.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -83,6 +84,7 @@ class FinalFormat:
         self.grid = Grid.of(plan)
         self.codec: Codec = final_codec(plan.codec)
         self.contributed: Codec = codec(plan.codec)
+        self.aggregate = Aggregate.of(plan)
         self.owners = owner_by_chunk(plan)
         self._standing = {
             chunk: (results.place, result) for results in plan.standing for chunk, result in results.by_chunk().items()

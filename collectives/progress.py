@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.protocol.identity import PeerId
@@ -17,10 +17,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """`peer`'s contribution to a chunk was left out of the sum, and of the divisor."""
+    """`peer`'s contribution to a chunk was left out of the sum, and of the divisor.
+
+    payload: what came, with its path, where that proves something against `peer`.
+    """
 
     peer: PeerId
     reason: Reason
+    payload: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

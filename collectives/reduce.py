@@ -38,7 +38,8 @@ from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
-from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
+from shoal.collectives.robust import combine
+from shoal.collectives.summing import Term, chunk_scratch
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
@@ -268,7 +269,8 @@ class Reduction:
                 return
             del inbox.assembling[place]
         form, root = self.form, self.plan.participants[place].root
-        encoded = encoded_part(pieces.joined(), grid=form.grid, codec=form.contributed, chunk=chunk, root=root)
+        payload = pieces.joined()
+        encoded = encoded_part(payload, grid=form.grid, codec=form.contributed, chunk=chunk, root=root)
         with self._lock:
             if place not in inbox.owing:
                 return  # evicted meanwhile
@@ -276,7 +278,7 @@ class Reduction:
             if encoded is None:
                 inbox.excluded.append(Exclusion(sender, Reason.MISCOMMITTED))
             else:
-                inbox.arrived[place] = encoded
+                inbox.arrived[place], inbox.payloads[place] = encoded, payload
         self._reduce_if_complete(chunk)
 
     def _inbox_for(self, sender: PeerId, place: int, chunk: int) -> Arrivals | None:
@@ -314,7 +316,7 @@ class Reduction:
         self._finish(chunk, final, tuple(inbox.excluded))
 
     def _sum(self, form: FinalFormat, chunk: int, inbox: Arrivals) -> FinalChunk:
-        """The weighted mean of what arrived, in plan order, signed; zeros if it is nobody's."""
+        """What becomes of what arrived, in plan order, signed; zeros if it is nobody's."""
         if self._contribution is not None and self._me in self._contributors:
             inbox.arrived[self._me] = self._contribution.encoded(chunk)
         terms = [
@@ -323,8 +325,10 @@ class Reduction:
             if place in inbox.arrived
         ]
         mean = chunk_scratch(form.grid.length(chunk))
-        included, undecodable = weighted_mean(form.contributed, terms, mean)
-        inbox.excluded += [Exclusion(form.plan.participants[p].peer, Reason.UNDECODABLE) for p in undecodable]
+        included, undecodable = combine(form.contributed, terms, form.aggregate, mean)
+        for place in undecodable:
+            payload = inbox.payloads[place].tobytes() if place in inbox.payloads else b""
+            inbox.excluded.append(Exclusion(form.plan.participants[place].peer, Reason.UNDECODABLE, payload))
         return form.sign(self._identity, chunk, mean, included, self._memory)
 
     def _finish(self, chunk: int, final: FinalChunk, excluded: tuple[Exclusion, ...] = ()) -> None:

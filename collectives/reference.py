@@ -2,18 +2,22 @@
 
 Given what every contributor committed to and who was included in which chunk, it says what the finals and the applied
 update must be, to the bit: decode(encode(plan-order weighted mean of the decoded contributions)), each multiplied by
-weight and clip, and counted with its weight.
+weight and clip, and counted with its weight; or what another aggregate of the plan makes of them (`robust`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
+import msgspec
 import numpy as np
 
+from shoal.collectives.adamw import NORM_SPAN_VALUES
 from shoal.collectives.codecs import F32, Encoded, codec, final_codec
 from shoal.collectives.dither import Dither
+from shoal.collectives.robust import Aggregate
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import CLIP_UNIT, Plan
@@ -42,16 +46,15 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
     for chunk in range(plan.chunks):
         length = min(plan.chunk_values, plan.numel - chunk * plan.chunk_values)
         size = how.encoded_bytes(length)
-        total, divisor = np.zeros(length, np.float32), 0
+        present: list[tuple[int, int, F32]] = []  # weight, clip, values
         for place, participant in enumerate(plan.participants):
             named = int.from_bytes(bitmaps[chunk], "little") >> place & 1
             if not named or participant.weight == 0:
                 continue
             values = np.empty(length, np.float32)
             how.decode_into(contributions[participant.peer][at : at + size], values)
-            total = total + np.float32(participant.weight * plan.clip(place) / CLIP_UNIT) * values
-            divisor = divisor + participant.weight
-        mean = total / np.float32(divisor) if divisor else total
+            present.append((participant.weight, plan.clip(place), values))
+        mean = _aggregate(plan, present, length)
         owner = next(owned.owner for owned in plan.owners if owned.start <= chunk < owned.stop)
         dither = Dither(plan.base, "final", plan.participants[owner].peer)
         encoded = how_final.encode(mean, dither=dither.chunk(chunk))
@@ -61,6 +64,60 @@ def reference(plan: Plan, contributions: Mapping[PeerId, Encoded], bitmaps: Sequ
         updates.append(update)
         at += size
     return Reference(finals=b"".join(finals), update=np.concatenate(updates))
+
+
+def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int) -> F32:
+    """What the plan's rule makes of the (weight, clip, values) that are present, in plan order."""
+    if not present:
+        return np.zeros(length, np.float32)
+    if not isinstance(plan.clips, msgspec.UnsetType):
+        norms = [_square_sum(values) for _, _, values in present]
+        counted = sorted(norm for norm in norms if norm) or [0.0]
+        median = counted[(len(counted) - 1) // 2]
+        clips = [int(CLIP_UNIT * sqrt(median / norm)) if norm > median else CLIP_UNIT for norm in norms]
+        present = [(w, min(clip, own), values) for (w, clip, values), own in zip(present, clips, strict=True)]
+    aggregate = Aggregate.of(plan)
+    if aggregate.rule == "mean":
+        total = np.zeros(length, np.float32)
+        for weight, clip, values in present:
+            total = total + np.float32(weight * clip / CLIP_UNIT) * values
+        return total / np.float32(sum(weight for weight, _, _ in present))
+    clipped = [np.float32(clip / CLIP_UNIT) * values + np.float32(0) for _, clip, values in present]
+    ascending = np.sort(np.stack(clipped), axis=0)
+    count = len(clipped)
+    if aggregate.rule == "trimmed":
+        least = min(-(-count * aggregate.parameter // CLIP_UNIT), (count - 1) // 2)
+    else:
+        least = (count - 1) // 2
+    middle = _mean(ascending[least : count - least])
+    if aggregate.rule != "centred_clip":
+        return middle
+    squares = [_square_sum(values - middle) for values in clipped]
+    radius = aggregate.parameter / CLIP_UNIT
+    reach = radius * radius * sorted(squares)[(count - 1) // 2]
+    factors = [np.float32(sqrt(reach / square)) if square > reach else np.float32(1) for square in squares]
+    steps = [factor * (values - middle) for factor, values in zip(factors, clipped, strict=True)]
+    return middle + _mean([np.zeros(length, np.float32), *steps], count)
+
+
+def _mean(rows: Sequence[F32] | F32, count: int | None = None) -> F32:
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    mean: F32 = total / np.float32(count or len(rows))
+    return mean
+
+
+def _square_sum(values: F32) -> float:
+    """By halves, in the spans of the norm of `adamw`."""
+    total = 0.0
+    for start in range(0, values.size, NORM_SPAN_VALUES):
+        squares = values[start : start + NORM_SPAN_VALUES].astype(np.float64) ** 2
+        squares = np.pad(squares, (0, (1 << (squares.size - 1).bit_length()) - squares.size))
+        while squares.size > 1:
+            squares = squares[: squares.size // 2] + squares[squares.size // 2 :]
+        total += float(squares[0])
+    return total
 
 
 def wrong_values(applied: F32, reference: F32) -> int:

@@ -68,7 +68,7 @@ class Amending:
         chain = self._p.custody.chain
         in_force = chain.in_force
         if in_force is None or self._p.identity.peer_id not in chain.head.members:
-            raise ConfigError("this node is no member of the next round; only members amend")
+            raise ConfigError("this node is no member of the next round; only members amend: wait until it has joined")
         amendment = make_amendment(in_force, parse_settings(settings))
         signature = b""
         if by_authority:

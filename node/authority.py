@@ -60,7 +60,7 @@ class Authority:
         if strangers:
             raise ConfigError(f"{strangers[0]} is no member of round {head.next_round}; `shoal status` lists them")
         if self._node.peer_id in forgotten:
-            raise ConfigError("this node cannot forget itself; rebase at a node that stays")
+            raise ConfigError("this node cannot forget itself; use `shoal rebase` at a node that stays")
         here = sorted(forgotten.intersection(alive))
         if here:
             raise ConfigError(f"{here[0]} is here; stop it, or let it leave with `shoal leave`")

@@ -154,7 +154,9 @@ class _Table:
         """Members shuffle the indices alike, by seed and round; member m of n takes places m, m + n, ..."""
         count = len(self._rows)
         if count < assignment.members:
-            raise ConfigError(f"{self._what}: {count} documents for {assignment.members} members; more are needed")
+            raise ConfigError(
+                f"{self._what}: {count} documents for {assignment.members} members; give it more with --data"
+            )
         outside = assignment.member >= assignment.members
         place = slice(None) if outside else slice(assignment.member, None, assignment.members)
         own = torch.randperm(count, generator=_generator(assignment, 0))[place]

@@ -72,9 +72,13 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"there is no tokenizer that can be loaded in {folder}: {one_line(error)}") from error
+        raise ConfigError(
+            f"there is no tokenizer that can be loaded in {folder}: {one_line(error)}; complete the folder"
+        ) from error
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer in {folder} has no end-of-text token, which goes between documents")
+        raise ConfigError(
+            f"the tokenizer in {folder} has no end-of-text token, which goes between documents; choose another"
+        )
     return tokenizer
 
 
@@ -94,7 +98,7 @@ def load_model(folder: Path, *, pretrained: bool) -> nn.Module:
             folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **shared
         )
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"the model in {folder} cannot be loaded: {one_line(error)}") from error
+        raise ConfigError(f"the model in {folder} cannot be loaded: {one_line(error)}; complete the folder") from error
     lacking = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if lacking:
         raise ConfigError(

@@ -38,6 +38,15 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageAddress:
+    """Where the node's page is served. or_free: at any free port if that one is taken."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    or_free: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node's local settings.
 
@@ -47,7 +56,13 @@ class NodeConfig:
     accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
     processes: how many hold the trainer's model together, each its part of it and of every batch.
     authority_amendments: whether this node consents by itself to what the swarm's authority amends.
+    relay: whether this node passes others' connections and lanes on once others reach it from outside.
+    port_mapping: whether a node that nobody reaches asks its router for ports (UPnP).
     loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
+    rendezvous: whether to meet by SwarmId in a Kademlia table; auto: where an address beyond this machine is named.
+    hivemind: addresses of peers of a hivemind DHT in which to meet as well.
+    dashboard: where the node's page is, None for none.
+    tensorboard: a folder for event files of TensorBoard; wandb: a project of Weights & Biases; None for neither.
     rollouts, local_groups, external_groups, group_size: with strategy rollouts, what this node does, and its own I, J
     and G; None for the manifest's.
     """
@@ -68,6 +83,13 @@ class NodeConfig:
     max_upload: int | None = None
     max_download: int | None = None
     mdns: bool = True
+    relay: bool = True
+    port_mapping: bool = True
+    dashboard: PageAddress | None = field(default_factory=PageAddress)
+    tensorboard: Path | None = None
+    wandb: str | None = None
+    rendezvous: Literal["auto", "on", "off"] = "auto"
+    hivemind: tuple[str, ...] = ()
     checkpoint_every: int = 10
     checkpoint_keep: int = 3
     loop_patience_s: float | None = None

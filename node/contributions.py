@@ -26,7 +26,9 @@ from shoal.collectives.codecs import F32, VALUE_LIMIT
 from shoal.collectives.contribution import EncodedContribution, residual_after
 from shoal.collectives.dither import Dither
 from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.proofs import top_of
 from shoal.node.work_file import Carried, SavedWork, WorkAccount
+from shoal.protocol.commitments import seal_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR
@@ -47,8 +49,10 @@ class Made:
     encoded: EncodedContribution
     retained: F32 | None = None
 
-    def ready(self, head: Value, state: bytes, *, upload: int, download: int, reaches: Iterable[PeerId]) -> Ready:
-        """The announcement of it for the round after `head`; caps in bytes/s, 0 where there are none."""
+    def ready(
+        self, head: Value, state: bytes, *, sender: PeerId, upload: int, download: int, reaches: Iterable[PeerId]
+    ) -> Ready:
+        """The announcement of it by `sender` for the round after `head`; caps in bytes/s, 0 where there are none."""
         return Ready(
             term=head.next_term,
             round=self.round,
@@ -56,6 +60,7 @@ class Made:
             role=CONTRIBUTOR,
             state=state,
             root=self.encoded.root,
+            seal=seal_of(top_of(self.encoded), sender),
             squares=self.encoded.squares,
             tokens=self.tokens,
             upload=upload,

@@ -94,12 +94,15 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
-    settings: those in force that are not the manifest's, by section.key.
+    reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
+    settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any.
     """
 
     peer_id: str
     swarm_id: str
     addresses: list[str]
+    reachability: str = "unknown"
+    proven: list[str] = []
     phase: str
     term: str
     round: int
@@ -113,7 +116,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None
     bytes: BytesStatus
     blocked_fraction: float | None = None
+    refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
+    dashboard: str | None = None
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -144,7 +149,9 @@ def request(data_dir: Path, op: str, *arguments: str, deadline_s: float = REQUES
                 f"the node on {data_dir} gave no answer to {op!r} in {deadline_s:g} s; look at its log"
             ) from None
         except OSError as error:
-            raise NetworkError(f"the node on {data_dir} broke off: {error.strerror or error}") from None
+            raise NetworkError(
+                f"the node on {data_dir} broke off: {error.strerror or error}; look at its log"
+            ) from None
     return _parse_reply(line, data_dir)
 
 
@@ -181,7 +188,7 @@ def _receive_line(connection: socket.socket, ends_at: float) -> bytes:
             raise ConnectionResetError("the connection ended within its answer")
         received += part
         if len(received) > REPLY_LIMIT_BYTES:
-            raise NetworkError(f"an answer of more than {REPLY_LIMIT_BYTES} bytes; is that a node?")
+            raise NetworkError(f"an answer of more than {REPLY_LIMIT_BYTES} bytes; see what listens on that socket")
     return bytes(received)
 
 
@@ -189,10 +196,12 @@ def _parse_reply(line: bytes, data_dir: Path) -> dict[str, JsonValue]:
     try:
         reply = msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise NetworkError(f"what answers for {data_dir} does not speak as a node of this version does") from None
+        raise NetworkError(
+            f"what answers for {data_dir} is no node of this version; restart it with this one"
+        ) from None
     match reply.pop("ok", None), reply.get("error"):
         case True, _:
             return reply  # type: ignore[return-value]  # decoded JSON holds JsonValues and nothing else
         case False, str(error):
             raise ControlRefused(error)
-    raise NetworkError(f"what answers for {data_dir} does not speak as a node of this version does")
+    raise NetworkError(f"what answers for {data_dir} is no node of this version; restart it with this one")

@@ -132,7 +132,7 @@ def revoke(folder: Path, manifest: Manifest, peers: Collection[PeerId]) -> Revoc
     """
     key = authority_key(folder, manifest)
     if manifest.swarm.authority in peers:
-        raise ConfigError("the authority cannot revoke itself")
+        raise ConfigError("the authority cannot revoke itself; name other peers")
     before = kept_revocations(folder, manifest)
     if before is not None and set(peers) <= set(before.peers):
         return before

@@ -38,6 +38,7 @@ from shoal.node.state_saver import StateSaver
 from shoal.node.states import StateShelf
 from shoal.node.store import Store
 from shoal.protocol.amending import settings_text
+from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -217,6 +218,8 @@ class Custody:
             await self._saver.go_back(entry.value.state_round)
         elif entry.value.amended:
             self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
+        if entry.value.bans:
+            self._tell_of_bans(entry.value)
         if self.state is not None and not self._on_branch(self.state):
             self.state = None
             await self._take_earlier()
@@ -226,6 +229,13 @@ class Custody:
         self._p.log.amended(self.head, amendment)
         if self.state is not None:
             text = f"round {round} amended the settings from round {round + 1} on: {settings_text(amendment)}"
+            self._p.on_progress(Notice(text=text))
+
+    def _tell_of_bans(self, value: Value) -> None:
+        self._p.log.banned(value)
+        if self.state is not None:
+            peers = ", ".join(ban.peer for ban in named(value))
+            text = f"round {value.round} banned {peers}, proven to have lied; see `shoal evidence`"
             self._p.on_progress(Notice(text=text))
 
     def _tell_of_term(self, entry: Entry) -> None:

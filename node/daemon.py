@@ -43,6 +43,7 @@ from shoal.node.inbox import Reduced, SetPaused
 from shoal.node.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.reaching import Reaching
 from shoal.node.reducing import ReduceDesk
 from shoal.node.resumption import Resumption
 from shoal.node.round_log import RoundLog
@@ -161,6 +162,7 @@ class Daemon:
             done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
         self.engine = self._new_engine()
+        self.reaching = Reaching(self)
         self.services = services_of(self)
         self.outcome = Outcome.DONE
         self._over = trio.Event()

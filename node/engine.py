@@ -28,15 +28,19 @@ from shoal.node.departure import LINGER_S, Departure, Parting
 from shoal.node.engine_parts import EngineParts
 from shoal.node.going_back import GoingBack
 from shoal.node.inbox import Heard, Inbox, Input, Linked, Ordered, Own, Reduced, SetPaused, StateHeld, Tick
-from shoal.node.outcome import Notice, PhaseChanged
+from shoal.node.orders import obeyed
+from shoal.node.outcome import PhaseChanged
 from shoal.node.participation import Participation
-from shoal.node.solitude import Solitude
+from shoal.node.round_observer import RoundObserver
+from shoal.node.solitude import Solitude, no_quorum
 from shoal.node.state_sync import StateSync
 from shoal.node.state_transition import StateTransition
 from shoal.node.trainer import Restarted, TrainerEvent
 from shoal.node.trainer_messages import Contribution
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
+from shoal.protocol.commitments import check_commitment
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -62,6 +66,7 @@ class Engine:
         self._solitude = Solitude()
         self.going_back = self._going_back = GoingBack(parts, put=self.put)
         self.amending = Amending(parts)
+        self.observer = RoundObserver()
         self._part: Participation
         self._fragments: Fragments
         self.machine: RoundMachine | None = None
@@ -95,26 +100,19 @@ class Engine:
         self.put(Linked(peer, certified))
 
     async def obey(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an order of the user's between two inputs. Raises ConfigError where it cannot be.
-
-        Cancellation: it may be carried out all the same.
-        """
+        """Carry out an order of the user's between two inputs, as `obeyed` does."""
         if self.machine is None:
             raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
-        done, refused = trio.Event(), list[ConfigError]()
+        await obeyed(self.put, order)
+
+    def prove(self, evidence: bytes, accused: PeerId) -> None:
+        """Evidence of that digest is verified here, and no ban covers it."""
 
         async def carry_out() -> None:
-            try:
-                await order()
-            except ConfigError as error:
-                refused.append(error)
-            finally:
-                done.set()
+            if self.machine is not None and self.machine.phase is not Phase.DECIDED:
+                await self._carry_out(self.machine.proven(evidence, accused, trio.current_time()))
 
         self.put(Ordered(carry_out))
-        await done.wait()
-        if refused:
-            raise refused[0]
 
     def ask_to_leave(self) -> None:
         """Leave the swarm as soon as the round allows; `left` is set then."""
@@ -198,6 +196,7 @@ class Engine:
 
     async def _handle_heard(self, heard: Heard) -> None:
         message, machine, position, head = heard.message, self.machine, heard.position, self._custody.head
+        self.observer.said(heard.peer, message)
         current = next_position(head)
         if isinstance(message, Rebase):
             await self._take_rebase(heard.peer, message)
@@ -214,6 +213,8 @@ class Engine:
             await self._take_genesis(heard.peer)
         else:
             try:
+                if isinstance(message, Ready):
+                    check_commitment(heard.peer, message, self._settings)
                 effects = machine.receive(heard.peer, message, trio.current_time())
             except RemoteError as error:
                 logger.warning("round %d: %s", position[1], error)
@@ -266,6 +267,8 @@ class Engine:
                 self._fetch_finals(effect.value)
             elif isinstance(effect, NeedState):
                 self._going_back.need(effect.value)
+            elif isinstance(effect, NeedEvidence):
+                self.observer.need(effect.value)
             elif isinstance(effect, Mismatch):
                 logger.error("round %d: the lead proposed another digest than was computed here", effect.value.round)
             elif isinstance(effect, Decided):
@@ -279,11 +282,13 @@ class Engine:
 
     async def _start_reduce(self, plan: Plan) -> None:
         self._p.log.planned(plan)
+        self.observer.planned(plan)
         await self._p.holds.at(plan.round, "plan")
         self._p.reduce.start(plan, self._encoded())
 
     async def _repair(self, repair: Repair) -> None:
         self._p.log.planned(repair.plan)
+        self.observer.planned(repair.plan)
         await self._p.holds.at(repair.plan.round, "repair")
         self._p.reduce.repair(repair.plan, self._encoded(), dict(repair.held))
 
@@ -324,15 +329,18 @@ class Engine:
         """Start the round after the head of the chain, whose state is here."""
         head, chain = self._custody.head, self._custody.chain
         manifest = chain.amended(head.next_round) or self._p.config.manifest
+        self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)
+        self.observer.began(head, self._settings)
         self.machine = machine = RoundMachine(
             identity=self._p.identity,
             previous=head,
             state=self._custody.digest,
             life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
-            settings=RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel),
+            settings=self._settings,
             deal=deal,
             returners=self._part.recent_members(),
             in_force=chain.in_force,
+            banned=chain.banned,
         )
         records = [r for r in self._p.store.durable_records() if (r.term, r.round) == next_position(head)]
         unfinished = machine.restore(records)
@@ -346,7 +354,8 @@ class Engine:
         self._p.log.started(head, role)
         await self._p.holds.at(machine.round, "train")
         alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
-        await self._carry_out([*unfinished, *alive])
+        proofs = [machine.proven(*one, trio.current_time()) for one in self.observer.proven(chain).items()]
+        await self._carry_out([*unfinished, *alive, *(effect for effects in proofs for effect in effects)])
         await self._carry_out(machine.ready(self._part.announcement(role), trio.current_time()))
         if self.machine is not machine:
             return
@@ -381,6 +390,8 @@ class Engine:
             return
         ready = await self._part.contribute(event)
         if ready is not None:
+            if self._part.made is not None:
+                self.observer.contributed(self._part.made)
             await self._carry_out(machine.ready(ready, trio.current_time()))
 
     async def _handle_reduced(self, event: Reduced) -> None:
@@ -388,6 +399,7 @@ class Engine:
         if machine is None or state is None or finals.plan.base != machine.previous.hash:
             return
         report = await self._transition.work_out(finals, event.seconds)
+        self.observer.reduced(finals, report)
         await self._p.holds.at(machine.round, "certify")
         await self._carry_out(machine.reduced(report, trio.current_time()))
 
@@ -400,6 +412,7 @@ class Engine:
         await self._p.resumption.written(value.term, value.round)
         await self._custody.append(certificate)
         self._p.links.broadcast(certificate)
+        self.observer.certified(certificate)
         self._p.reduce.stop()
         if value.rollback:
             self.machine = None  # the next term begins on a state of long ago, which may have to be fetched
@@ -462,10 +475,7 @@ class Engine:
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train)
         if advice.say_no_quorum:
-            text = ", ".join(machine.missing())
-            help = "start these members again, or, gone for good, `shoal rebase --forget` them"
-            meanwhile = "waiting" if gradients else "training on locally"
-            self._p.on_progress(Notice(text=f"no quorum, {meanwhile}; {help}: {text}"))
+            self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
         if advice.train_on and not gradients:
             await self._part.train(contribute=False)
         if advice.contribute_after_all:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ class EventLog:
     def write(self, event: str, **fields: EventField) -> None:
         """Append one event."""
         record = {"at": round(time.time(), 6), "event": event, **fields}
-        line = json.dumps(record, separators=(",", ":"))
+        line = _line(record)
         with self._lock:
             try:
                 self._file.write(line + "\n")
@@ -52,3 +53,15 @@ class EventLog:
         """Close the file; later events are lost."""
         with self._lock:
             self._file.close()
+
+
+def _line(record: Mapping[str, EventField]) -> str:
+    """One JSON object; what is no finite number, which JSON cannot say, becomes null."""
+    try:
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        return json.dumps(finite, separators=(",", ":"))

@@ -118,7 +118,9 @@ class Finding:
     def _check_welcome(self) -> None:
         welcome = self._links.linked() or self._host.peer_id in self._config.manifest.swarm.founders
         if self._named_tried and self._book_refuses and self._refusals and not welcome:
-            raise ConfigError(f"no member lets this node in: {next(iter(self._refusals.values()))}")
+            raise ConfigError(
+                f"no member lets this node in: {next(iter(self._refusals.values()))}; ask who runs the swarm"
+            )
 
     async def _join(self, address: str) -> None:
         """Keep trying one address until a link comes of it, or its peer says no."""

@@ -83,7 +83,9 @@ class GoingBack:
         if round not in held:
             raise ConfigError(f"--to {round}: this node does not have the state of that round, but of {_listed(held)}")
         if self._p.identity.peer_id not in chain.head.members:
-            raise ConfigError("this node is no member of the next round; only members roll back")
+            raise ConfigError(
+                "this node is no member of the next round; only members roll back: wait until it has joined"
+            )
         asked = Target(round, chain.value(round).hash)
         await trio.to_thread.run_sync(self._order.write, asked)
         self._asked = asked

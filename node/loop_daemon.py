@@ -63,7 +63,8 @@ class LoopDaemon:
                 self.check_running()
                 if self._process is None and self.status() is not None:
                     raise ConfigError(
-                        f"the node on {self.data_dir} trains by itself; it has another workload than {OWN_LOOP!r}"
+                        f"the node on {self.data_dir} trains by itself; "
+                        f"to attach a loop, run one with the workload {OWN_LOOP!r}"
                     ) from None
             if time.monotonic() > ends_at:
                 raise NetworkError(f"the node on {self.data_dir} takes no training loop; see {self.log_path}")

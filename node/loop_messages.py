@@ -65,7 +65,7 @@ def unpack_attaching(frame: bytes) -> Attaching:
     """Decode what a loop says first. Raises LocalError if it is something else."""
     try:
         return _ATTACHING.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not the words of a training loop: {error}") from error
 
 
@@ -73,5 +73,5 @@ def unpack_answer(frame: bytes) -> Accepted | TurnedAway:
     """Decode what the daemon answers. Raises LocalError if it is something else."""
     try:
         return _ANSWERS.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not the answer of a daemon: {error}") from error

@@ -153,6 +153,7 @@ class Participation:
         return made.ready(
             self._custody.head,
             self._custody.digest,
+            sender=self._me,
             upload=_at_most(self._p.config.max_upload, self._p.reduce.rates[0]),
             download=_at_most(self._p.config.max_download, self._p.reduce.rates[1]),
             reaches=self._p.links.linked() - self._p.reduce.unreachable,

@@ -107,5 +107,5 @@ def unpack_order(frame: bytes) -> RankOrder:
     """Decode what rank 0 sent. Raises `LocalError` if it is no order."""
     try:
         return _ORDERS.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not an order to a rank: {error}") from error

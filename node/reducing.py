@@ -18,7 +18,7 @@ from shoal.collectives.arrivals import Kept
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.payloads import PayloadPool
-from shoal.collectives.progress import ReduceProgress
+from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.catchup import CatchUp
@@ -91,6 +91,8 @@ class ReduceDesk:
         """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
         self._relayed: frozenset[PeerId] = frozenset()
         self._detours: dict[PeerId, _Detour] = {}
+        self.excluded: Callable[[Plan, int, Exclusion], None] = lambda plan, chunk, exclusion: None
+        """Called in lanes' threads for who is left out of a chunk of this node's, with the plan that began it."""
         self.rates = (0, 0)
         """Bytes/s up and down that the last reductions measured; 0 is unknown."""
 
@@ -112,6 +114,7 @@ class ReduceDesk:
         def on_progress(progress: ReduceProgress) -> None:
             for exclusion in progress.excluded:
                 logger.warning("chunk %d: %s left out: %s", progress.chunk, exclusion.peer, exclusion.reason)
+                self.excluded(plan, progress.chunk or 0, exclusion)
             self._holds.at_in_thread(plan.round, "reduce", progress.final / progress.total)
             if progress.final == progress.total:
                 token.run_sync_soon(self._finished, plan.lineage)  # a cycle with it would keep its memory

@@ -10,6 +10,7 @@ from shoal.node.events import EventLog
 from shoal.node.trainer_messages import Contribution
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.amending import settings_of
+from shoal.protocol.bans import named
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Amendment, Certificate, Plan, Term, Value
 
@@ -93,6 +94,16 @@ class RoundLog:
     def amended(self, value: Value, amendment: Amendment) -> None:
         """A round decided that other settings are in force from the next one on."""
         self._events.write("amended", settings=settings_of(amendment), **_decision(value))
+
+    def banned(self, value: Value) -> None:
+        """A round decided to go on without some who are proven to have lied."""
+        bans = named(value)
+        self._events.write(
+            "banned",
+            peers=[ban.peer for ban in bans],
+            evidence=[ban.evidence.hex() for ban in bans],
+            **_decision(value),
+        )
 
     def rebased(self, value: Value) -> None:
         """The authority opened another term, in which `value` stands for the certificate of its round."""

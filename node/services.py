@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from shoal.node.auditing import auditing_of
+from shoal.node.dashboard.service import page_of
+from shoal.node.event_writers import writers_of
+from shoal.node.meeting import meetings_of
 from shoal.swarm.members import Change
 
 if TYPE_CHECKING:
@@ -29,4 +33,7 @@ class Service(Protocol):
 
 def services_of(daemon: Daemon) -> Sequence[Service]:
     """The services of this daemon, in the order in which they are started. The host, links and lanes are up by then."""
-    return [daemon.finding]
+    address = daemon.config.dashboard
+    page = [] if address is None else [page_of(daemon, address)]
+    writers = writers_of(daemon)
+    return [daemon.finding, *meetings_of(daemon), daemon.reaching, *auditing_of(daemon), *writers, *page]

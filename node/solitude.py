@@ -6,12 +6,22 @@ nobody trains for IDLE_S         (all were restarted and lost their contribution
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.node.outcome import Notice
+from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 ALONE_S = 3.0
 IDLE_S = 3.0
+
+
+def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> Notice:
+    """What to tell the user; `waits`: this node cannot train on meanwhile."""
+    help = "start these members again, or, gone for good, `shoal rebase --forget` them"
+    meanwhile = "waiting" if waits else "training on locally"
+    return Notice(text=f"no quorum, {meanwhile}; {help}: {', '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,14 @@ import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
 from shoal.node.control_client import AmendStatus
+from shoal.node.dashboard.service import PageService
 from shoal.node.gossip_engine import GossipEngine
 from shoal.node.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent, Term
-from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
+from shoal.protocol.records import NodeRecord
 
 if TYPE_CHECKING:
     from shoal.node.daemon import Daemon
@@ -29,8 +30,9 @@ def node_record(daemon: Daemon) -> NodeRecord:
     term, round = daemon.position
     return NodeRecord(
         peer=daemon.identity.peer_id,
-        control_addresses=daemon.host.addresses[:ADDRESS_LIMIT],
-        lane_addresses=daemon.lanes.addresses[:ADDRESS_LIMIT],
+        control_addresses=daemon.reaching.control_addresses,
+        lane_addresses=daemon.reaching.lane_addresses,
+        capabilities=daemon.reaching.capabilities,
         software=SOFTWARE,
         tokens_per_s=daemon.desk.steady_tokens_per_s,
         upload_bytes_per_s=float(daemon.config.max_upload or 0),
@@ -64,6 +66,8 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         peer_id=daemon.identity.peer_id,
         swarm_id=daemon.swarm_id.hex(),
         addresses=list(daemon.host.addresses),
+        reachability=daemon.reaching.reachability,
+        proven=[*daemon.reaching.proven, *daemon.reaching.proven_lanes],
         phase=engine.phase,
         term=term_text(term),
         round=round,
@@ -77,6 +81,8 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         tokens_per_s=daemon.desk.tokens_per_s,
         blocked_fraction=daemon.desk.blocked_fraction,
         rollouts=engine.status if isinstance(engine, RolloutEngine) else None,
+        refused=daemon.host.refusals.counts() | daemon.lanes.refusals.counts(),
+        dashboard=next((page.url for page in daemon.services if isinstance(page, PageService)), None),
         bytes=BytesStatus(
             sent=daemon.lanes.bytes_sent + traffic.bytes_sent,
             received=daemon.lanes.bytes_received + traffic.bytes_received,

@@ -10,6 +10,7 @@
     invite, revocations the invite that it came with, and whom the authority took back (credentials.py)
     rebases.log         at the authority's: every rebase that was signed here (authority.py)
     layout.json         names and shapes of the model's parameters, for exports
+    evidence/<digest>   what proves that somebody lied (evidence_shelf.py)
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back; and S(0)
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
@@ -258,7 +259,7 @@ class Store:
         """The chain as far as this node had it."""
         try:
             return [msgspec.msgpack.decode(payload, type=Entry) for payload in self._chain.recovered]
-        except (msgspec.DecodeError, RemoteError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RemoteError) as error:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
             ) from None

@@ -120,7 +120,7 @@ def deal_windows(count: int, assignment: Assignment) -> Iterator[int]:
     """
     member, members = assignment.member, assignment.members
     if not 0 < members <= count:
-        raise ConfigError(f"{count} windows of text for {members} members; more text is needed")
+        raise ConfigError(f"{count} windows of text for {members} members; give it more text with --data")
     outside = member >= members
     dealer = assignment if outside else msgspec.structs.replace(assignment, member=0)
     place = slice(None) if outside else slice(member, None, members)

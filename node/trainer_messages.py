@@ -437,7 +437,7 @@ def unpack_command(frame: bytes) -> Command:
     """Decode what the daemon sent. Raises `LocalError` if it is not a command."""
     try:
         return _COMMANDS.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not a command: {error}") from error
 
 
@@ -445,5 +445,5 @@ def unpack_report(frame: bytes) -> Report:
     """Decode what the trainer sent. Raises `LocalError` if it is not a report."""
     try:
         return _REPORTS.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not a report: {error}") from error

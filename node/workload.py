@@ -123,10 +123,12 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything; the cause carries its traceback
-        raise ConfigError(f"workload {name!r} cannot be made: {one_line(error)}") from error
+        raise ConfigError(
+            f"workload {name!r} cannot be made: {one_line(error)}; correct its options or its class"
+        ) from error
     for method in METHODS:
         if not callable(getattr(workload, method, None)):
-            raise ConfigError(f"workload {name!r} has no method {method}(); a workload needs {METHODS}")
+            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
@@ -153,17 +155,19 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
     module_name, _, class_name = path.partition(":")
     shown = shown or path
     if not module_name or not class_name.isidentifier():
-        raise ConfigError(f"workload {shown!r} is not of the form module:Class")
+        raise ConfigError(f"workload {shown!r} must be of the form module:Class")
     if "" not in sys.path:
         sys.path.append("")  # at the end: a file of the user's must not shadow the standard library
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}") from error
+        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; install what it needs") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"module {module_name!r} has no class {class_name!r}{_nearest(class_name, classes)}")
+        raise ConfigError(
+            f"module {module_name!r} has no class {class_name!r}{_nearest(class_name, classes, '; correct it')}"
+        )
     return found
 
 
@@ -178,7 +182,7 @@ def _check_options(
     known = [key for key in parameters if key != "data"]
     for key in options:
         if key not in parameters and not open_ended:
-            raise ConfigError(f"workload {name!r} has no option {key!r}{_nearest(key, known)}")
+            raise ConfigError(f"workload {name!r} has no option {key!r}{_nearest(key, known, '; remove it')}")
     arguments = dict(options)
     if "data" in parameters:
         if data is not None:
@@ -188,10 +192,10 @@ def _check_options(
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"workload {name!r}: {error} among its options") from error
+        raise ConfigError(f"workload {name!r}: {error} among its options; correct them") from error
     return arguments
 
 
-def _nearest(given: str, known: tuple[str, ...] | list[str]) -> str:
+def _nearest(given: str, known: tuple[str, ...] | list[str], otherwise: str = "") -> str:
     close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f", did you mean {close[0]!r}?" if close else otherwise

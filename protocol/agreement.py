@@ -10,6 +10,7 @@ no two values of a round are ever both certified. Leaves shrink both kinds of qu
 A rollback is a value like any other (terms.py says what it means). What a member computes itself for another value, it
 holds for this one: the state that the swarm would go back to. And it wants to see that a quorum consented. So it does
 where a result comes with an amendment (amending.py), of which it needs nothing more: the result it computed as ever.
+For a result that bans somebody (bans.py) it needs the evidence besides, and fetches it.
 
 What a member may do in its state, for view v of an incoming message and p = the view it promised:
 
@@ -25,13 +26,14 @@ have it on disk before it sends what follows.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from shoal.protocol.amending import InForce, check_amended, may_amend
+from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, unproven
 from shoal.protocol.certificate import check_certificate, follows, is_quorum, lead_order, verify_vote
+from shoal.protocol.durable import DurableRecord as DurableRecord
+from shoal.protocol.durable import Persist as Persist
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -44,7 +46,6 @@ from shoal.protocol.messages import (
     Propose,
     Report,
     Target,
-    Term,
     Value,
     ViewChange,
     Vote,
@@ -54,27 +55,6 @@ from shoal.protocol.terms import is_consented
 
 VIEWS_AHEAD_LIMIT = 256
 """Views further ahead than this are ignored: a bound on the tables, not on liveness (time-outs double)."""
-
-
-class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of the agreement log: what this member has bound itself to in a round.
-
-    `kind` is "promise" (nothing below `view`), "vote", "propose" (both with `value`), "leave" (the round),
-    or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round).
-    """
-
-    kind: str
-    term: Term
-    round: int
-    view: int = 0
-    value: Value | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Write and fsync this before carrying out any later effect."""
-
-    record: DurableRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +104,7 @@ class Decided:
     certificate: Certificate
 
 
-AgreementEffect = Persist | Broadcast | NeedFinals | NeedState | Mismatch | FreeToPlan | Decided
+AgreementEffect = Persist | Broadcast | NeedFinals | NeedState | NeedEvidence | Mismatch | FreeToPlan | Decided
 
 
 class Standing(enum.Enum):
@@ -138,14 +118,23 @@ class Standing(enum.Enum):
 class Agreement:
     """One member's part in deciding the round after `previous`. A non-member only listens for the certificate.
 
-    in_force: the settings of the round; without them no value may amend any.
+    in_force: the settings of the round; without them no value may amend any. banned: who can be no member after it.
     """
 
-    def __init__(self, *, identity: Identity, previous: Value, in_force: InForce | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        previous: Value,
+        in_force: InForce | None = None,
+        banned: Collection[PeerId] = (),
+    ) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
         self._in_force = in_force
+        self._banned = frozenset(banned)
+        self._proven: dict[bytes, PeerId] = {}
         self.round = previous.next_round
         self.member = self._me in previous.members
         self._order = lead_order(previous)
@@ -257,6 +246,11 @@ class Agreement:
         self._states[target.certificate] = digest
         return self._try_vote()
 
+    def proven(self, evidence: bytes, accused: PeerId) -> list[AgreementEffect]:
+        """This node holds evidence of that digest, and verified it; it may now vote for a ban on it."""
+        self._proven[evidence] = accused
+        return self._try_vote()
+
     def digest_of(self, target: Target) -> bytes | None:
         """The digest of the state of `target`, if this node said that it holds it."""
         return self._states.get(target.certificate)
@@ -342,6 +336,8 @@ class Agreement:
             raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
         if not may_amend(message.value, self.previous, self._in_force):
             raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
+        if not may_ban(message.value, self._banned):
+            raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
         if message.view < self.view or message.view > self.view + VIEWS_AHEAD_LIMIT:
             return []
         known = self._proposals.setdefault(message.view, message.value)
@@ -380,6 +376,7 @@ class Agreement:
             return []
         check_certificate(certificate, self.previous)
         check_amended(certificate.value, self.previous, self._in_force)
+        check_bans(certificate.value, self._banned)
         return self._decide(certificate)
 
     def _may_be(self, value: Value) -> bool:
@@ -388,6 +385,7 @@ class Agreement:
             follows(value, self.previous)
             and is_consented(value, self.previous)
             and may_amend(value, self.previous, self._in_force)
+            and may_ban(value, self._banned)
         )
 
     # -- rules -----------------------------------------------------------------------------------------------
@@ -415,6 +413,8 @@ class Agreement:
     def _lacking(self, view: int, value: Value) -> list[AgreementEffect] | None:
         """What is to be done before this member can vote for `value`; None if it can."""
         report = None
+        if unproven(value, self._proven):
+            return [NeedEvidence(value)]
         if value.rollback:
             digest = self._states.get(value.rollback.target.certificate)
             if digest is None:

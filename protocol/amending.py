@@ -49,7 +49,10 @@ CONSENT_DOMAIN = b"shoal/amend-consent"
 AMENDMENT_DOMAIN = b"shoal/amendment"
 
 AMENDABLE: Mapping[str, tuple[str, ...]] = {
-    "sync": ("inner_steps", "overlap_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
+    "sync": (
+        *("inner_steps", "overlap_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
+        *("norm_clip", "aggregate", "trim", "clip_radius"),
+    ),
     "inner": ("lr", "weight_decay", "warmup_tokens", "schedule", "decay_tokens", "min_lr", "clip_norm"),
     "round": ("grace_s", "weight_cap", "staleness_rounds", "reduce_deadline_s"),
 }
@@ -118,7 +121,7 @@ def make_amendment(in_force: InForce, wanted: Mapping[str, object]) -> Amendment
         if after[section][name] != before[section][name]:
             changes.append(Change(key, after[section][name]))
     if not changes:
-        raise ConfigError("nothing to amend: these settings are in force already")
+        raise ConfigError("nothing to amend: these settings are in force already; name others")
     if len(changes) > CHANGE_LIMIT:
         raise ConfigError(f"an amendment changes at most {CHANGE_LIMIT} settings; make two of it")
     return Amendment(in_force.since, tuple(changes))
@@ -173,7 +176,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
             raise ConfigError(f"--set {key}: it is there twice")
         try:
             wanted[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             wanted[key] = value
     return wanted
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 
 from shoal.protocol.amending import History, InForce, check_amended
+from shoal.protocol.bans import FOR_EVER, Register, Sentence, check_bans
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
@@ -56,6 +57,7 @@ class Chain:
         self._rebases: dict[int, int] = {}
         self._initial = NO_HASH
         self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
+        self.bans = Register(FOR_EVER if self._manifest is None else self._manifest.audits.ban_rounds)
 
     @property
     def head(self) -> Value:
@@ -86,6 +88,7 @@ class Chain:
         if rollback and (rollback.target.round >= len(self._branch) or not self._leads_back(entry.value)):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
         check_amended(entry.value, self.head, self.in_force)
+        check_bans(entry.value, self.banned)
         self._append(entry)
         return True
 
@@ -134,6 +137,7 @@ class Chain:
         del self._branch[value.next_round :]
         if self._settings is not None:
             self._settings.follow(value, ends_term=isinstance(entry, Rebase) or bool(value.rollback))
+        self.bans.follow(value, pardons=isinstance(entry, Rebase))
 
     # -- settings --------------------------------------------------------------------------------------------
 
@@ -146,6 +150,11 @@ class Chain:
         """The settings in force in a round of the branch, or in the one after it; None if they are the manifest's."""
         manifest = None if self._settings is None else self._settings.of(round).manifest
         return None if manifest is self._manifest else manifest
+
+    @property
+    def banned(self) -> dict[PeerId, Sentence]:
+        """Who can take no part in the round that comes after the head, nor be a member after it."""
+        return self.bans.banned(self.head.next_round)
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -201,10 +210,10 @@ class Chain:
 
     def recent_members(self, rounds: int) -> frozenset[PeerId]:
         """Everyone who was a member after one of the last `rounds` decisions, the head's members included; whom a
-        rebase left out is not."""
+        rebase left out, or who is banned, is not."""
         values: list[Value] = []
         for height in range(self.height, max(-1, self.height - rounds - 1), -1):
             values.append(self._at(height))
             if height and isinstance(self._entries[height - 1], Rebase):
                 break
-        return frozenset(peer for value in values for peer in value.members)
+        return frozenset(peer for value in values for peer in value.members).difference(self.banned)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Held, Plan
 
@@ -42,4 +43,16 @@ class Evicted:
     plan: Plan
 
 
-Effect = Persist | Broadcast | NeedFinals | NeedState | Mismatch | Decided | StartReduce | CloseOff | Repair | Evicted
+Effect = (
+    Persist
+    | Broadcast
+    | NeedFinals
+    | NeedState
+    | NeedEvidence
+    | Mismatch
+    | Decided
+    | StartReduce
+    | CloseOff
+    | Repair
+    | Evicted
+)

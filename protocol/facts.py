@@ -12,7 +12,7 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Amendment, Consent, Held, Plan, Report, Target, Value
+from shoal.protocol.messages import Amendment, Consent, Held, Plan, Ready, Report, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.terms import verify_consent
 
@@ -21,7 +21,8 @@ from shoal.protocol.terms import verify_consent
 class RoundFacts:
     """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here.
 
-    `suspected` are those of the living that this node's failure detector cannot reach any more.
+    `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
+    certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
     """
 
     me: PeerId
@@ -40,6 +41,8 @@ class RoundFacts:
     held: dict[PeerId, Held] = field(default_factory=dict)
     consents: dict[PeerId, Consent] = field(default_factory=dict)
     amend_consents: dict[PeerId, AmendConsent] = field(default_factory=dict)
+    banned: frozenset[PeerId] = frozenset()
+    proven: dict[bytes, PeerId] = field(default_factory=dict)
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -59,14 +62,18 @@ class RoundFacts:
         return {p for p in plan.remaining() if p in self.alive} - frozenset(self.leaves)
 
     def lost(self, plan: Plan) -> set[PeerId]:
-        """Participants not evicted yet that died, left, were restarted, lost their contribution, or are accused by
-        enough others."""
+        """Participants not evicted yet that died, left, were restarted, lost their contribution, are accused by enough
+        others, or are proven to have lied where the rest are a quorum."""
         places = {p.peer: p for p in plan.participants}
+        shunned = self.gathering.shunned.intersection(places)
+        if shunned and not self.is_quorum(self.remaining(plan) - shunned):
+            shunned = set()
         return {
             peer
             for peer in plan.remaining()
             if peer not in self.alive
             or peer in self.leaves
+            or peer in shunned
             or self.gathering.restarted(places[peer])
             or (places[peer].weight and self.gathering.withdrew(peer))
             or peer in self.accusations.believed(plan, self.alive, self.suspected)
@@ -77,6 +84,12 @@ class RoundFacts:
         ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
         if ours and room_for(self.reports, sender):
             self.reports.setdefault(report.plan, {})[sender] = report
+
+    def candidates(self) -> dict[PeerId, Ready]:
+        """Everyone who may be in a plan, without those that are proven to have lied if the rest are a quorum."""
+        found = self.gathering.candidates(self.alive, self.leaves)
+        kept = {peer: ready for peer, ready in found.items() if peer not in self.gathering.shunned}
+        return kept if self.is_quorum(kept.keys()) else found
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""

@@ -17,12 +17,22 @@ class Gathering:
     """The announcements of one round.
 
     members: the electorate. returners: they, and those who were members lately, whose weight counts as theirs does.
-    state: the digest of S(e-1) held here; who holds another must heal before it takes part.
+    state: the digest of S(e-1) held here; who holds another must heal before it takes part. banned: not listened to.
+    shunned: proven here to have lied, and planned only where there is no quorum without.
     """
 
-    def __init__(self, *, members: Iterable[PeerId], returners: Iterable[PeerId], state: bytes) -> None:
+    def __init__(
+        self,
+        *,
+        members: Iterable[PeerId],
+        returners: Iterable[PeerId],
+        state: bytes,
+        banned: Iterable[PeerId] = (),
+    ) -> None:
         self._members = frozenset(members)
-        self.returners = self._members | frozenset(returners)
+        self._banned = frozenset(banned)
+        self.returners = (self._members | frozenset(returners)) - self._banned
+        self.shunned: set[PeerId] = set()
         self._state = state
         self._readies: dict[PeerId, Ready] = {}
         self.half_ready_at: float | None = None
@@ -49,6 +59,8 @@ class Gathering:
     def take(self, sender: PeerId, ready: Ready) -> None:
         """A contribution stands, except that a node that restarted may have lost it: then it becomes an observer."""
         known = self._readies.get(sender)
+        if sender in self._banned:
+            return
         if known is None and len(self._readies) >= READIES_LIMIT and sender not in self._members:
             return
         if known is None or known.role != CONTRIBUTOR or ready.role == OBSERVER or ready.life != known.life:
@@ -81,7 +93,7 @@ class Gathering:
         settled = {p for p, r in self._readies.items() if r.role != TRAINING}
         members = {p for p in self._members if p in alive} - set(leaves)
         training = {p for p, r in self._readies.items() if r.role == TRAINING and p in alive}
-        return (members | (training & self.returners)) - settled
+        return (members | (training & self.returners)) - settled - self.shunned
 
     def nobody_trains(self, alive: Collection[PeerId]) -> bool:
         """Whether no living member, or late one, is making a contribution or has made one."""

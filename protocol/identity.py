@@ -12,7 +12,7 @@ It is always 52 characters and begins with "12D3Koo". What is signed is never th
 
 so that a vote can never pass for a node record, nor a lane's hello for either.
 
-The key file is PEM (PKCS #8, unencrypted), mode 0600: `openssl pkey -in node.key -text` reads it.
+Keys are kept in files as `shoal.protocol.key_file` says.
 
 Source: libp2p peer-id specification; RFC 8032 (Ed25519); RFC 5958 (PKCS #8).
 """
@@ -20,25 +20,22 @@ Source: libp2p peer-id specification; RFC 8032 (Ed25519); RFC 5958 (PKCS #8).
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import NewType, Self
 
 import base58
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
+from shoal.protocol import key_file
+from shoal.protocol.errors import LocalError, RemoteError
 
 PeerId = NewType("PeerId", str)
 
 SEED_BYTES = 32
 SIGNATURE_BYTES = 64
 PEER_ID_CHARS = 52
-KEY_FILE_LIMIT_BYTES = 4096
 DOMAIN_LIMIT_BYTES = 255
 PUBLIC_KEY_CACHE_ENTRIES = 4096
 
@@ -141,10 +138,10 @@ class Identity:
     def load(cls, path: Path | str) -> Self:
         """The identity kept at `path`.
 
-        Raises ConfigError if the file is missing, open to others, truncated or not a key of ours. The file is
-        never changed.
+        Raises ConfigError if the file is missing, open to others, truncated or not a key of ours, or encrypted with
+        another passphrase than the user gives. The file is never changed.
         """
-        return cls(_parse_key_file(_read_private(Path(path)), Path(path)))
+        return cls(key_file.read(Path(path)))
 
     @classmethod
     def load_or_create(cls, path: Path | str) -> Self:
@@ -154,7 +151,7 @@ class Identity:
         """
         path = Path(path)
         if not os.path.lexists(path):
-            _publish_exclusively(path, cls.generate()._pem())
+            key_file.publish(path, cls.generate()._key)
         # Read back even what was just written: if another process won the race, its key counts.
         return cls.load(path)
 
@@ -166,73 +163,9 @@ class Identity:
         """A 64-byte signature over (domain, message), valid under that domain only."""
         return self._key.sign(_to_be_signed(domain, message))
 
-    def _pem(self) -> bytes:
-        return self._key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+    def protect(self, path: Path | str) -> None:
+        """Write this key anew to `path`, encrypted with the passphrase that the user gives.
 
-
-def _read_private(path: Path) -> bytes:
-    """The bytes of a key file that only its owner can read."""
-    try:
-        # O_NONBLOCK: opening a named pipe must not wait for its writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigError(f"{path} is not a regular file; give the path of a key file")
-            if mode & 0o077:
-                raise ConfigError(f"the key file {path} can be read by others; run: chmod 600 {path}")
-            return file.read(KEY_FILE_LIMIT_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no key file {path}; start the node once to make one") from None
-    except OSError as error:
-        raise StorageError(f"cannot read the key file {path}: {error.strerror}; check its owner and mode") from None
-
-
-def _parse_key_file(data: bytes, path: Path) -> Ed25519PrivateKey:
-    remedy = "restore it from a backup, or move it away to start with a new identity"
-    if len(data) > KEY_FILE_LIMIT_BYTES:
-        raise ConfigError(f"{path} is too big to be a key file; {remedy}")
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} is damaged or is not a key file of Shoal's; {remedy}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} holds a key of another kind than Ed25519; {remedy}")
-    return key
-
-
-def _publish_exclusively(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, whole and on disk, or leave an existing file alone.
-
-    A crash at any point leaves no key file or a complete one: the bytes go to a private temporary first, and
-    `link` then gives them the name, failing if somebody has it already.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return
-        finally:
-            temporary.unlink()
-        _sync_directory(path.parent)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write the key file {path}: {error.strerror}; check the folder and the disk"
-        ) from None
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        Raises ConfigError without a passphrase, StorageError where it cannot be written: the old file is then there.
+        """
+        key_file.replace(Path(path), self._key)

@@ -115,7 +115,9 @@ def make_revocations(
     """The list after `before`, with these peers added. Raises ConfigError if it would be too long."""
     revoked = sorted({*peers, *(before.peers if before else ())})
     if len(revoked) > REVOKED_LIMIT:
-        raise ConfigError(f"a swarm can revoke {REVOKED_LIMIT} peers; found another one for those who are left")
+        raise ConfigError(
+            f"a swarm can revoke {REVOKED_LIMIT} peers; found another swarm, with `shoal init`, for those who are left"
+        )
     version = before.version + 1 if before else 1
     unsigned = Revocations(version=version, peers=tuple(revoked), signature=bytes(SIGNATURE_BYTES))
     signature = authority.sign(REVOCATIONS_DOMAIN, unsigned.signed_part(swarm))

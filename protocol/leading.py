@@ -5,7 +5,8 @@
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        a pair that cannot reach each other            ─► the Plan with a relay
                        too few of the participants left               ─► a new Plan over everyone there is
-    a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend)
+    a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend, and
+                                                                          bans of those proven to have lied)
 
 Safety never depends on any of it (see agreement.py).
 """
@@ -16,6 +17,7 @@ import msgspec
 
 from shoal.protocol.accusations import Detours, Pair
 from shoal.protocol.amending import with_amendment
+from shoal.protocol.bans import with_bans
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
@@ -91,7 +93,7 @@ class Lead:
         overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
         if facts.gathering.awaited(facts.alive, facts.leaves) and not overdue:
             return None
-        return self._plan_over(facts.gathering.candidates(facts.alive, facts.leaves), attempt=0, evicted=())
+        return self._plan_over(facts.candidates(), attempt=0, evicted=())
 
     def _plan_over(self, candidates: dict[PeerId, Ready], *, attempt: int, evicted: tuple[PeerId, ...]) -> Plan | None:
         facts, returners = self._facts, self._facts.gathering.returners
@@ -144,7 +146,7 @@ class Lead:
             self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
             return self.eviction
         self.eviction = None
-        candidates = facts.gathering.candidates(facts.alive, facts.leaves)
+        candidates = facts.candidates()
         kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
         if not facts.is_quorum(kept.keys()):
             # Too few without them: whoever is alive is tried again rather than nobody going on.
@@ -195,6 +197,7 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
         )
+        value = with_bans(value, facts.proven, facts.banned)
         amendment = facts.agreed_amendment()
         if amendment is None:
             return value

@@ -26,7 +26,9 @@ from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId, parse_peer_id
+from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
+from shoal.protocol.manifest_sync import check_sync
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.strategies import with_strategy_defaults
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
@@ -226,51 +228,40 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Meta(ge=0, le=1, description="What a node did not send, or lost in encoding, counts this much a round later."),
     ] = 1.0
     norm_clip: Annotated[
-        bool, Meta(description="Whether a contribution is scaled down to the norm of the median one.")
+        bool,
+        Meta(
+            description="Whether a contribution is scaled down to the norm of the median one, as a whole and in every "
+            "chunk. On unless said otherwise, but for ddp, gossip and rollouts."
+        ),
     ] = False
+    aggregate: Annotated[
+        Literal["mean", "median", "trimmed", "centred_clip"],
+        Meta(
+            description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
+            "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
+            "without the largest and smallest. centred_clip: the mean of what is clipped around the median."
+        ),
+    ] = "mean"
+    trim: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=0.5,
+            description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
+        ),
+    ] = 0.25
+    clip_radius: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="With aggregate = centred_clip: how far from the median a contribution may be, as a multiple "
+            "of the distance that half of them keep.",
+        ),
+    ] = 1.0
 
     def __post_init__(self) -> None:
-        self._check_steps()
-        self._check_ddp()
-        self._check_gossip()
-        if (self.strategy == "sparse") != (self.codec == "topk"):
-            raise ValueError('strategy = "sparse" and codec = "topk" belong together; leave the codec out, or both')
-        if self.codec == "topk" and self.final_top_k < self.top_k:
-            raise ValueError(f"final_top_k is {self.final_top_k}; it needs room for one contribution, {self.top_k}")
-
-    def _check_ddp(self) -> None:
-        if self.strategy != "ddp":
-            return
-        if self.inner_steps != 1:
-            raise ValueError(f'inner_steps is {self.inner_steps}; with strategy = "ddp" it is 1, or left out')
-        if (self.outer_lr, self.outer_momentum) != (0.7, 0.9):
-            raise ValueError('outer_lr and outer_momentum have no meaning with strategy = "ddp": it steps by [inner]')
-
-    def _check_gossip(self) -> None:
-        if self.strategy != "gossip":
-            if self.gossip_gamma != 0.6:
-                raise ValueError('gossip_gamma has a meaning with strategy = "gossip" only')
-            return
-        if self.codec not in ("bf16", "fp32"):
-            raise ValueError('strategy = "gossip" sends parameters and not updates: use codec bf16 or fp32')
-        if self.norm_clip or self.error_feedback != 1:
-            raise ValueError('norm_clip and error_feedback have no meaning with strategy = "gossip"')
-        limit = 2 * (1 - self.outer_momentum**2)
-        if self.gossip_gamma >= limit:
-            raise ValueError(f"gossip_gamma is {self.gossip_gamma}; with this outer_momentum it must be < {limit:.4g}")
-
-    def _check_steps(self) -> None:
-        if self.strategy != "streaming":
-            if self.fragments > 1 or self.mixing != 0.5:
-                raise ValueError('fragments and mixing have a meaning with strategy = "streaming" only')
-            if self.overlap_steps and self.strategy != "diloco":
-                raise ValueError('overlap_steps has a meaning with strategy = "diloco" or "streaming" only')
-        if self.inner_steps % self.fragments:
-            raise ValueError(f"inner_steps is {self.inner_steps}, which {self.fragments} fragments do not divide")
-        if self.overlap_steps > self.round_steps:
-            raise ValueError(
-                f"overlap_steps is {self.overlap_steps}; between two rounds there are only {self.round_steps} steps"
-            )
+        check_sync(self)
 
     @property
     def balances(self) -> bool:
@@ -296,6 +287,13 @@ class SyncSection(Message, frozen=True, kw_only=True):
     def plan_codec(self) -> str:
         """What a plan calls the codec: with the numbers of values, where it has such."""
         return f"topk{self.top_k}-{self.final_top_k}" if self.codec == "topk" else self.codec
+
+    @property
+    def plan_aggregate(self) -> str:
+        """What a plan calls the aggregate: with its parameter in 1/65536, where it has one."""
+        parameters = {"trimmed": self.trim, "centred_clip": self.clip_radius}
+        parameter = parameters.get(self.aggregate)
+        return self.aggregate if parameter is None else f"{self.aggregate}{round(parameter * 65536)}"
 
 
 class InnerSection(Message, frozen=True, kw_only=True):
@@ -385,10 +383,16 @@ class Manifest(Message, frozen=True, kw_only=True):
     inner: InnerSection = InnerSection()
     round: RoundSection = RoundSection()
     rollouts: RolloutsSection | None = None
+    audit: AuditSection | None = None
     network: NetworkSection = NetworkSection()
 
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
+
+    @property
+    def audits(self) -> AuditSection:
+        """How rounds are audited."""
+        return self.audit or AuditSection()
 
     @property
     def swarm_id(self) -> SwarmId:
@@ -417,7 +421,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         return manifest
 
 
-_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round", "rollouts")
+_AGREED_SECTIONS = ("swarm", "workload", "sync", "inner", "round", "rollouts", "audit")
 
 
 def load_manifest(path: Path | str) -> Manifest:
@@ -431,11 +435,13 @@ def load_manifest(path: Path | str) -> Manifest:
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
     if len(data) > MANIFEST_LIMIT_BYTES:
-        raise ConfigError(f"{path} is larger than {MANIFEST_LIMIT_BYTES} bytes; is it a manifest?")
+        raise ConfigError(
+            f"{path} is larger than {MANIFEST_LIMIT_BYTES} bytes; give the swarm.toml that `shoal init` wrote"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text; is it a manifest?") from None
+        raise ConfigError(f"{path} is not UTF-8 text; give the swarm.toml that `shoal init` wrote") from None
     return parse_manifest(text, source=str(path))
 
 
@@ -444,7 +450,7 @@ def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        raise ConfigError(f"{source}: not valid TOML: {error}; correct it there") from None
     refuse_unknown_keys(raw, Manifest, source)
     return validate_manifest(raw, source=source)
 

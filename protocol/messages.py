@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from shoal.protocol import wire
-from shoal.protocol.identity import Identity, PeerId, verify
+from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from shoal.protocol.wire import HASH_BYTES, CounterField, HashField, PeerIdField, SignatureField, canonical
 
 Round = NewType("Round", int)
@@ -27,6 +27,7 @@ CHUNK_LIMIT = 1 << 14
 WEIGHT_LIMIT = (1 << 24) - 1
 CLIP_UNIT = 1 << 16
 """A clip of this much changes nothing."""
+AGGREGATE_LIMIT_CHARS = 32
 SQUARES_LIMIT = 2.0**160
 """More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
 VIEW_LIMIT = 1 << 20
@@ -91,7 +92,8 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     `role` is "contributor", "joiner" (no vote, weight zero) or "observer" (a paused member: it votes, weight zero).
     `state` is the digest of S(e-1) as this node holds it; a node whose state differs must heal before it takes part.
     `squares` are the per-chunk sums of squares of the decoded contribution; `upload` and `download` bytes/s.
-    `life` is drawn by who says it, at random, when it begins the round: who was restarted has another.
+    `life` is drawn by who says it, at random, when it begins the round: who was restarted has another. `seal` and
+    `signature` are a contributor's, for third parties (commitments.py).
     """
 
     role: str
@@ -103,6 +105,8 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     download: Count
     reaches: Peers
     life: Hash = NO_HASH
+    seal: Hash = NO_HASH
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
 class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -171,7 +175,8 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     `origin` revises the one of that hash, or another revision of it: same participants in the same places, whoever
     was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
     finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
-    participant what its contribution is multiplied by in the sum, in 1/65536.
+    participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
+    mean, says how contributions are combined.
     """
 
     view: View
@@ -187,6 +192,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     standing: Annotated[tuple[ChunkResults, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] = ()
     relays: Annotated[tuple[Relay, ...], msgspec.Meta(max_length=RELAY_LIMIT)] = ()
     clips: Annotated[tuple[Clip, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] | msgspec.UnsetType = msgspec.UNSET
+    aggregate: Annotated[str, msgspec.Meta(max_length=AGGREGATE_LIMIT_CHARS)] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not isinstance(self.clips, msgspec.UnsetType) and len(self.clips) != len(self.participants):
@@ -345,6 +351,13 @@ class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 
 
+class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """That a round decided to go on without `peer`; `evidence` is the digest of what proves why (evidence.py)."""
+
+    peer: Peer
+    evidence: Hash
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """What a round decides. The view is not in it: one value certified in two views is one certificate.
 
@@ -353,7 +366,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     With a `rollback` the round has no result: plan and bitmaps are NO_HASH, tokens 0, and `digest` is that of S(k),
     on which the next term stands. With `amended`, which a result may have, other settings are in force from the next
-    round on. Without them the fields are left out of the encoding.
+    round on. With `bans`, which a result may have too, these peers are members of no later round as long as the ban
+    lasts. Without them the fields are left out of the encoding.
     """
 
     swarm: Hash
@@ -369,6 +383,9 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     digest: Hash
     rollback: Rollback | msgspec.UnsetType = msgspec.UNSET
     amended: Amended | msgspec.UnsetType = msgspec.UNSET
+    bans: Annotated[tuple[Ban, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
     @cached_property
     def hash(self) -> bytes:

@@ -34,6 +34,9 @@ JOINER = "joiner"
 """Newly arrived with the certified state: receives the finals, weight zero, no vote yet."""
 ROLES = frozenset({CONTRIBUTOR, TRAINING, OBSERVER, JOINER})
 
+MEAN = "mean"
+"""The aggregate that plans do not name."""
+
 Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 """Deals `chunks` among participants given (upload, download) bytes/s of each; 0 is unknown."""
 
@@ -42,7 +45,8 @@ Deal = Callable[[Sequence[tuple[int, int]], int], tuple[OwnedRange, ...]]
 class RoundSettings:
     """What the settings in force fix about a round, and how many values are summed in it.
 
-    norm_clip: whether no contribution may be larger than the median one.
+    norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
+    contributions are combined.
     """
 
     numel: int
@@ -52,6 +56,7 @@ class RoundSettings:
     reduce_deadline_s: float
     weight_cap: float
     norm_clip: bool = False
+    aggregate: str = MEAN
 
     @classmethod
     def of(cls, manifest: Manifest, numel: int) -> Self:
@@ -64,20 +69,27 @@ class RoundSettings:
             reduce_deadline_s=manifest.round.reduce_deadline_s,
             weight_cap=manifest.round.weight_cap,
             norm_clip=manifest.sync.norm_clip,
+            aggregate=manifest.sync.plan_aggregate,
         )
 
 
-def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
-    """Token weights, none above `cap` times the (lower) median of those that are not zero, in lowest terms.
+def capped_tokens(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
+    """Declared tokens, none above `cap` times the (lower) median of those that are not zero.
 
-    In lowest terms equal weights are all 1, and a sum need not multiply.
+    What somebody declares beyond that neither weighs nor counts in the tokens that schedules run by.
     """
     counted = sorted(t for t in tokens.values() if t > 0)
     if not counted:
         return dict.fromkeys(tokens, 0)
     ceiling = min(WEIGHT_LIMIT, max(1, int(counted[(len(counted) - 1) // 2] * cap)))
-    common = gcd(*(min(t, ceiling) for t in counted))
-    return {peer: min(t, ceiling) // common for peer, t in tokens.items()}
+    return {peer: min(t, ceiling) for peer, t in tokens.items()}
+
+
+def capped_weights(tokens: Mapping[PeerId, int], cap: float) -> dict[PeerId, int]:
+    """Token weights: the capped tokens in lowest terms, in which equal ones are all 1, and a sum need not multiply."""
+    capped = capped_tokens(tokens, cap)
+    common = gcd(*capped.values()) or 1
+    return {peer: t // common for peer, t in capped.items()}
 
 
 def norm_clips(squares: Mapping[PeerId, Sequence[float]]) -> dict[PeerId, int]:
@@ -123,7 +135,7 @@ def make_plan(
     if settings.norm_clip:
         contributors = {p: r for p, r in contributors.items() if len(r.squares) == chunks}
     tokens = {p: r.tokens for p, r in contributors.items()}
-    weights = capped_weights(tokens, settings.weight_cap)
+    weights, tokens = capped_weights(tokens, settings.weight_cap), capped_tokens(tokens, settings.weight_cap)
     participants = tuple(
         Participant(
             peer=p,
@@ -151,6 +163,7 @@ def make_plan(
         numel=settings.numel,
         chunk_values=settings.chunk_values,
         clips=tuple(clips.get(p, CLIP_UNIT) for p in order) if settings.norm_clip else msgspec.UNSET,
+        aggregate=settings.aggregate if settings.aggregate != MEAN else msgspec.UNSET,
     )
 
 
@@ -176,9 +189,20 @@ def check_plan(plan: Plan, sender: PeerId, previous: Value, settings: RoundSetti
         raise RemoteError("a plan that revises nothing, with evicted participants or finals", peer=sender)
     if not any(p.weight for p in plan.participants):
         raise RemoteError("a plan without a contribution", peer=sender)
+    if plan.aggregate != (settings.aggregate if settings.aggregate != MEAN else msgspec.UNSET):
+        raise RemoteError("a plan that combines contributions otherwise than the settings have it", peer=sender)
+    _check_weights(plan, sender, settings.weight_cap)
     _check_clips(plan, sender, norm_clip=settings.norm_clip)
     _check_owners(plan, sender)
     _check_relays(plan, sender)
+
+
+def _check_weights(plan: Plan, sender: PeerId, cap: float) -> None:
+    """Weights are those that follow from the tokens, so that no lead makes a contribution heavier than it is."""
+    tokens = {p.peer: p.tokens for p in plan.participants}
+    weights = {p.peer: p.weight for p in plan.participants}
+    if capped_tokens(tokens, cap) != tokens or capped_weights(tokens, cap) != weights:
+        raise RemoteError("a plan with weights that do not follow from its tokens", peer=sender)
 
 
 def _check_clips(plan: Plan, sender: PeerId, *, norm_clip: bool) -> None:

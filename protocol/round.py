@@ -23,7 +23,7 @@ Time enters only as the `now` of each call, in seconds of a monotonic clock.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -38,6 +38,7 @@ from shoal.protocol.agreement import (
 )
 from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
 from shoal.protocol.certificate import lead, leave_needs_promise
+from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.facts import RoundFacts
@@ -88,7 +89,7 @@ class RoundMachine:
 
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
     were members lately, whose weight counts although they are not in the electorate. `in_force` are the agreed
-    settings of the round, for who would amend them.
+    settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided.
     """
 
     def __init__(
@@ -102,14 +103,15 @@ class RoundMachine:
         deal: Deal,
         returners: Iterable[PeerId] = (),
         in_force: InForce | None = None,
+        banned: Collection[PeerId] = (),
     ) -> None:
         self.me = identity.peer_id
         self.life = life
         self._identity = identity
         self.previous = previous
         self.round = previous.next_round
-        self.agreement = Agreement(identity=identity, previous=previous, in_force=in_force)
-        self._gathering = Gathering(members=previous.members, returners=returners, state=state)
+        self.agreement = Agreement(identity=identity, previous=previous, in_force=in_force, banned=banned)
+        self._gathering = Gathering(members=previous.members, returners=returners, state=state, banned=banned)
         self._facts = RoundFacts(
             me=self.me,
             previous=previous,
@@ -117,6 +119,7 @@ class RoundMachine:
             agreement=self.agreement,
             gathering=self._gathering,
             in_force=in_force,
+            banned=frozenset(banned),
             alive=frozenset({self.me}),
         )
         self._lead = Lead(self._facts, deal)
@@ -142,6 +145,7 @@ class RoundMachine:
     def ready(self, ready: Ready, now: float) -> list[Effect]:
         """Announce this node's role or its finished contribution, in this machine's life."""
         ready = msgspec.structs.replace(ready, life=self.life)
+        ready = committed(self._identity, ready, self._facts.settings)
         self._gathering.take(self.me, ready)
         return [Broadcast(ready), *self.tick(now)]
 
@@ -200,6 +204,12 @@ class RoundMachine:
     def holds(self, target: Target, digest: bytes, now: float) -> list[Effect]:
         """The state of `target` is on disk here, and has this digest: this node may propose to go back, and vote so."""
         return [*self._of_agreement(self.agreement.holds(target, digest)), *self.tick(now)]
+
+    def proven(self, evidence: bytes, accused: PeerId, now: float) -> list[Effect]:
+        """Evidence of that digest is verified here, and no ban covers it: the accused is planned no more but banned."""
+        self._facts.proven[evidence] = accused
+        self._gathering.shunned.add(accused)
+        return [*self._of_agreement(self.agreement.proven(evidence, accused)), *self.tick(now)]
 
     def consent(self, target: Target, *, asked: bool, now: float) -> list[Effect]:
         """Say that this member would go back to `target`; `asked`: its own user wants that. No effect if it said so."""
@@ -476,4 +486,4 @@ class RoundMachine:
 
 def _fixed(plan: Plan) -> tuple[object, ...]:
     """What all revisions of a plan have in common."""
-    return plan.participants, plan.clips, plan.codec, plan.numel, plan.chunk_values
+    return plan.participants, plan.clips, plan.aggregate, plan.codec, plan.numel, plan.chunk_values

@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 STRATEGY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "diloco": {"norm_clip": True},
     "ddp": {"inner_steps": 1, "codec": "fp32"},
-    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": 1},
+    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": 1, "norm_clip": True},
     "sparse": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95, "norm_clip": True},
     "gossip": {"codec": "bf16", "outer_momentum": 0.5},
     "rollouts": {"inner_steps": 1},
 }
-"""What [sync] has under a strategy where it says nothing itself, and that differs from the keys' own defaults."""
+"""What [sync] has under a strategy where it says nothing itself, and that differs from the keys' own defaults.
+
+ddp is to be what synchronous data parallel is, the mean of all gradients; so it clips no norms unless told to."""
+DEFAULT_STRATEGY = "diloco"
 
 
 def with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
     """`tables` with what the strategy implies for [sync], in the place of what is left out."""
     sync = tables.get("sync")
-    if not isinstance(sync, dict) or not isinstance(sync.get("strategy"), str):
+    if not isinstance(sync, dict) or not isinstance(strategy := sync.get("strategy", DEFAULT_STRATEGY), str):
         return tables
-    return {**tables, "sync": {**STRATEGY_DEFAULTS.get(sync["strategy"], {}), **sync}}
+    return {**tables, "sync": {**STRATEGY_DEFAULTS.get(strategy, {}), **sync}}

@@ -18,6 +18,7 @@ import trio
 
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.limits import Guests
 from shoal.swarm.streams import Mailbox, Traffic
 from shoal.swarm.transport import running
 
@@ -84,8 +85,11 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     breaks, for as long as the connection lasts; here they last as long as the connection.
     """
 
-    def __init__(self, host: BasicHost, router: GossipSub, deliver: Callable[[str, GossipMessage], None]) -> None:
+    def __init__(
+        self, host: BasicHost, router: GossipSub, deliver: Callable[[str, GossipMessage], None], guests: Guests
+    ) -> None:
         super().__init__(host, router, strict_signing=True)
+        self._guests = guests
         self._deliver = deliver
         self._writing: weakref.WeakKeyDictionary[Any, trio.Lock] = weakref.WeakKeyDictionary()
 
@@ -94,6 +98,10 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
             if self.peers.get(stream.muxed_conn.peer_id) is not stream:
                 return False  # broken by an earlier message and replaced since
             return bool(await super().write_msg(stream, rpc_msg))
+
+    async def push_msg(self, msg_forwarder: ID, msg: Any) -> None:
+        if self._guests.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
+            await super().push_msg(msg_forwarder, msg)
 
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         if not self._peer_is_connected(peer_id):
@@ -111,7 +119,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
 class Gossip:
     """Publishing and subscribing, over a libp2p host that runs."""
 
-    def __init__(self, host: BasicHost, traffic: Traffic) -> None:
+    def __init__(self, host: BasicHost, traffic: Traffic, guests: Guests) -> None:
         self._traffic = traffic
         self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
         self._router = GossipSub(
@@ -124,7 +132,7 @@ class Gossip:
             max_messages_per_topic_per_second=1e9,
             adaptive_gossip_enabled=False,
         )
-        self._pubsub = _Pubsub(host, self._router, self._deliver)
+        self._pubsub = _Pubsub(host, self._router, self._deliver, guests)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -24,21 +24,41 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import transport
 from shoal.swarm.address import (
     ListenAddress,
-    parse_address,
     parse_listen_address,
     reachable_addresses,
 )
+from shoal.swarm.circuit_address import CircuitAddress, parse_any
+from shoal.swarm.circuit_relay import CircuitLimits, CircuitRelay
+from shoal.swarm.circuits import Circuits
 from shoal.swarm.gossip import Gossip, GossipMessage
-from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, Traffic
+from shoal.swarm.identify import tell_addresses
+from shoal.swarm.incoming import address_of, reset
+from shoal.swarm.knocking import Knocks
+from shoal.swarm.limits import (
+    CONNECTION_LIMIT,
+    HALF_OPEN_LIMIT,
+    HALF_OPEN_PER_ADDRESS_LIMIT,
+    Crowd,
+    Door,
+    Guests,
+    Memory,
+    Reason,
+    Refusals,
+)
+from shoal.swarm.muxer import Muxer
+from shoal.swarm.networks import in_dialling_order
+from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)
 
-CONNECTION_LIMIT = 512
-PENDING_INBOUND_LIMIT = 64  # connections whose handshake is under way
 CHANGES_LIMIT_ITEMS = 1024
 DIAL_REASONS_SHOWN = 3
+RELAYED = "through a relay"
+"""In the place of a host, where a peer was dialled through another."""
 
 Handler = Callable[[MessageStream], Awaitable[None]]
+Framing = Callable[[RawStream], RawStream]
+"""What stands between a protocol that is not Shoal's and a `MessageStream`."""
 
 
 class NotReached(NetworkError):
@@ -71,6 +91,7 @@ class Host:
         identity: Identity,
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         connection_limit: int = CONNECTION_LIMIT,
+        circuit_limits: CircuitLimits | None = None,
     ) -> None:
         """Raises ConfigError for an address that cannot be listened on. Nothing is opened yet."""
         self.peer_id: PeerId = identity.peer_id
@@ -81,10 +102,21 @@ class Host:
         self._listen = [parse_listen_address(text) for text in listen]
         self._network = transport.Network(identity=identity, connection_limit=connection_limit)
         self._network.register_notifee(transport.ConnectionNotifee(self._changed))
-        self._libp2p = transport.make_host(self._network)
-        self._gossip = Gossip(self._libp2p, self.traffic)
+        self.refusals = Refusals()
+        self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer belongs here; strangers are given less."""
+        self._door = Door(self.refusals)
+        self._half_open = Crowd(
+            self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
+        )
+        self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
+        guests = Guests(self.refusals, lambda peer: self.is_admitted(peer))
+        self._libp2p = transport.make_host(self._network, guests)
+        self.circuits = Circuits(self._network, self._libp2p)
+        self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
+        self.knocks = Knocks()
+        self._gossip = Gossip(self._libp2p, self.traffic, guests)
         self._watchers: list[Mailbox[ConnectionChange]] = []
-        self._pending_inbound = 0
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -109,15 +141,22 @@ class Host:
 
     # -- serving -------------------------------------------------------------------------------------------------
 
-    def serve(self, protocol: str, handler: Handler, *, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+    def serve(
+        self,
+        protocol: str,
+        handler: Handler,
+        *,
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+        framing: Framing | None = None,
+    ) -> None:
         """Let peers open streams of `protocol`; each runs `handler`, and is closed when that returns.
 
         Messages either way may have `limit_bytes`.
         """
 
         async def handle(net_stream: transport.AnyStream) -> None:
-            raw, peer = transport.NetStream(net_stream), transport.peer_of(net_stream)
-            stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic)
+            raw, peer = _framed(transport.NetStream(net_stream), framing), transport.peer_of(net_stream)
+            stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic, memory=self._memory)
             await self._handle(protocol, handler, stream)
 
         self._libp2p.set_stream_handler(protocol, handle)
@@ -154,7 +193,7 @@ class Host:
         Raises ConfigError for a malformed address or this node's own, NetworkError if the node cannot be reached or
         cannot prove to be the peer named. Cancellation leaves no half-made connection.
         """
-        parsed = parse_address(address)
+        parsed = parse_any(address)
         if parsed.peer == self.peer_id:
             raise ConfigError(f"{address} is this node's own address; give the address of another node")
         await self._network.dial(parsed, deadline_s=deadline_s)
@@ -163,18 +202,19 @@ class Host:
     async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
         """Connect to `peer` at the first of `addresses` that works, each given an equal share of the time left.
 
-        Addresses come from peers' records, so malformed ones and those of other peers are passed over.
-        Raises NotReached if none works. Cancellation as for `dial`.
+        Those that are likely to work come first. Addresses come from peers' records, so malformed ones and those of
+        other peers are passed over. Raises NotReached if none works. Cancellation as for `dial`.
         """
         end = trio.current_time() + deadline_s
         reasons: list[str] = []
         refused, silent = set[str](), set[str]()
+        addresses = in_dialling_order(addresses)
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
             try:
-                address = parse_address(text)
+                address = parse_any(text)
                 if address.peer != peer:
-                    raise ConfigError(f"{text} is not an address of {peer}")
+                    raise ConfigError(f"{text} is not an address of {peer}; copy it from that node's `shoal status`")
             except ConfigError as error:
                 reasons.append(str(error))
                 continue
@@ -183,7 +223,10 @@ class Host:
                 return
             except NetworkError as error:
                 reasons.append(str(error))
-                (refused if isinstance(error, transport.NobodyListens) else silent).add(address.host)
+                if isinstance(address, CircuitAddress):
+                    silent.add(RELAYED)  # that a relay does not know the way proves nothing of the peer
+                else:
+                    (refused if isinstance(error, transport.NobodyListens) else silent).add(address.host)
         raise NotReached(
             f"cannot reach {peer}: {'; '.join(reasons[:DIAL_REASONS_SHOWN]) or 'no address known'}",
             refused=frozenset(refused),
@@ -194,13 +237,25 @@ class Host:
         """The peers connected now."""
         return self._network.peers()
 
+    def strangers(self) -> list[tuple[float, PeerId]]:
+        """The peers that dialled this node and are not admitted, and since when they are connected, oldest first."""
+        return sorted((since, peer) for since, peer in self._network.came() if not self.is_admitted(peer))
+
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
         await self._network.drop_peer(peer)
 
     def host_of(self, peer: PeerId) -> str | None:
-        """The IP address at the other end of the connection to a peer, None if it is not connected."""
+        """The IP address at the other end of the connection to a peer, None if there is none, or it is relayed."""
         return self._network.host_of(peer)
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether a peer is connected, and not through a relay."""
+        return self._network.is_direct(peer)
+
+    def tell_addresses(self) -> None:
+        """Answer from now on, when libp2p's identify asks, where this node listens: other software passes that on."""
+        tell_addresses(self._libp2p, lambda: self.addresses)
 
     def watch(self) -> Mailbox[ConnectionChange]:
         """Connections that begin and end from now on; close it to stop. Compare `connected` if it ever dropped any."""
@@ -215,7 +270,13 @@ class Host:
     # -- streams and requests ------------------------------------------------------------------------------------
 
     async def open(
-        self, peer: PeerId, protocol: str, *, deadline_s: float, limit_bytes: int = MESSAGE_LIMIT_BYTES
+        self,
+        peer: PeerId,
+        protocol: str,
+        *,
+        deadline_s: float,
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+        framing: Framing | None = None,
     ) -> MessageStream:
         """A new stream to a connected peer that serves `protocol`; received messages may have `limit_bytes`.
 
@@ -225,21 +286,31 @@ class Host:
             raw = await self._network.open_stream(peer, protocol)
         if scope.cancelled_caught:
             raise NetworkError(f"{peer} did not open a stream of {protocol} within {deadline_s:g} s")
-        stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic)
+        stream = MessageStream(
+            _framed(raw, framing), peer=peer, limit_bytes=limit_bytes, traffic=self.traffic, memory=self._memory
+        )
         if self._streams is None:
             raise NetworkError("the host is not running")
         self._streams.start_soon(stream.run)
         return stream
 
     async def request(
-        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int = MESSAGE_LIMIT_BYTES
+        self,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        *,
+        deadline_s: float,
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+        framing: Framing | None = None,
     ) -> bytes:
         """Send one message on a stream of its own and return the one that answers it.
 
         Raises NetworkError, or RemoteError for an answer over `limit_bytes`. Cancellation resets the stream.
         """
         end = trio.current_time() + deadline_s
-        stream = await self.open(peer, protocol, deadline_s=deadline_s, limit_bytes=max(limit_bytes, len(payload)))
+        room_bytes = max(limit_bytes, len(payload))
+        stream = await self.open(peer, protocol, deadline_s=deadline_s, limit_bytes=room_bytes, framing=framing)
         try:
             await stream.send(payload, deadline_s=max(end - trio.current_time(), 0))
             answer = await stream.receive(deadline_s=max(end - trio.current_time(), 0))
@@ -282,21 +353,28 @@ class Host:
         return listeners
 
     async def _accept(self, stream: trio.SocketStream) -> None:
-        if self._pending_inbound >= PENDING_INBOUND_LIMIT:
-            stream.socket.close()
+        muxer: Muxer | None = None
+        address = address_of(stream)
+        if not self._door.lets_in(address):
+            reset(stream)
             return
-        self._pending_inbound += 1
-        try:
+        with self._half_open.entering(address):
+            if await self.knocks.took(stream):
+                return
             muxer = await self._network.accept(stream)
-        finally:
-            self._pending_inbound -= 1
-        if muxer is not None:
+        if muxer is None:
+            self.refusals.note(Reason.HANDSHAKE_FAILED)
+        else:
             await muxer.event_closed.wait()  # trio closes the socket when this task returns
 
     def _changed(self, peer: PeerId, connected: bool) -> None:
         self._watchers[:] = [watcher for watcher in self._watchers if not watcher.closed]
         for watcher in self._watchers:
             watcher.put(ConnectionChange(peer=peer, connected=connected))
+
+
+def _framed(raw: RawStream, framing: Framing | None) -> RawStream:
+    return raw if framing is None else framing(raw)
 
 
 def _blames_peer(error: Exception) -> bool:
@@ -312,5 +390,7 @@ def _unusable(address: ListenAddress, error: OSError) -> ConfigError:
     if error.errno == errno.EACCES:
         return ConfigError(f"{where} is reserved for the system; choose a port above 1023")
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"this machine has no address {address.host}; listen on 0.0.0.0 for all of its addresses")
-    return ConfigError(f"cannot listen on {where}: {error}")
+        return ConfigError(
+            f"this machine has no address {address.host}; use --listen /ip4/0.0.0.0/tcp/0 for all of its addresses"
+        )
+    return ConfigError(f"cannot listen on {where}: {error}; choose another --listen")

@@ -159,7 +159,7 @@ class LaneLimits:
                 f"not {self.lanes_per_peer} to {self.lanes_per_peer_limit}"
             )
         if self.queue_frames < 1 or self.queue_bytes < FRAME_LIMIT_BYTES or self.stall_s <= 0:
-            raise ConfigError("a lane needs room for one frame and some time to send it")
+            raise ConfigError("a lane must have room for one frame and some time to send it")
 
     def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
         """A new queue within these limits."""

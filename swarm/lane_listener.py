@@ -8,7 +8,6 @@ stranger who saw it cannot use it up.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,20 @@ import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.incoming import address_of, reset
+from shoal.swarm.knocking import Knocks
 from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.limits import (
+    LANE_ADDRESS_CONNECTIONS_BURST,
+    LANE_ADDRESS_CONNECTIONS_PER_S,
+    LANE_CONNECTIONS_BURST,
+    LANE_CONNECTIONS_PER_S,
+    Crowd,
+    Door,
+    Reason,
+    Refusals,
+)
+from shoal.swarm.passages import PassageDesk
 from shoal.swarm.seal import (
     ADDRESS_LIMIT,
     LANE_ID_BYTES,
@@ -35,6 +47,8 @@ from shoal.swarm.seal import (
 
 STRANGER_DEADLINE_S = 2.0
 UNAUTHENTICATED_LIMIT = 64
+MEETING_DEADLINE_S = 12.0
+"""For a connection to a third, at which the one who wants a lane has to arrive as well."""
 CONNECTIONS_PER_ID_LIMIT = 4
 PENDING_DEADLINE_S = 30.0
 PENDING_PER_PEER_LIMIT = 32
@@ -70,7 +84,18 @@ class LaneListener:
         self._listen = listen
         self._adopt = adopt
         self._pending: dict[bytes, _Pending] = {}
-        self._strangers: OrderedDict[object, trio.CancelScope] = OrderedDict()
+        self.refusals = Refusals()
+        self._door = Door(
+            self.refusals,
+            Reason.LANE_RATE,
+            per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
+            address_per_s=(LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST),
+        )
+        self._strangers = Crowd(
+            self.refusals, Reason.LANE_STRANGERS, limit=UNAUTHENTICATED_LIMIT, per_address=UNAUTHENTICATED_LIMIT
+        )
+        self.knocks: Knocks | None = None
+        self.passages: PassageDesk | None = None
 
     async def open(self) -> list[trio.SocketListener]:
         """The listening sockets, for `serve`. Raises ConfigError if the address cannot be had."""
@@ -109,31 +134,47 @@ class LaneListener:
             raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
 
     async def _greet(self, stream: trio.SocketStream) -> None:
-        """One incoming connection, until it is a lane or closed."""
+        """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""
+        first, address = b"", address_of(stream)
+        if not self._door.lets_in(address):
+            reset(stream)
+            return
         try:
-            with self._stranger():
-                await self._authenticate(stream)
+            with self._stranger(address):
+                first = await receive_exactly(stream, LANE_ID_BYTES)
+                if self._is_passage(first):
+                    pass  # it may last
+                elif self.knocks is None or not await self.knocks.answer(stream, first):
+                    await self._authenticate(stream, first)
+            if self.passages is not None and self._is_passage(first):
+                await self.passages.hold(first, stream)
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
+            self.refusals.note(Reason.LANE_HELLO)
             logger.debug("a stranger was turned away: %r", error)
         finally:
             await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
 
-    @contextmanager
-    def _stranger(self) -> Iterator[None]:
-        """A place among the unauthenticated, for a while. A crowd pushes out the oldest, who had its chance."""
-        place = object()
-        with trio.move_on_after(STRANGER_DEADLINE_S) as scope:
-            if len(self._strangers) >= UNAUTHENTICATED_LIMIT:
-                self._strangers.popitem(last=False)[1].cancel()
-            self._strangers[place] = scope
-            try:
-                yield
-            finally:
-                self._strangers.pop(place, None)
+    def _is_passage(self, first: bytes) -> bool:
+        return self.passages is not None and self.passages.claims(first)
 
-    async def _authenticate(self, stream: trio.SocketStream) -> None:
+    async def meet(self, stream: trio.SocketStream) -> None:
+        """The listener's side of the hello on a connection that this node dialled, to where the two meet."""
+        try:
+            with trio.move_on_after(MEETING_DEADLINE_S):
+                await self._authenticate(stream, await receive_exactly(stream, LANE_ID_BYTES))
+        except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
+            logger.debug("nobody was met: %r", error)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    @contextmanager
+    def _stranger(self, address: str) -> Iterator[None]:
+        """A place among the unauthenticated, for a while."""
+        with trio.move_on_after(STRANGER_DEADLINE_S), self._strangers.entering(address):
+            yield
+
+    async def _authenticate(self, stream: trio.SocketStream, lane_id: bytes) -> None:
         """The listener's side of the hello. Raises RemoteError if the connection is not what was agreed on."""
-        lane_id = await receive_exactly(stream, LANE_ID_BYTES)
         pending = self._pending.get(lane_id)
         if pending is None or pending.expires_at <= trio.current_time():
             raise RemoteError("an unknown lane id")
@@ -184,4 +225,4 @@ def check_advertised(addresses: tuple[str, ...]) -> None:
         try:
             parse_address(address)
         except RemoteError as error:
-            raise ConfigError(f"an advertised lane address is wrong: {error}") from None
+            raise ConfigError(f"an advertised lane address is wrong: {error}; write HOST:PORT") from None

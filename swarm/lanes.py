@@ -14,12 +14,14 @@ lanes go first, then the ones the other side dialled. One side that decides cann
 All lanes to a peer send from one queue. How many a node wants is measured while it sends (`lane_count`): it dials what
 it lacks, and retires what it has dialled when they gained nothing. Who wants more than the other side gets them.
 
-A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back.
+A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
+neither reaches the other the two meet at a third (`shoal.swarm.passages`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -34,22 +36,23 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.frame import FrameHeader
+from shoal.swarm.knocking import Knocks
 from shoal.swarm.lane import JOIN_DEADLINE_S, FrameSink, Lane, LaneLimits
-from shoal.swarm.lane_connect import connect
 from shoal.swarm.lane_count import LaneCount
-from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.lane_dial import LaneDialler, Request
 from shoal.swarm.lane_listener import LaneListener, addresses_of, check_advertised
 from shoal.swarm.lane_pairs import Pair, PairTable
+from shoal.swarm.lane_reach import LaneReach
+from shoal.swarm.limits import Refusals
 from shoal.swarm.moved import Moved
+from shoal.swarm.passages import PassageDesk
 from shoal.swarm.seal import (
-    ADDRESS_LIMIT,
     LANES_PER_PEER_LIMIT,
     LaneKeys,
-    LaneProposal,
     LaneSummons,
+    LaneVia,
     Opener,
     Sealer,
-    decode_answer,
     decode_request,
     encode_handshake,
 )
@@ -60,13 +63,12 @@ if TYPE_CHECKING:
 LANE_COUNT_LIMIT = 4096
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
-HELLO_DEADLINE_S = 5.0
+SUMMONS_PATIENCE_S = 2.0
+"""So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
 SUMMONED_DIAL_DEADLINE_S = 15.0
 LOOK_PERIOD_S = 0.25
 WIDEN_DEADLINE_S = 15.0
 WIDEN_RETRY_S = 15.0
-
-Request = Callable[[PeerId, bytes], Awaitable[bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class LanePool:
         self._swarm_id = swarm_id
         self._sink = sink
         self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)
+        self._dialler = LaneDialler(me=me, swarm_id=swarm_id, request=request, adopt=self._adopt)
         self._advertise = advertise
         self._request = request
         self._limits = limits or LaneLimits()
@@ -150,6 +153,11 @@ class LanePool:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._join_all)
 
+    def use(self, reach: LaneReach, *, knocks: Knocks, passages: PassageDesk) -> None:
+        """Ask `reach` where lanes may go, and take knocks, and others' lanes, at the listener."""
+        self._dialler.reach = reach
+        self._listener.knocks, self._listener.passages = knocks, passages
+
     async def answer(self, peer: PeerId, offer: bytes) -> bytes:
         """Answer `peer`'s lane request; to be called with what its `request` sent over the libp2p channel.
 
@@ -163,9 +171,21 @@ class LanePool:
         self._check_room()
         if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
+        if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
+            raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         answer = self._listener.accept(peer, asked, self.addresses)
         self._pair(peer).asked_for = asked.lanes
+        if asked.via is not None:
+            self._jobs.send_nowait(partial(self._meet, asked.via))
         return encode_handshake(answer)
+
+    async def _meet(self, via: LaneVia) -> None:
+        try:
+            stream = await self._dialler.meet(via)
+        except (NetworkError, trio.BrokenResourceError) as error:
+            logger.debug("%s", error)
+        else:
+            await self._listener.meet(stream)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
         """Have as many usable lanes to `peer` as the limits begin with, dialling where they lack.
@@ -239,6 +259,11 @@ class LanePool:
             pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
             past = Moved() if pair is None else pair.moved
         return sum((lane.moved for lane in lanes), past)
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was turned away at the lanes' port."""
+        return self._listener.refusals
 
     @property
     def bytes_sent(self) -> int:
@@ -355,12 +380,12 @@ class LanePool:
                     self._check_up()
                     self._check_room()
                     try:
-                        await self._dial(peer)
+                        await self._dialler.dial(peer, self._wanted(peer))
                     except NetworkError as error:
                         if not may_summon:
                             raise
                         logger.debug("summoning: %s", error)
-                        await self._summon(peer)
+                        await self._reach_otherwise(peer)
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
@@ -368,36 +393,14 @@ class LanePool:
     def _satisfied(self, peer: PeerId, lanes: int) -> bool:
         return sum(not lane.worn for lane in self._usable(peer)) >= lanes
 
-    async def _dial(self, peer: PeerId) -> None:
-        """Bring up one lane. Each try has its own keys and takes the addresses that failed no try before."""
-        failed: set[str] = set()
-        for _ in range(ADDRESS_LIMIT):
-            proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=self._wanted(peer))
-            reply = await self._request(peer, encode_handshake(proposal.offer))
-            answer = decode_answer(reply, peer=peer)
-            keys = proposal.keys(answer)
-            connected = await connect([text for text in answer.addresses if text not in failed])
-            if connected is None:
-                break
-            address, stream = connected
-            try:
-                with trio.fail_after(HELLO_DEADLINE_S):
-                    await self._introduce(stream, keys)
-                return
-            except (trio.TooSlowError, trio.BrokenResourceError, RemoteError) as error:
-                # Not held against the peer: a private address may be another machine's on this network.
-                logger.debug("%s at %s: %r", peer, address, error)
-                failed.add(address)
-            finally:
-                await trio.aclose_forcefully(stream)
-        raise NetworkError(f"{peer} cannot be reached at {', '.join(answer.addresses)}")
-
-    async def _introduce(self, stream: trio.SocketStream, keys: LaneKeys) -> None:
-        """The dialler's side of the hello."""
-        sealer, opener = Sealer(keys.send_key), Opener(keys.receive_key, peer=keys.peer)
-        await stream.send_all(keys.lane_id + seal_hello(sealer, keys))
-        open_hello(opener, keys, await receive_exactly(stream, HELLO_WIRE_BYTES))
-        self._adopt(stream, keys, sealer, opener, dialled=True)
+    async def _reach_otherwise(self, peer: PeerId) -> None:
+        """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
+        reach = self._dialler.reach
+        patience_s = SUMMONS_PATIENCE_S if reach.relays(peer) else math.inf
+        with trio.move_on_after(patience_s if reach.is_reached() else 0):
+            await self._summon(peer)
+            return
+        await self._dialler.dial_through(peer, self._wanted(peer))
 
     async def _summon(self, peer: PeerId) -> None:
         """Ask `peer` to dial, and wait until it did; the caller has the deadline."""

@@ -29,6 +29,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Reach, Refusal, SwarmMessage, Welcome
 from shoal.protocol.wire import Envelope, ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
 from shoal.swarm.forwarding import Forwarding
+from shoal.swarm.limits import Pace, Refusals
 from shoal.swarm.streams import MessageStream, StreamEnded
 
 HELLO_PROTOCOL = "/shoal/hello/1"
@@ -86,6 +87,7 @@ class _Link:
     outbox: trio.MemorySendChannel[bytes | trio.Event]
     queue: trio.MemoryReceiveChannel[bytes | trio.Event]
     scope: trio.CancelScope
+    pace: Pace
 
 
 class Gatekeeper(Protocol):
@@ -119,8 +121,17 @@ class Gatekeeper(Protocol):
 class Links:
     """All message links of this node."""
 
-    def __init__(self, *, host: Control, swarm_id: SwarmId, sealer: Sealer, gatekeeper: Gatekeeper) -> None:
+    def __init__(
+        self,
+        *,
+        host: Control,
+        swarm_id: SwarmId,
+        sealer: Sealer,
+        gatekeeper: Gatekeeper,
+        refusals: Refusals | None = None,
+    ) -> None:
         self._host = host
+        self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
         self._gate = gatekeeper
@@ -249,7 +260,7 @@ class Links:
         if len(self._links) >= LINK_LIMIT:
             raise NetworkError(f"{LINK_LIMIT} links are up already")
         outbox, queue = trio.open_memory_channel[bytes | trio.Event](QUEUE_LIMIT_MESSAGES)
-        link = _Link(peer, outbox, queue, trio.CancelScope())
+        link = _Link(peer, outbox, queue, trio.CancelScope(), Pace(self._refusals))
         self._links[peer] = link
         self._jobs.send_nowait(partial(self._write_messages, link))
         self._admitted.set()
@@ -306,7 +317,9 @@ class Links:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
         try:
             while True:
-                self._hear(stream.peer, await stream.receive(deadline_s=None))
+                sealed = await stream.receive(deadline_s=None)
+                self._hear(stream.peer, sealed)
+                await link.pace.read(len(sealed))
         except StreamEnded:
             logger.debug("%s closed its messages", stream.peer)
         finally:

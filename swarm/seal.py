@@ -57,12 +57,20 @@ _Address = Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]
 _Addresses = Annotated[tuple[_Address, ...], Meta(min_length=1, max_length=ADDRESS_LIMIT)]
 
 
+class LaneVia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the two meet, as neither can dial the other: at this third's lanes, with this ticket."""
+
+    relay: Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]
+    ticket: _LaneId
+
+
 class LaneOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="offer"):
     """A would-be dialler's half of the key agreement, and how many lanes it wants between the two."""
 
     ephemeral: _Key
     nonce: _Nonce
     lanes: Annotated[int, Meta(ge=1, le=LANES_PER_PEER_LIMIT)] = 1
+    via: LaneVia | None = None
 
 
 class LaneSummons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="summons"):
@@ -160,7 +168,9 @@ class LaneKeys:
 class LaneProposal:
     """The dialler's side of one key agreement: an offer, and the private key to take the answer with."""
 
-    def __init__(self, *, me: PeerId, peer: PeerId, swarm_id: bytes, lanes: int = 1) -> None:
+    def __init__(
+        self, *, me: PeerId, peer: PeerId, swarm_id: bytes, lanes: int = 1, via: LaneVia | None = None
+    ) -> None:
         self._me = me
         self._peer = peer
         self._swarm_id = swarm_id
@@ -169,6 +179,7 @@ class LaneProposal:
             ephemeral=self._private.public_key().public_bytes_raw(),
             nonce=secrets.token_bytes(NONCE_BYTES),
             lanes=lanes,
+            via=via,
         )
 
     def keys(self, answer: LaneAnswer) -> LaneKeys:

@@ -32,7 +32,7 @@ LINGER_DEADLINE_S = 5.0
 # How long saying goodbye (a FIN or a reset) may take before it is given up.
 FAREWELL_DEADLINE_S = 2.0
 
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 
 T = TypeVar("T")
 
@@ -60,6 +60,16 @@ class RawStream(Protocol):
         """Drop the stream in both directions, at once."""
 
 
+class Memory(Protocol):
+    """Bounds the bytes that wait to be read."""
+
+    def take(self, peer: PeerId, size: int) -> bool:
+        """Make room for bytes of a peer; False if there is none."""
+
+    def free(self, peer: PeerId, size: int) -> None:
+        """They were read, or dropped."""
+
+
 class Traffic:
     """Payload bytes of control messages that passed, summed over a host's streams and gossip."""
 
@@ -80,8 +90,10 @@ class MessageStream:
         peer: PeerId,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
         traffic: Traffic | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.peer = peer
+        self._memory = memory
         self._raw = raw
         self._limit_bytes = limit_bytes
         self._traffic = traffic or Traffic()
@@ -106,6 +118,9 @@ class MessageStream:
                 clean = await self._pump()
         finally:
             self._end("the stream was closed on this side")
+            if self._memory is not None:
+                self._memory.free(self.peer, len(self._buffer))
+                self._memory = None  # nothing more can come; what is left is read, or goes with the stream
             with trio.move_on_after(FAREWELL_DEADLINE_S, shield=True), contextlib.suppress(NetworkError):
                 # Where both sides have closed, `finish` only releases what the connection keeps of the stream.
                 await (self._raw.finish() if clean else self._raw.reset())
@@ -136,7 +151,7 @@ class MessageStream:
         if self._closing.is_set() or self._done.is_set():
             raise NetworkError(self._ended or "the stream was closed on this side")
         with trio.CancelScope(deadline=deadline, shield=True) as writing:
-            await self._raw.write(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+            await self._raw.write(len(message).to_bytes(LENGTH_BYTES, "big") + message)
         if writing.cancelled_caught:
             self._end("a write timed out")
             self._scope.cancel()
@@ -168,7 +183,7 @@ class MessageStream:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._buffer.clear()
+        self._drop(len(self._buffer))
         with trio.move_on_after(FAREWELL_DEADLINE_S, shield=True) as parting:
             try:
                 async with self._write_lock:
@@ -185,6 +200,7 @@ class MessageStream:
     async def abort(self) -> None:
         """Reset the stream in both directions, and wait until it is gone (bounded). Cancellation: gone all the same."""
         self._closing.set()
+        self._drop(len(self._buffer))
         self._end("the stream was aborted on this side")
         self._scope.cancel()
         with trio.move_on_after(FAREWELL_DEADLINE_S + 1, shield=True):
@@ -206,27 +222,30 @@ class MessageStream:
                 return True
             if self._closing.is_set():
                 continue  # lingering: only the end is of interest
+            if self._memory is not None and not self._memory.take(self.peer, len(data)):
+                self._end("more than this node has room for is waiting to be read")
+                return False
             self._buffer += data
             self._receivers.unpark_all()
 
     def _wanted_bytes(self) -> int:
         """How much may be buffered: the message in front (if its length is allowed), or the backlog limit."""
-        front_bytes = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-        return max(BACKLOG_LIMIT_BYTES, _LENGTH_BYTES + min(front_bytes, self._limit_bytes))
+        front_bytes = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        return max(BACKLOG_LIMIT_BYTES, LENGTH_BYTES + min(front_bytes, self._limit_bytes))
 
     def _take(self) -> bytes | None:
         """The message in front, None if it is not complete yet. Raises what `receive` says."""
-        if len(self._buffer) >= _LENGTH_BYTES:
-            length_bytes = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if len(self._buffer) >= LENGTH_BYTES:
+            length_bytes = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
             if length_bytes > self._limit_bytes:
                 self._scope.cancel()
                 raise RemoteError(
                     f"a message of {length_bytes} bytes exceeds the limit of {self._limit_bytes}", peer=self.peer
                 )
-            end = _LENGTH_BYTES + length_bytes
+            end = LENGTH_BYTES + length_bytes
             if len(self._buffer) >= end:
-                message = bytes(self._buffer[_LENGTH_BYTES:end])
-                del self._buffer[:end]
+                message = bytes(self._buffer[LENGTH_BYTES:end])
+                self._drop(end)
                 self._room.unpark_all()
                 return message
         if not self._ended:
@@ -234,6 +253,12 @@ class MessageStream:
         if self._buffer:
             raise NetworkError(f"the stream ended inside a message: {self._ended}")
         raise StreamEnded(self._ended)
+
+    def _drop(self, size: int) -> None:
+        """The first bytes of the buffer are done with."""
+        del self._buffer[:size]
+        if self._memory is not None:
+            self._memory.free(self.peer, size)
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -25,6 +24,10 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address import Address
+from shoal.swarm.circuit_address import CircuitAddress
+from shoal.swarm.circuits import Circuits, is_relayed
+from shoal.swarm.libp2p_log import redirect
+from shoal.swarm.limits import Guests
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 
 with warnings.catch_warnings():
@@ -37,7 +40,6 @@ with warnings.catch_warnings():
     from libp2p.host.basic_host import BasicHost
     from libp2p.network.auto_connector import AutoConnector
     from libp2p.network.config import ConnectionConfig
-    from libp2p.network.connection import swarm_connection
     from libp2p.network.connection.raw_connection import RawConnection
     from libp2p.network.exceptions import SwarmException
     from libp2p.network.stream.exceptions import StreamEOF
@@ -60,7 +62,6 @@ log = logging.getLogger("shoal.libp2p")
 
 AnyStream = Any  # libp2p's stream, which has no types
 
-INBOUND_STREAM_LIMIT = 256  # streams open at once per peer
 # Two nodes that dial each other at once settle on one connection within this time; later, the newer one counts.
 SIMULTANEOUS_DIAL_WINDOW_S = 10.0
 HANDSHAKE_DEADLINE_S = 10.0
@@ -170,6 +171,7 @@ class Network(Swarm):  # type: ignore[misc]
         self._wires: set[Wire] = set()
         self._dials: dict[ID, trio.Event] = {}
         self._turns: dict[ID, trio.Lock] = {}
+        self.circuits: Circuits | None = None
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class Network(Swarm):  # type: ignore[misc]
                 log.debug("refused a connection: %r", error)
         return muxer
 
-    async def dial(self, address: Address, *, deadline_s: float) -> None:
+    async def dial(self, address: Address | CircuitAddress, *, deadline_s: float) -> None:
         """Connect to `address` unless its peer is connected already. Raises NetworkError.
 
         Cancellation leaves no connection behind, or a complete one.
@@ -198,12 +200,16 @@ class Network(Swarm):  # type: ignore[misc]
                 return
             self._dials[peer_id] = done = trio.Event()
             try:
-                await self._dial(address, peer_id)
+                if isinstance(address, CircuitAddress):
+                    await self._dial_through(address, peer_id, deadline_s)
+                else:
+                    await self._dial(address, peer_id)
             finally:
                 del self._dials[peer_id]
                 done.set()
         if scope.cancelled_caught and self.link(peer_id) is None:
-            raise NetworkError(f"{address.host}:{address.port} did not answer within {deadline_s:g} s")
+            where = f"{address.host}:{address.port}" if isinstance(address, Address) else f"the relay of {peer_id}"
+            raise NetworkError(f"{where} did not answer within {deadline_s:g} s")
 
     async def _dial(self, address: Address, peer_id: ID) -> None:
         try:
@@ -219,6 +225,19 @@ class Network(Swarm):  # type: ignore[misc]
         except Exception as error:  # the boundary: whoever listens there sent whatever it pleased
             if self.link(peer_id) is None:  # else the peer's own dial won, which is as good
                 raise NetworkError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+
+    async def _dial_through(self, address: CircuitAddress, peer_id: ID, deadline_s: float) -> None:
+        if self.circuits is None:
+            raise NetworkError("this node dials through no relay")
+        wire = await self.circuits.dial(address, deadline_s=deadline_s)
+        try:
+            await self.upgrade_outbound_raw_conn(wire.raw(dialled=True), peer_id)
+        except BaseException as error:
+            await wire.close()
+            if not isinstance(error, Exception):
+                raise
+            if self.link(peer_id) is None:
+                raise NetworkError(f"cannot connect to {peer_id} through {address.relay.peer}: {error}") from error
 
     @contextlib.contextmanager
     def _tracked(self, wire: Wire) -> Iterator[None]:
@@ -263,6 +282,11 @@ class Network(Swarm):  # type: ignore[misc]
     async def _make_way(self, new: Muxer) -> None:
         """Drop the connection that `new` replaces. Raises SwarmException if `new` is the one to go."""
         for old in self.get_connections(new.peer_id):
+            if is_relayed(new) and not is_relayed(old.muxed_conn) and self.is_direct(PeerId(str(new.peer_id))):
+                raise SwarmException(f"{new.peer_id} is connected without a relay")
+            if is_relayed(old.muxed_conn) and not is_relayed(new):
+                await self.drop(old)
+                continue
             is_young = trio.current_time() - old.muxed_conn.opened_at < SIMULTANEOUS_DIAL_WINDOW_S
             if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
                 raise SwarmException(f"{new.peer_id} is already connected")
@@ -292,6 +316,12 @@ class Network(Swarm):  # type: ignore[misc]
         """The peers with a live connection."""
         return frozenset(PeerId(str(peer_id)) for peer_id in self.connections if self.link(peer_id) is not None)
 
+    def came(self) -> list[tuple[float, PeerId]]:
+        """The peers with a live connection that they dialled, and when it was opened."""
+        links = [self.link(peer_id) for peer_id in self.connections]
+        muxers = [link.muxed_conn for link in links if link is not None and not link.muxed_conn.is_initiator]
+        return [(muxer.opened_at, PeerId(str(muxer.peer_id))) for muxer in muxers]
+
     def rtt_s(self, peer: PeerId) -> float | None:
         """The smoothed round trip in seconds, None for a peer that is not connected."""
         conn = self.link(ID.from_base58(peer))
@@ -302,6 +332,11 @@ class Network(Swarm):  # type: ignore[misc]
         conn = self.link(ID.from_base58(peer))
         remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()
         return None if remote is None else str(remote[0]).removeprefix("::ffff:")
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether a peer is connected, and not through a relay."""
+        conn = self.link(ID.from_base58(peer))
+        return conn is not None and not is_relayed(conn.muxed_conn)
 
     def link(self, peer_id: ID) -> Any | None:
         """The live connection to a peer, or None."""
@@ -365,7 +400,7 @@ class NetStream:
     """A libp2p stream as a `shoal.swarm.streams.RawStream`: foreign errors become NetworkError here."""
 
     def __init__(self, stream: AnyStream) -> None:
-        self._stream = stream
+        self.raw = self._stream = stream
 
     async def read(self, limit_bytes: int) -> bytes:
         try:
@@ -410,29 +445,26 @@ async def reset_quietly(stream: AnyStream) -> None:
         await stream.reset()
 
 
-def make_host(network: Network) -> BasicHost:
+def make_host(network: Network, guests: Guests) -> BasicHost:
     """libp2p's host over `network`: it answers identify and ping, and asks nobody on its own."""
     host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
     # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
     network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]
-    open_streams: Counter[ID] = Counter()
 
     async def handle_stream(stream: AnyStream) -> None:
         """libp2p lets a handler's exception end the process; and a peer can cause one before any handler runs."""
-        peer_id = stream.muxed_conn.peer_id
-        if open_streams[peer_id] >= INBOUND_STREAM_LIMIT:
-            await reset_quietly(stream)
-            return
-        open_streams[peer_id] += 1
-        try:
-            await host._swarm_stream_handler(stream)
-        except Exception:
-            log.debug("a stream from %s failed", peer_id, exc_info=True)
-            await reset_quietly(stream)
-        finally:
-            open_streams[peer_id] -= 1
-            if not open_streams[peer_id]:
-                del open_streams[peer_id]
+        peer = peer_of(stream)
+        with guests.stream(peer) as welcome:
+            if not welcome:
+                if guests.is_flooding(peer):
+                    await network.drop_peer(peer)
+                await reset_quietly(stream)
+                return
+            try:
+                await host._swarm_stream_handler(stream)
+            except Exception:
+                log.debug("a stream from %s failed", peer, exc_info=True)
+                await reset_quietly(stream)
 
     network.set_stream_handler(handle_stream)
     return host
@@ -463,21 +495,4 @@ class ConnectionNotifee(INotifee):  # type: ignore[misc]
         pass
 
 
-class _Demote(logging.Handler):
-    """Passes libp2p's warnings and errors on to our log as debug lines: each is ordinary network weather to us."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log.debug("%s: %s", record.name, record.getMessage())
-
-
-def _redirect_logging() -> None:
-    logger = logging.getLogger("libp2p")
-    if logger.handlers:
-        return  # somebody asked libp2p itself to log, with LIBP2P_DEBUG
-    logger.propagate = False
-    logger.addHandler(_Demote(logging.WARNING))
-    # This module logs on the root logger, which sets up a handler on standard error for everybody.
-    swarm_connection.logging = logging.getLogger("libp2p.network.connection")
-
-
-_redirect_logging()
+redirect()

@@ -117,7 +117,8 @@ class _Node:
             "--data-dir",
             str(self._data_dir),
         ]
-        command += ["--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"]
+        command += ["--no-mdns", "--dashboard", "off"]
+        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"]
         command += ["--threads", str(self._threads)]
         self._began_at = time.time()
         with self._log.open("ab") as log:

@@ -204,7 +204,7 @@ def _manifest(spec: BenchSpec, nodes: list[NodeProcess]) -> Manifest:
     tables = {
         "swarm": {"name": "bench", "founders": [node.peer_id for node in nodes], "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": spec.numel}},
-        "sync": {"inner_steps": 1, "codec": spec.codec, "balance": False},
+        "sync": {"inner_steps": 1, "codec": spec.codec, "balance": False, "norm_clip": False},
         "round": {"chunk_values": spec.chunk_values, "durability": spec.durability, "grace_s": GRACE_S},
     }
     return validate_manifest(tables, source="the benchmark")

@@ -248,7 +248,9 @@ def load_result(path: Path) -> TrainResult:
         with path.open("rb") as file:
             data = file.read(RESULT_LIMIT_BYTES + 1)
         if len(data) > RESULT_LIMIT_BYTES:
-            raise ConfigError(f"{path} is larger than {RESULT_LIMIT_BYTES} bytes; is it a train.json?")
+            raise ConfigError(
+                f"{path} is larger than {RESULT_LIMIT_BYTES} bytes; give a train.json of `shoal bench train`"
+            )
         return msgspec.json.decode(data, type=TrainResult)
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}; `shoal bench train --out FOLDER` writes FOLDER/train.json") from None

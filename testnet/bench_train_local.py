@@ -20,9 +20,9 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
+from shoal.collectives.robust import combine
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.collectives.summing import Term as Summand
-from shoal.collectives.summing import weighted_mean
 from shoal.node.contributions import Contributions
 from shoal.node.inner_loop import Replica
 from shoal.node.trainer_messages import Assignment, Contribution, SyncSettings, Train
@@ -96,7 +96,7 @@ class LocalNode:
             report = self._replica.step(self._out)
         values = self._out[: self.contributions.fragment(report.round).numel].copy()
         made = self.contributions.make(report.round, report.number, report.tokens, values, base=head.hash)
-        return made.ready(head, head.digest, upload=0, download=0, reaches=())
+        return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
 
     def evaluate(self) -> float:
         """The held-out loss of the state it stands on."""
@@ -143,13 +143,10 @@ class LocalSwarm:
     def run_round(self) -> None:
         """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
         head, members = self.head, self.head.members
-        readies = {
-            peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
-            for peer, node in self.nodes.items()
-        }
+        readies = self._announce()
         seat = PlanSeat(view=0, attempt=0, planner=lead(head, 0), evicted=())
         joiners = readies.keys() - set(members)
-        settings = self._settings(head.next_round)
+        settings = RoundSettings.of(self._manifest, self._fragments.of_round(head.next_round).numel)
         plan = make_plan(head, seat, readies, weightless=joiners, settings=settings, deal=deal)
         finals = self._reduce(plan)
         self.state, self.header = advance(self.state, finals, self._outer)
@@ -170,17 +167,13 @@ class LocalSwarm:
             node.contributions.settle(plan.round, finals.included(place))
             node.stand_on(self.state)
 
-    def _settings(self, round: int) -> RoundSettings:
-        manifest = self._manifest
-        return RoundSettings(
-            numel=self._fragments.of_round(round).numel,
-            chunk_values=manifest.round.chunk_values,
-            codec=manifest.sync.plan_codec,
-            grace_s=manifest.round.grace_s,
-            reduce_deadline_s=manifest.round.reduce_deadline_s,
-            weight_cap=manifest.round.weight_cap,
-            norm_clip=manifest.sync.norm_clip,
-        )
+    def _announce(self) -> dict[PeerId, Ready]:
+        """Everyone trains; what they announce."""
+        head, members = self.head, self.head.members
+        return {
+            peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
+            for peer, node in self.nodes.items()
+        }
 
     def evaluate(self) -> float:
         """The held-out loss of the state."""
@@ -203,12 +196,20 @@ class LocalSwarm:
             if participant.peer != owner:
                 self.wire_bytes += made.encoded.payload(chunk).nbytes
         mean = np.empty(form.grid.length(chunk), np.float32)
-        included, undecodable = weighted_mean(form.contributed, summands, mean)
+        included, undecodable = combine(form.contributed, summands, form.aggregate, mean)
         if undecodable:
-            raise LocalError(f"chunk {chunk}: the contributions of {undecodable} do not decode")
-        final = form.sign(self.nodes[owner].identity, chunk, mean, included)
+            self._leave_out(chunk, [plan.participants[place].peer for place in undecodable])
+        final = self._sign(form, chunk, mean, included)
         self.wire_bytes += final.payload.nbytes * (len(plan.participants) - 1)
         return final
+
+    def _sign(self, form: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+        """What the owner of a chunk says that it came to."""
+        return form.sign(self.nodes[form.owner(chunk)].identity, chunk, mean, included)
+
+    def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
+        """Contributions of these to a chunk do not decode."""
+        raise LocalError(f"chunk {chunk}: the contributions of {peers} do not decode")
 
 
 def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = lambda _: None) -> list[Point]:

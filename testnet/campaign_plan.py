@@ -110,7 +110,7 @@ def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix | None = N
     if not 1 <= runs <= RUN_LIMIT:
         raise ConfigError(f"--runs: {runs} is not in 1..{RUN_LIMIT}")
     if not groups:
-        raise ConfigError("a campaign needs a number of peers and a codec")
+        raise ConfigError("a campaign must have a number of peers and a codec")
     mix = mix or Mix()
     kinds: list[Kind] = []
     dealer = random.Random(f"{seed}:kinds")

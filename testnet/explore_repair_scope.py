@@ -12,6 +12,7 @@ import numpy as np
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
+from shoal.protocol.commitments import committed
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, OwnedRange, Ready, domain_hash
@@ -100,7 +101,7 @@ class World:
             absent = absent_ready(TRAINING, self.previous, STATE)
             return msgspec.structs.replace(absent, life=self.life(number, 0))
         encoded = self.contributions[number]
-        return Ready(
+        ready = Ready(
             term=self.previous.term,
             round=self.previous.round + 1,
             base=self.previous.hash,
@@ -114,6 +115,7 @@ class World:
             reaches=(),
             life=self.life(number, 0),
         )
+        return committed(self.identities[number], ready, self.settings)
 
     def deal(self, rates: Sequence[tuple[int, int]], chunks: int) -> tuple[OwnedRange, ...]:
         """One chunk to each participant in turn, from the one numbered `shift` on."""

@@ -2,12 +2,14 @@
 
     hub:  bridge ─┬─ veth ─ node 0          198.18.0.1
                   ├─ veth ─ node 1          198.18.0.2
-                  └─ uplink ─ lan 0:  bridge ─┬─ veth ─ node 2
-                                              └─ veth ─ node 3
+                  ├─ uplink ─ lan 0:  bridge ─┬─ veth ─ node 2
+                  │                           └─ veth ─ node 3
+                  └─ veth ─ router 4 ─ veth ─ node 4          10.0.5.2, seen by all others as 198.18.0.5
 
 Real processes run in them over real TCP, and what happens to their links is done by the kernel: nftables drops what may
 not pass, token buckets narrow links, sockets are destroyed under those who use them. An uplink with a delay or losses
-goes through a process of its own (`wan_relay`). Hub and lans are namespaces too, so nothing is added to the machine's
+goes through a process of its own (`wan_relay`). A router masquerades, and lets nothing in that was not asked for. Hub,
+lans and routers are namespaces too, so nothing is added to the machine's
 own network, and removing the namespaces removes everything.
 
 Needs root, and `ip`, `tc` and `nft`; `why_not` says what is missing. The namespaces of a process that ended without
@@ -52,6 +54,21 @@ _TOOLS: Final = ("ip", "tc", "nft")
 _SEARCH_PATH: Final = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _SERIAL = itertools.count()
 
+_MASQUERADE: Final = """
+table inet router {
+  chain forward {
+    type filter hook forward priority 0; policy drop;
+    ct state established,related accept
+    oifname "outside" accept
+  }
+  chain input { type filter hook input priority 0; policy drop; }
+  chain leave {
+    type nat hook postrouting priority 100;
+    oifname "outside" masquerade
+  }
+}
+"""
+
 What = Literal["all", "lanes", "control"]
 Pair = tuple[int, int]
 """Two nodes, the lower index first."""
@@ -88,12 +105,13 @@ LOOPBACK: Final = Place()
 class Network:
     """The namespaces of one swarm. Made by `network`. All methods block for some milliseconds."""
 
-    def __init__(self, nodes: int, uplinks: Sequence[Uplink]) -> None:
+    def __init__(self, nodes: int, uplinks: Sequence[Uplink], behind: Collection[int] = ()) -> None:
         if nodes > PLACE_LIMIT:
             raise ConfigError(f"a network has at most {PLACE_LIMIT} nodes")
         self._nodes = nodes
         self._uplinks = tuple(uplinks)
         self._name = f"{_PREFIX}-{os.getpid()}-{next(_SERIAL)}"
+        self._behind = frozenset(behind)
         self._lan = {node: lan for lan, uplink in enumerate(self._uplinks) for node in uplink.nodes}
         self._blocked: Counter[tuple[Pair, What]] = Counter()
         self._relays: list[subprocess.Popen[bytes]] = []
@@ -101,7 +119,7 @@ class Network:
     def place(self, index: int) -> Place:
         """Where the node of this index runs."""
         return Place(
-            host=_address(index),
+            host=_inner(index, 2) if index in self._behind else _address(index),
             control_port=CONTROL_PORT,
             lane_port=LANE_PORT,
             enter=(_tool("ip"), "netns", "exec", self._node(index)),
@@ -111,7 +129,9 @@ class Network:
         return f"{self._name}-node{index}"
 
     def _near(self, index: int) -> str:
-        """The namespace of the bridge that a node hangs on."""
+        """The namespace of the bridge, or the router, that a node hangs on."""
+        if index in self._behind:
+            return f"{self._name}-router{index}"
         return f"{self._name}-lan{self._lan[index]}" if index in self._lan else f"{self._name}-hub"
 
     # -- making and removing ---------------------------------------------------------------------------------
@@ -122,13 +142,36 @@ class Network:
         _ip("".join(f"netns add {name}\n" for name in (*bridges, *map(self._node, range(self._nodes)))))
         for name in bridges:
             _ip("link add bridge type bridge forward_delay 0\nlink set bridge up\n", name)
-        for index in range(self._nodes):
+        for index in sorted(self._behind):
+            self._make_router(index)
+        for index in sorted(set(range(self._nodes)) - self._behind):
             near, node = self._near(index), self._node(index)
             _ip(f"link add eth0 netns {node} type veth peer name node{index} netns {near}\n")
             _ip(f"link set node{index} master bridge up\n", near)
             _ip(f"addr add {_address(index)}/24 dev eth0\nlink set eth0 up\nlink set lo up\n", node)
         for lan, uplink in enumerate(self._uplinks):
             self._join_lan(f"{self._name}-lan{lan}", f"lan{lan}", uplink)
+
+    def _make_router(self, index: int) -> None:
+        """A router of a node's own, which masquerades and lets nothing in that was not asked for."""
+        hub, router, node = f"{self._name}-hub", self._near(index), self._node(index)
+        _ip(f"netns add {router}\n")
+        _ip(f"link add outside netns {router} type veth peer name router{index} netns {hub}\n")
+        _ip(f"link set router{index} master bridge up\n", hub)
+        _ip(f"link add eth0 netns {node} type veth peer name node{index} netns {router}\n")
+        _ip(
+            f"addr add {_address(index)}/24 dev outside\nlink set outside up\nlink set lo up\n"
+            f"addr add {_inner(index, 1)}/24 dev node{index}\nlink set node{index} up\n",
+            router,
+        )
+        _ip(
+            f"addr add {_inner(index, 2)}/24 dev eth0\nlink set eth0 up\nlink set lo up\n"
+            f"route add default via {_inner(index, 1)}\n",
+            node,
+        )
+        enter = [_tool("ip"), "netns", "exec", router]
+        _run([*enter, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+        _run([*enter, _tool("nft"), "-f", "-"], _MASQUERADE)
 
     def _join_lan(self, lan: str, name: str, uplink: Uplink) -> None:
         hub = f"{self._name}-hub"
@@ -217,8 +260,10 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(nodes: int, uplinks: Sequence[Uplink] = ()) -> Iterator[Network]:
+def network(nodes: int, uplinks: Sequence[Uplink] = (), behind: Collection[int] = ()) -> Iterator[Network]:
     """`nodes` namespaces that reach each other; removed, with what runs in them, when the block ends.
+
+    Those of `behind` sit each behind a router: they reach all others, and nobody reaches them.
 
     Raises ConfigError where namespaces cannot be made, NetworkError if making them fails.
     """
@@ -226,12 +271,28 @@ def network(nodes: int, uplinks: Sequence[Uplink] = ()) -> Iterator[Network]:
     if reason is not None:
         raise ConfigError(reason)
     sweep()
-    made = Network(nodes, uplinks)
+    made = Network(nodes, uplinks, behind)
     try:
         made.make()
         yield made
     finally:
         made.remove()
+
+
+@cache
+def why_no_routers() -> str | None:
+    """Why nodes cannot be put behind routers here, and what would help; None if they can."""
+    reason = why_not()
+    if reason is not None:
+        return reason
+    made = Network(1, (), behind=(0,))
+    try:
+        made.make()
+    except NetworkError as error:
+        return f"routers between network namespaces need the kernel's masquerading and ip_forward: {error}"
+    finally:
+        made.remove()
+    return None
 
 
 @cache
@@ -297,6 +358,11 @@ def _ordered(pair: Pair) -> Pair:
 def _address(index: int) -> str:
     """Of 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
     return f"198.18.0.{index + 1}"
+
+
+def _inner(index: int, host: int) -> str:
+    """On the network between a node and its router."""
+    return f"10.0.{index + 1}.{host}"
 
 
 def _shape(namespace: str, device: str, rate_mbit: float) -> None:

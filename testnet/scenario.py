@@ -129,6 +129,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     round: dict[str, Option] = msgspec.field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
     uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
+    behind_routers: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=NODE_LIMIT)] = ()
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
@@ -148,6 +149,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         behind = [index for uplink in self.uplinks for index in uplink.nodes]
         if len(set(behind)) != len(behind) or not set(behind) <= set(range(self.places)):
             raise ValueError("uplinks are of nodes that there are, and each of its own")
+        if not set(self.behind_routers) <= set(range(1, self.places)) - set(behind):
+            raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
     @staticmethod
     def _leaves_to_heal(fault: Fault, heal: Fault) -> bool:
@@ -161,7 +164,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def needs_namespaces(self) -> bool:
         """Whether something is done to links that loopback cannot do."""
-        return bool(self.uplinks) or any(fault.kind in _LINKS for fault in self.faults)
+        return bool(self.uplinks or self.behind_routers) or any(fault.kind in _LINKS for fault in self.faults)
 
     def held_node(self, fault: Fault) -> int | None:
         """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended."""
@@ -235,11 +238,11 @@ def load_scenario(path: Path) -> Scenario:
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
     if len(data) > SCENARIO_LIMIT_BYTES:
-        raise ConfigError(f"{path} is larger than {SCENARIO_LIMIT_BYTES} bytes; is it a scenario?")
+        raise ConfigError(f"{path} is larger than {SCENARIO_LIMIT_BYTES} bytes; give a scenario in TOML")
     try:
         return parse_scenario(data.decode(), source=str(path))
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text; is it a scenario?") from None
+        raise ConfigError(f"{path} is not UTF-8 text; give a scenario in TOML") from None
 
 
 def parse_scenario(text: str, *, source: str = "scenario") -> Scenario:
@@ -247,7 +250,7 @@ def parse_scenario(text: str, *, source: str = "scenario") -> Scenario:
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        raise ConfigError(f"{source}: not valid TOML: {error}; correct it there") from None
     return _validated(tables, source)
 
 

@@ -44,7 +44,7 @@ from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Journal, Linked
-from shoal.testnet.namespaces import LOOPBACK, Network, network, why_not
+from shoal.testnet.namespaces import LOOPBACK, Network, network, why_no_routers, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.page import render_page
 from shoal.testnet.plot import draw_loss
@@ -118,10 +118,10 @@ def _network_for(scenario: Scenario) -> Iterator[Network | None]:
     if not scenario.needs_namespaces:
         yield None
         return
-    reason = why_not()
+    reason = why_no_routers() if scenario.behind_routers else why_not()
     if reason is not None:
         raise ConfigError(f"the scenario does something to links, and {reason}")
-    with network(scenario.places, scenario.uplinks) as links:
+    with network(scenario.places, scenario.uplinks, scenario.behind_routers) as links:
         yield links
 
 

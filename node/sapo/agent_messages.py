@@ -204,5 +204,5 @@ def unpack_agent_report(frame: bytes) -> AgentReport:
 def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
     try:
         return decoder.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"not {what} between daemon and agent: {error}") from error

@@ -25,7 +25,7 @@ class CharPolicyFactory:
         """Raises ConfigError."""
         for name, value in (("width", width), ("layers", layers), ("heads", heads), ("prompt_chars", prompt_chars)):
             if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"policy 'char-policy': {name} = {value!r} is no whole number")
+                raise ConfigError(f"policy 'char-policy': {name} = {value!r} is no whole number; write one")
         self._width, self._layers, self._heads = width, layers, heads
         self._prompt_chars = prompt_chars
         self._alphabet = alphabet

@@ -47,6 +47,7 @@ from shoal.node.sapo.agent_messages import (
     Saved,
     Want,
 )
+from shoal.node.sapo.recent import RecentGroup, RecentGroups
 from shoal.node.sapo.store import GroupStore
 from shoal.node.store import disk_errors, write_atomically
 from shoal.node.trainer_messages import Failed, Pause, Resume
@@ -57,7 +58,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection
 from shoal.protocol.messages import Message
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Reason, decode_group
+from shoal.protocol.rollouts import Reason, decode_group, digest_of
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
@@ -115,6 +116,7 @@ class RolloutEngine:
         self._random = random.Random(parts.identity.peer_id)
         self.machine: Ready | None = None
         """The agent's word that it is ready."""
+        self.recent = RecentGroups()
         self.state_round = 0
         self.left = trio.Event()
         self.finished = False
@@ -318,6 +320,7 @@ class RolloutEngine:
             self._announced = group.round + 1
             mark = str(self._announced).encode()
             await trio.to_thread.run_sync(write_atomically, self._p.folder / MARK_NAME, mark)
+        self.recent.add(RecentGroup(digest=digest_of(made.group), group=made.group, rewards=made.rewards))
         with trio.move_on_after(ANNOUNCE_DEADLINE_S) as scope:
             await self._exchange.announce(group, made.rewards)
         if scope.cancelled_caught:
@@ -349,6 +352,8 @@ class RolloutEngine:
         came = await self._exchange.fetch(chosen, limit_bytes=want.limit_bytes, deadline_s=PULL_DEADLINE_S)
         for digest, group in came.items():
             await child.order(Pulled(digest=digest, group=group))
+            mean = self._offered[digest].announcement.reward_mean
+            self.recent.add(RecentGroup(digest=digest, group=group, mean=mean))
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(came))
         await child.order(Delivered())
 

@@ -51,10 +51,13 @@ def load_family(name: str) -> TaskFamily:
     except ConfigError:
         raise
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(f"task family {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"task family {name!r} cannot be made: {type(error).__name__}: {error}; correct its class"
+        ) from error
     if family is None:
         raise ConfigError(
-            f"task family {name!r}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily"
+            f"task family {name!r}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily; "
+            "make it one"
         )
     if family.name != name:
         raise ConfigError(f"task family {name!r} calls itself {family.name!r}; give the entry point that name")

@@ -58,9 +58,13 @@ class GymFamily(TaskFamily):
 
     def __init__(self, name: str) -> None:
         if name in REFUSED:
-            raise ConfigError(f"the task family {name!r} of reasoning-gym is not offered: {REFUSED[name]}")
+            raise ConfigError(
+                f"the task family {name!r} of reasoning-gym is not offered: {REFUSED[name]}; choose another"
+            )
         if name not in OFFERED:
-            raise ConfigError(f"reasoning-gym has no task family {name!r}{nearest(name, OFFERED)}")
+            raise ConfigError(
+                f"reasoning-gym has no task family {name!r}{nearest(name, OFFERED)}; choose one that it has"
+            )
         self.name = name
         self.scoring = "direct" if name in SCORERS else "sandbox"
         self._entries: OrderedDict[tuple[bytes, int, int], tuple[Any, Mapping[str, Any]]] = OrderedDict()
@@ -104,7 +108,9 @@ class GymFamily(TaskFamily):
         try:
             self.make(config, 0, 0)
         except LocalError as error:
-            raise ConfigError(f"task family {self.name!r} makes no tasks of this config: {error}") from error
+            raise ConfigError(
+                f"task family {self.name!r} makes no tasks of this config: {error}; change the config"
+            ) from error
 
     def question(self, config: Config, seed: int, index: int) -> str:
         """The generator's question. Raises LocalError where it fails."""
@@ -167,7 +173,7 @@ class GymFamily(TaskFamily):
         limit = self._limit(key, default)
         for number in _numbers(value):
             if not abs(number) <= limit:
-                raise ConfigError(f"task family {self.name!r}: {key} = {value!r} is more than {limit:g}")
+                raise ConfigError(f"task family {self.name!r}: {key} = {value!r} is more than {limit:g}; lower it")
 
     def _limit(self, key: str, default: object) -> float:
         """The hardest level of the curriculum, or the default times two where that says more."""

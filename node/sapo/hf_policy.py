@@ -64,12 +64,12 @@ class CausalLMPolicy:
         Raises ConfigError for a tokenizer without an end token, and for a model that is too short.
         """
         if tokenizer.eos_token_id is None:
-            raise ConfigError("the tokenizer has no end-of-text token, which ends completions")
+            raise ConfigError("the tokenizer has no end-of-text token, which ends completions; choose another model")
         room = getattr(model.config, "max_position_embeddings", None)
         if isinstance(room, int) and room < settings.prompt_tokens + settings.completion_tokens:
             raise ConfigError(
                 f"the model reads {room} tokens; prompt_tokens {settings.prompt_tokens} and completion_tokens "
-                f"{settings.completion_tokens} are more"
+                f"{settings.completion_tokens} are more: lower them"
             )
         self.settings = settings
         self.device = device or torch.device("cpu")

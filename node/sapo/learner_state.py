@@ -89,7 +89,7 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
     try:
         progress = msgspec.json.decode(file.metadata.get(METADATA, ""), type=Progress)
     except msgspec.MsgspecError as error:
-        raise DamagedFile(f"{path} is not an agent's: {error}") from error
+        raise DamagedFile(f"{path} is not an agent's: {error}; remove it to begin anew") from error
     parameters = _parameters(learner)
     if progress.policy != policy or progress.shapes != tuple(tuple(parameter.shape) for parameter in parameters):
         raise StorageError(f"{path} is of another policy; choose another --data-dir for this one")
@@ -102,7 +102,7 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
     }
     random = _tensor(file, "random", torch.uint8)
     if random.shape != learner.random.get_state().shape:
-        raise DamagedFile(f"{path} has the random numbers of another generator")
+        raise DamagedFile(f"{path} has the random numbers of another generator; remove it to begin anew")
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
@@ -134,7 +134,7 @@ def _tensor(file: TensorFile, name: str, dtype: torch.dtype) -> torch.Tensor:
     if file.dtype(name) == "BF16":
         tensor = tensor.view(torch.bfloat16)
     if tensor.dtype is not dtype:
-        raise DamagedFile(f"{file.path} holds {name} as {tensor.dtype}, not {dtype}")
+        raise DamagedFile(f"{file.path} holds {name} as {tensor.dtype}, not {dtype}; remove it to begin anew")
     return tensor
 
 
@@ -143,5 +143,5 @@ def _moment(file: TensorFile, name: str, parameter: torch.nn.Parameter) -> torch
     single = file.shape(name) == ()
     tensor = _tensor(file, name, torch.float32 if single else parameter.dtype)
     if not single and tensor.shape != parameter.shape:
-        raise DamagedFile(f"{file.path} holds {name} in another shape than its parameter's")
+        raise DamagedFile(f"{file.path} holds {name} in another shape than its parameter's; remove it to begin anew")
     return tensor

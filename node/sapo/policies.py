@@ -77,9 +77,11 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything; the cause carries its traceback
-        raise ConfigError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"policy {name!r} cannot be made: {type(error).__name__}: {error}; correct its options"
+        ) from error
     if not callable(getattr(made, "build", None)):
-        raise ConfigError(f"policy {name!r} has no method build()")
+        raise ConfigError(f"policy {name!r} has no method build(); it must have one")
     return cast(PolicyFactory, made)
 
 
@@ -98,7 +100,9 @@ def _import(name: str, path: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; install what it needs"
+        ) from error
     if not isinstance(found, type):
-        raise ConfigError(f"policy {name!r}: {path} is no class")
+        raise ConfigError(f"policy {name!r}: {path} must be a class")
     return found

@@ -103,14 +103,15 @@ class Sandbox:
             reply = self._ask(self._begin, START_LIMIT_S)
         except LocalError as error:
             self.close()
-            raise ConfigError(f"the process that scores tasks does not start: {error}") from error
+            raise ConfigError(
+                f"the process that scores tasks does not start: {error}; free memory or processes"
+            ) from error
         if isinstance(reply, Ready):
             self.has_own_network = reply.namespaces
             return
         self.close()
-        raise ConfigError(
-            f"tasks cannot be scored in a sandbox: {reply.reason if isinstance(reply, Failed) else reply}"
-        )
+        reason = reply.reason if isinstance(reply, Failed) else reply
+        raise ConfigError(f"tasks cannot be scored in a sandbox: {reason}; choose a machine where they can")
 
     def score(self, task: Task, texts: Sequence[str]) -> list[float]:
         """One reward in [0, 1] per text, 0 for a text that spoils its scoring. Raises ConfigError as `start` does."""
@@ -146,10 +147,18 @@ class Sandbox:
             (length,) = sandbox_process.LENGTH.unpack(_read(process.stdout, sandbox_process.LENGTH.size, deadline))
             if length > sandbox_process.FRAME_LIMIT_BYTES:
                 raise LocalError(f"a reply of {length} bytes")
-            reply: Reply = msgspec.msgpack.decode(_read(process.stdout, length, deadline), type=Reply)
-            return reply
-        except (OSError, msgspec.MsgspecError) as error:
+            return unpack_reply(_read(process.stdout, length, deadline))
+        except OSError as error:
             raise LocalError(f"its pipe broke: {error}") from error
+
+
+def unpack_reply(frame: bytes) -> Reply:
+    """Decode what the process answered. Raises LocalError if it is no answer."""
+    try:
+        reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LocalError(f"not an answer of the sandbox: {error}") from error
+    return reply
 
 
 def _write(pipe: IO[bytes], data: bytes, deadline: float) -> None:

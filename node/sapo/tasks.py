@@ -166,7 +166,7 @@ def pack_config(config: Config) -> bytes:
         data = canonical(dict(config))
     except LocalError as error:
         raise ConfigError(
-            f"a task config holds numbers, texts, true and false, and lists of them only: {error}"
+            f"a task config holds numbers, texts, true and false, and lists of them only: {error}; correct it"
         ) from None
     if len(data) > CONFIG_LIMIT_BYTES:
         raise ConfigError(f"a task config of {len(data)} bytes; give at most {CONFIG_LIMIT_BYTES}")
@@ -240,7 +240,7 @@ class TaskChoice:
             msgspec.convert(msgspec.to_builtins(ref), TaskRef)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"task family {self.family.name!r} has a name or version that cannot travel: {error}"
+                f"task family {self.family.name!r} has a name or version that cannot travel: {error}; change it"
             ) from None
 
     @property

@@ -51,7 +51,7 @@ class WarmUpSettings:
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         if not 0 <= self.reward <= 1 or min(self.interval, self.rows, self.probes) < 1 or self.updates < 0:
-            raise ConfigError(f"a warm-up needs a reward of 0 to 1 and sizes of at least 1, not {self}")
+            raise ConfigError(f"a warm-up needs a reward of 0 to 1 and sizes of at least 1: change {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Lessons:
     def __init__(self, choices: Sequence[TaskChoice], *, seed: int, stream: str) -> None:
         """Raises ConfigError for no choices."""
         if not choices:
-            raise ConfigError("a warm-up needs at least one task family")
+            raise ConfigError("a warm-up must have at least one task family")
         self._choices = choices
         self._weights = [choice.weight for choice in choices]
         self._random = random.Random(f"{seed}/{stream}")
@@ -85,7 +85,7 @@ class Lessons:
         answer = choice.family.solution(task)
         if answer is None:
             raise ConfigError(
-                f"the task family {choice.family.name!r} gives no solutions, so it cannot be warmed up on"
+                f"the task family {choice.family.name!r} gives no solutions, so it cannot be warmed up on; leave it out"
             )
         return Lesson(task=task, answer=answer)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 
 import pytest
 from rich.console import Console
 
 from shoal.cli import logs, render
+from shoal.cli.live_line import live_line
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.outcome import Notice, PhaseChanged, RoundCertified, StateFetched
 
@@ -71,17 +73,19 @@ def test_terminal_log_is_brief_and_takes_no_markup() -> None:
 
 def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal.progress")
-    now: list[str] = []
-    tell = RunProgress(now.append)
+    now: list[tuple[str, float | None]] = []
+    tell = RunProgress(lambda text, share=None: now.append((text, share)))
     tell(StateFetched(done_chunks=1, total_chunks=2))
     tell(StateFetched(done_chunks=2, total_chunks=2))
     tell(RoundCertified(round=1, members=1, contributors=1, loss=None, seconds=2.0))
     tell(PhaseChanged(phase="train", round=2))
+    tell(PhaseChanged(phase="no quorum", round=2))
     tell(Notice(text="half of the members are missing"))
     assert now == [
-        "fetching the swarm's state: 1 of 2 chunks",
-        "fetching the swarm's state: 2 of 2 chunks",
-        "round 2: train · round 1 was certified",
+        ("fetching the swarm's state: 1 of 2 chunks", 0.5),
+        ("fetching the swarm's state: 2 of 2 chunks", 1.0),
+        ("round 2: train · round 1 was certified", 0.0),
+        ("round 2: no quorum · round 1 was certified", None),
     ]
     assert [record.getMessage() for record in caplog.records] == [
         "fetched the swarm's state, 2 chunks",
@@ -107,6 +111,48 @@ def test_terminal_gets_a_live_line_and_logs_above_it(monkeypatch: pytest.MonkeyP
     shown = terminal.getvalue()
     assert "a record\n" in shown
     assert "\x1b[2J" not in shown
+
+
+def test_live_line_shows_a_share_and_never_writes_into_the_log() -> None:
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=100, legacy_windows=False)
+    logs.configure(log_format="text", level="info", console=console)
+    with live_line(console) as show_now:
+        for number in range(40):
+            show_now("without a share")
+            show_now(f"transfer {number} of 40", number / 40)
+            logging.getLogger("shoal.x").info("record %d", number)
+        show_now("transfer 39 of 40 \x1b[2J\nline", 0.98)
+    assert "\x1b[2J" not in terminal.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n")
+    records = [line for line in plain.split("\n") if "record" in line]
+    assert [line[9:].rstrip() for line in records] == [f"record {number}" for number in range(40)]
+    assert "transfer 39 of 40" in plain
+    assert "98%" in plain
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with progress_display(log_format="text", log_level="info") as show_now:
+        show_now("round 1", 0.5)
+        logging.getLogger("shoal.x").error("a record")
+    codes = re.findall(r"\x1b\[([0-9;]*)m", terminal.getvalue())
+    assert [code for code in codes if any(part[:1] in "3494" and len(part) > 1 for part in code.split(";"))] == []
+
+
+def test_json_log_of_a_node_names_peer_round_and_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="json", level="info", console=None)
+    logs.context.peer = "12D3A"
+    RunProgress(lambda text, share=None: None)(PhaseChanged(phase="reduce", round=7))
+    logging.getLogger("shoal.x").info("a record")
+    record = json.loads(capsys.readouterr().err)
+    assert (record["peer"], record["round"], record["phase"]) == ("12D3A", 7, "reduce")
+    logs.configure(log_format="json", level="info", console=None)
+    logging.getLogger("shoal.x").info("another")
+    assert "peer" not in json.loads(capsys.readouterr().err)
 
 
 def test_json_log_has_no_live_line_even_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

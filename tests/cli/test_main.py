@@ -24,7 +24,7 @@ def manifest(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["dance"], "shoal: No such command 'dance'; see `shoal --help`"),
+        (["xyzzy"], "shoal: No such command 'xyzzy'; see `shoal --help`"),
         (["run"], "shoal: Missing argument 'MANIFEST'; see `shoal run --help`"),
         (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
         (["run", "none.toml"], "shoal: there is no none.toml; `shoal init -o none.toml` writes one"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from shoal.cli.main import app, execute
-from shoal.cli.options import parse_host_port, parse_rate
+from shoal.cli.options import help_of, no_markup, parse_host_port, parse_rate
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 
@@ -76,3 +78,66 @@ def test_all_commands_share_one_default_data_dir() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     defaults = {p.default for command in commands.values() for p in command.params if p.name == "data_dir"}
     assert len(defaults) == 1
+
+
+def _commands() -> list[tuple[str, Any]]:
+    """Every command with its name, those of groups included."""
+    root = typer.main.get_command(app)
+    found: list[tuple[str, Any]] = []
+    waiting = [(f"shoal {name}", command) for name, command in root.commands.items()]  # type: ignore[attr-defined]
+    while waiting:
+        name, command = waiting.pop()
+        found.append((name, command))
+        waiting += [(f"{name} {inner}", of) for inner, of in getattr(command, "commands", {}).items()]
+    return found
+
+
+def test_every_command_and_option_says_what_it_is_for() -> None:
+    assert len(_commands()) > 30
+    for name, command in _commands():
+        first, _, _ = (command.help or "").partition("\n\n")
+        assert len(first.split()) >= 4, name
+        assert first.endswith("."), name
+        for parameter in command.params:
+            if not getattr(parameter, "hidden", False):
+                assert len((parameter.help or "").split()) >= 2, (name, parameter.name)
+
+
+def test_help_shows_commands_and_options_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for panel in ("A swarm", "A node", "Deciding together", "Checking and taking away", "Trying and measuring"):
+        assert panel in shown
+    assert execute(["run", "-h"]) == 0
+    shown = capsys.readouterr().out
+    for panel in ("Network", "Training", "Watching", "Sharing rollouts", "Checkpoints"):
+        assert f"─ {panel}" in shown
+
+
+def test_brackets_in_help_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    def execute_it(options: object) -> None:
+        """Needs shoal[hf] and
+        more.
+
+        A second
+        paragraph.
+        """
+
+    assert help_of(execute_it) == "Needs shoal\\[hf] and more.\n\nA second paragraph."
+    assert no_markup(no_markup("a [b]")) == "a \\[b]"
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--version"]) == 0
+    assert re.fullmatch(r"shoal \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_shell_completion_knows_the_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_SHOAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "shoal st")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit):
+        execute([])
+    assert capsys.readouterr().out.split() == ["status"]

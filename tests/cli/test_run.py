@@ -75,6 +75,7 @@ def test_run_hands_every_option_on(daemon: FakeDaemon, manifest: Path, tmp_path:
         max_upload=5 * 2**20,
         max_download=10_000_000,
         mdns=False,
+        dashboard=None,
         test_mode=True,
         holds=(Hold(round=3, phase="reduce", progress=0.4), Hold(round=4, phase="train")),
     )
@@ -115,7 +116,7 @@ def test_run_takes_options_from_the_environment(
         (["--processes", "0"], "--processes: 0 is not in 1.."),
         (["--processes", "2", "--device", "cuda:1"], "--processes 2: each has a device of its own; give --device"),
         (["--rounds", "0"], "--rounds: 0 is no number of rounds"),
-        (["--dashboard", "127.0.0.1:8080"], "--dashboard: this version has none"),
+        (["--dashboard", "8080"], "--dashboard: '8080' is not HOST:PORT; write"),
         (["--data", "/no/such/data"], "--data: there is no /no/such/data"),
         (["--join", "somewhere"], "'somewhere' is not the address of a node; it looks like /ip4/"),
         (["--join", "/ip4/127.0.0.1/tcp/4001"], "'/ip4/127.0.0.1/tcp/4001' is not the address of a node; it"),

@@ -128,8 +128,8 @@ def test_summary_tells_what_came_of_it() -> None:
 
 def test_progress_is_told_line_by_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal.progress")
-    now: list[str] = []
-    tell = TestnetProgress(now.append, rounds=8)
+    now: list[tuple[str, float | None]] = []
+    tell = TestnetProgress(lambda text, share=None: now.append((text, share)), rounds=8)
     tell(LossMeasured(round=0, loss=8.0, metric="bits per byte"))
     tell(RoundDone(round=1, members=4, contributors=3, coverage=0.75, total_s=4.25))
     tell(FaultInjected(fault=DEMO.faults[0], at_s=1.0))
@@ -142,4 +142,4 @@ def test_progress_is_told_line_by_line(caplog: pytest.LogCaptureFixture) -> None
         "node 4 has joined and certified round 6",
         "node 1 ended with exit code 1: port in use",
     ]
-    assert now == ["1 of 8 rounds certified, loss 8.0000 bits per byte"]
+    assert now == [("1 of 8 rounds certified, loss 8.0000 bits per byte", 0.125)]

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import gcd
+from typing import Any
 
 import msgspec
 
@@ -96,19 +98,24 @@ class Swarm:
     summed_by: dict[int, set[PeerId]] = field(default_factory=dict)
     posted: list[Parcel] = field(default_factory=list)
     on_post: Callable[[Parcel], None] = lambda parcel: None
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """What the plan has of aggregate and clips."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        plan = make_plan(self.contributions, self.weights, base=START.hash)
+        common = gcd(*self.weights) or 1
+        plan = make_plan(self.contributions, [w // common for w in self.weights], base=START.hash)
         view = next(view for view in range(NODES) if plan.number(lead(START, view)) is not None)
-        plan = msgspec.structs.replace(plan, view=view, planner=lead(START, view))
+        plan = msgspec.structs.replace(plan, view=view, planner=lead(START, view), **self.rules)
         self.settings = RoundSettings(
             numel=plan.numel,
             chunk_values=plan.chunk_values,
             codec=plan.codec,
             grace_s=1.0,
             reduce_deadline_s=10.0,
-            weight_cap=4.0,
+            weight_cap=1e6,
+            norm_clip="clips" in self.rules,
+            aggregate=self.rules.get("aggregate", "mean"),
         )
         check_plan(plan, plan.planner, START, self.settings)
         self.plans.append(plan)
@@ -311,14 +318,15 @@ class Swarm:
             assert living <= set(bitmap_indices(bits, len(self.nodes)))
 
 
-def swarm_of(weights: Sequence[int], name: str = "int8", *, seed: int = 0) -> Swarm:
-    """A swarm with these weights, each with its own contribution."""
-    return Swarm([encode(n, name, SMALL) if weight else None for n, weight in enumerate(weights)], weights, seed)
+def swarm_of(weights: Sequence[int], name: str = "int8", *, seed: int = 0, **rules: Any) -> Swarm:
+    """A swarm with these weights, each with its own contribution, and these rules."""
+    contributions = [encode(n, name, SMALL) if weight else None for n, weight in enumerate(weights)]
+    return Swarm(contributions, weights, seed, rules=rules)
 
 
-def running(weights: tuple[int, ...]) -> Swarm:
+def running(weights: tuple[int, ...], **rules: Any) -> Swarm:
     """A swarm where everyone has posted its contribution and nothing has arrived."""
-    swarm = swarm_of(weights)
+    swarm = swarm_of(weights, **rules)
     swarm.start()
     return swarm
 

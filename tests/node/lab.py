@@ -99,7 +99,11 @@ class Node:
         assert not self.running
         self._events_began = len(self.all_events())
         arguments = ["run", str(self.manifest), "--data-dir", str(self.folder), "--no-mdns", "--threads", "1"]
-        for option, default in (("--listen", "/ip4/127.0.0.1/tcp/0"), ("--lane-listen", "127.0.0.1:0")):
+        for option, default in (
+            ("--listen", "/ip4/127.0.0.1/tcp/0"),
+            ("--lane-listen", "127.0.0.1:0"),
+            ("--dashboard", "off"),
+        ):
             arguments += [] if option in extra else [option, default]
         arguments += ["--test-mode", *extra]
         for other in join:

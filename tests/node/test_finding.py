@@ -18,10 +18,11 @@ from shoal.node.finding import BOOK_NAME, Finding
 from shoal.node.outcome import Progress
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.invites import make_revocations
+from shoal.protocol.records import seal_record
 from shoal.swarm import members as members_module
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
-from tests.swarm.test_members import MANIFEST, Node, identity, manifest, run, until
+from tests.swarm.test_members import MANIFEST, Node, identity, manifest, run, stranger, until
 
 
 @dataclass
@@ -103,6 +104,20 @@ def test_newcomer_with_one_live_address_links_with_all(tmp_path: Path) -> None:
             await nursery.start(newcomer.run)
             await until(lambda: newcomer.linked() == {node.peer for node in old})
             await until(lambda: set(newcomer.written()) == {node.peer for node in old})
+
+    run(main)
+
+
+def test_newcomer_dials_at_once_whom_its_first_member_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 1e6)
+
+    async def main() -> None:
+        other, newcomer = Node(2), Node(3)
+        assert other.peer < newcomer.peer  # whom it would else wait for
+        async with running(other, newcomer), stranger(1) as first:
+            first.welcomes(others=(seal_record(other.sealer, other.record()),))
+            await newcomer.members.links.join(first.host.addresses[0], deadline_s=5)
+            await until(lambda: other.peer in newcomer.linked())
 
     run(main)
 

@@ -95,7 +95,7 @@ def test_missing_class_is_answered_with_the_nearest(own_module: str) -> None:
 
 def test_raising_constructor_is_told_in_one_line(own_module: str) -> None:
     text = complaint(f"{own_module}:Raises")
-    assert text.endswith("cannot be made: OSError: the disk is upside down")
+    assert text.endswith("cannot be made: OSError: the disk is upside down; correct its options or its class")
 
 
 def test_missing_method_is_named(own_module: str) -> None:

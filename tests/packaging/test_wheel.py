@@ -88,6 +88,8 @@ def test_the_wheel_holds_every_module_of_the_source_tree_and_nothing_else(wheel:
     packages = {name.split(".")[1] for name in modules}
     assert packages == layer_folders()
     assert {name for name in inside if not name.endswith(".py")} >= {f"shoal/{p}/py.typed" for p in packages}
+    page = {f"shoal/{path.relative_to(ROOT)}" for path in (ROOT / "node/dashboard/static").iterdir()}
+    assert {name for name in inside if "/static/" in name} == page
     assert not any(name.startswith(("tests", "shoal/tests")) for name in inside)
 
 

@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from shoal.protocol import amending as amending_module
 from shoal.protocol import certificate as certificate_module
+from shoal.protocol import commitments as commitments_module
 from shoal.protocol import terms as terms_module
 from shoal.protocol.agreement import (
     Agreement,
@@ -79,7 +80,7 @@ def paper_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes votes verify against PaperIdentity's signatures, and remembers the hash of each value."""
     plain_hash = vars(Value)["hash"].func
     monkeypatch.setattr(Value, "hash", property(lru_cache(maxsize=1 << 14)(plain_hash)))
-    for module in (certificate_module, terms_module, amending_module):
+    for module in (certificate_module, terms_module, amending_module, commitments_module):
         monkeypatch.setattr(
             module,
             "verify",

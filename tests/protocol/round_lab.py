@@ -27,6 +27,7 @@ from shoal.protocol.agreement import (
     Standing,
 )
 from shoal.protocol.amending import History, InForce, make_amendment
+from shoal.protocol.bans import Register
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import ConfigError, RemoteError
@@ -329,6 +330,13 @@ class RoundLab:
             history.follow(value, ends_term=bool(value.rollback))
         return history.of(node.chain[-1].next_round)
 
+    def banned(self, node: Node) -> set[PeerId]:
+        """Who takes no part in the round after the last that the node knows."""
+        register = Register()
+        for value in node.chain:
+            register.follow(value, pardons=False)
+        return set(register.banned(node.chain[-1].next_round))
+
     def _amend(self, number: int, machine: RoundMachine) -> None:
         """Say what the node's user would amend, until that is in force."""
         node, in_force = self.nodes[number], self.in_force(self.nodes[number])
@@ -454,7 +462,7 @@ class RoundLab:
             node.machine = None
             return
         state = domain_hash("wrong") if node.wrong_state else previous.digest
-        recent = {peer for value in node.chain[-RETURN_LIMIT_ROUNDS:] for peer in value.members}
+        recent = {peer for value in node.chain[-RETURN_LIMIT_ROUNDS:] for peer in value.members} - self.banned(node)
         node.reducing = None
         node.machine = RoundMachine(
             identity=node.identity,
@@ -465,6 +473,7 @@ class RoundLab:
             deal=deal_evenly,
             returners=recent,
             in_force=self.in_force(node),
+            banned=self.banned(node),
         )
         node.machine.restore(node.log)
         self._carry_out(number, node.machine.peers_alive(node.alive, self.now))

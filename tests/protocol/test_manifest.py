@@ -46,7 +46,7 @@ name = "text"
 inner_steps = 20
 """
 STREAMING = MINIMAL + "strategy = 'streaming'\n"
-GOLDEN_SWARM_ID = "207216601af1eea90b61dde35b15215c24399c2afb661a62ea668baea2e0123e"
+GOLDEN_SWARM_ID = "2a63f6a5179887e1c27777449bee2b7ec430dd8089e0b27161bfbeca19925eba"
 
 
 def minimal() -> Manifest:
@@ -90,10 +90,13 @@ CHANGES = [
     ("sync", {"strategy": "sparse", "codec": "topk"}),
     ("sync", {"strategy": "sparse", "codec": "topk", "top_k": 32}),
     ("sync", {"strategy": "sparse", "codec": "topk", "final_top_k": 128}),
-    ("sync", {"strategy": "gossip", "codec": "bf16", "outer_momentum": 0.5}),
-    ("sync", {"strategy": "gossip", "codec": "bf16", "outer_momentum": 0.5, "gossip_gamma": 0.7}),
+    ("sync", {"strategy": "gossip", "codec": "bf16", "norm_clip": False, "outer_momentum": 0.5}),
+    ("sync", {"strategy": "gossip", "codec": "bf16", "norm_clip": False, "outer_momentum": 0.5, "gossip_gamma": 0.7}),
     ("sync", {"error_feedback": 0.5}),
-    ("sync", {"norm_clip": True}),
+    ("sync", {"norm_clip": False}),
+    ("sync", {"aggregate": "median"}),
+    ("sync", {"aggregate": "trimmed", "trim": 0.1}),
+    ("sync", {"aggregate": "centred_clip", "clip_radius": 2.0}),
     ("sync", {"balance": False}),
     ("inner", {"lr": 0.1}),
     ("inner", {"weight_decay": 0.0}),
@@ -127,7 +130,7 @@ def test_swarm_id_depends_on_every_agreed_field() -> None:
     every = {
         (section.name, key)
         for section in msgspec.structs.fields(Manifest)
-        if section.name not in ("network", "rollouts")
+        if section.name not in ("network", "rollouts", "audit")
         for key in getattr(minimal(), section.name).__struct_fields__
     }
     assert touched | untouchable == every

@@ -20,8 +20,8 @@ def implied(manifest: Manifest) -> tuple[object, ...]:
 
 def test_sparse_implies_what_it_needs() -> None:
     assert implied(parse_manifest(SPARSE)) == ("topk", 1.0, 0.0, 0.95, True)
-    assert implied(parse_manifest(BEGIN)) == ("int8", 0.7, 0.9, 1.0, False)
-    assert implied(parse_manifest(BEGIN + 'strategy = "diloco"\n')) == ("int8", 0.7, 0.9, 1.0, False)
+    assert implied(parse_manifest(BEGIN)) == ("int8", 0.7, 0.9, 1.0, True)
+    assert implied(parse_manifest(BEGIN + 'strategy = "diloco"\n')) == ("int8", 0.7, 0.9, 1.0, True)
 
 
 def test_what_the_manifest_says_itself_stands() -> None:

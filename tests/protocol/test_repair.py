@@ -30,7 +30,8 @@ PLAN = Plan(
     attempt=0,
     planner=lead(START, 0),
     participants=tuple(
-        Participant(p, n + 1, 10, domain_hash("root", p.encode()), 100 * n, 200 * n) for n, p in enumerate(PEERS)
+        Participant(p, n + 1, 10 * n + 10, domain_hash("root", p.encode()), 100 * n, 200 * n)
+        for n, p in enumerate(PEERS)
     ),
     owners=tuple(OwnedRange(n, 2 * n, 2 * n + 2) for n in range(5)),
     codec="int8",

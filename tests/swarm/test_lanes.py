@@ -184,7 +184,7 @@ def test_pool_settles_on_the_lower_side_only() -> None:
     async def main() -> None:
         async with alice_and_bob() as (net, alice, bob):
             await bob.ensure(ALICE, deadline_s=WAIT_S)
-            await alice._dial(BOB)  # as if both had begun at once
+            await alice._dialler.dial(BOB, 1)  # as if both had begun at once
             await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
             assert lanes_of(alice, BOB)[0].dialled
             assert not lanes_of(bob, ALICE)[0].dialled

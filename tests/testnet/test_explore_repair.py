@@ -18,7 +18,7 @@ from shoal.collectives import reduce as reduce_module
 from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.reduce import Reduction
-from shoal.collectives.summing import weighted_mean
+from shoal.collectives.robust import combine
 from shoal.protocol import leading as leading_module
 from shoal.protocol import round as round_module
 from shoal.protocol.agreement import Agreement, AgreementEffect
@@ -146,16 +146,16 @@ class DividesByThePlan(Reduction):
     def _sum(self, form: FinalFormat, chunk: int, inbox: Any) -> FinalChunk:
         everyone = np.float32(sum(p.weight for p in form.plan.participants))
 
-        def mean(how: Any, terms: Any, out: Any) -> Any:
-            told = weighted_mean(how, terms, out)
+        def mean(how: Any, terms: Any, aggregate: Any, out: Any) -> Any:
+            told = combine(how, terms, aggregate, out)
             out *= np.float32(sum(term.weight for term in terms)) / everyone
             return told
 
-        reduce_module.weighted_mean = mean  # type: ignore[assignment]
+        reduce_module.combine = mean  # type: ignore[assignment]
         try:
             return super()._sum(form, chunk, inbox)
         finally:
-            reduce_module.weighted_mean = weighted_mean
+            reduce_module.combine = combine
 
 
 class ChangesContribution(Reduction):

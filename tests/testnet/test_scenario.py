@@ -50,7 +50,7 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
     ("text", "says"),
     [
         ("node = 4\n", "unknown key 'node'; did you mean 'nodes'?"),
-        ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows codec, fault, "),
+        ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows behind_routers, codec, fault, "),
         (KILL + "durations = 3\n", "fault 1: unknown key 'durations'; did you mean 'duration_s'?"),
         (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1]]"), "a partition needs groups such as [[0, 1], [2, 3]]"),
         (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1], [1, 3]]"), "and no node in two of them"),

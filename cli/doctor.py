@@ -1,0 +1,121 @@
+"""`shoal doctor`: whether this machine is fit to be a node, and what helps where it is not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, DataDir, option, parse_host_port
+from shoal.cli.text import in_one_line
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from shoal.node.doctor import Check
+
+LANE_FRAMES = 256
+TRIAL_RANGE_S = (1.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What the user asked `shoal doctor` for."""
+
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(help="The swarm to join; without one, the machine alone is looked at.", metavar="[MANIFEST]"),
+    ] = None
+    data_dir: DataDir = DEFAULT_DATA_DIR
+    listen: Annotated[
+        list[str], option("--listen", help="Where the node would listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")
+    ] = field(default_factory=list)
+    lane_listen: Annotated[
+        str | None, option("--lane-listen", help="Where it would listen for bulk data.", metavar="HOST:PORT")
+    ] = None
+    device: Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")] = "auto"
+    data: Annotated[
+        str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
+    ] = None
+    trial: Annotated[float, option("--trial", help="How long a trial of the workload may take.", metavar="SECONDS")] = (
+        14.0
+    )
+    as_json: AsJson = False
+
+
+def doctor(options: DoctorOptions) -> None:
+    """Look at versions, ports, clock, disk, memory, GPU and speed, and say what to do where something is wrong.
+
+    With a manifest also whether this node may join that swarm, and how fast it would train. Takes up to 20 seconds.
+    Ends with exit code 1 if something keeps the node from taking part.
+    """
+    from shoal.node.doctor import Examination, examine
+
+    low, high = TRIAL_RANGE_S
+    if not low <= options.trial <= high:
+        raise ConfigError(f"--trial: {options.trial:g} is not in {low:g}..{high:g} seconds; leave it out for 14")
+    checks = []
+    for check in examine(
+        Examination(
+            data_dir=options.data_dir,
+            manifest=_manifest(options.manifest),
+            listen=_listen(options.listen),
+            lane_listen=None if options.lane_listen is None else parse_host_port(options.lane_listen, "--lane-listen"),
+            device=options.device,
+            data=options.data,
+            trial_deadline_s=options.trial,
+            lane=_lane_bytes_per_s,
+        )
+    ):
+        checks.append(check)
+        if not options.as_json:
+            print_check(check)
+    ok = all(check.ok for check in checks)
+    if options.as_json:
+        typer.echo(to_json(checks))
+    else:
+        bad = sum(not check.ok for check in checks)
+        typer.echo("all is well" if ok else f"{bad} of {len(checks)} checks failed")
+    raise typer.Exit(0 if ok else 1)
+
+
+def print_check(check: Check) -> None:
+    """`ok    disk speed: 212 MB/s`, and the remedy below; the word in colour on a terminal."""
+    word = "ok  " if check.ok else "FAIL"
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(word, style="green" if check.ok else "bold red", end="  ")
+        typer.echo(f"{check.name}: {in_one_line(check.detail)}")
+    else:
+        typer.echo(f"{word}  {check.name}: {in_one_line(check.detail)}")
+    if check.remedy:
+        typer.echo(f"      {'→' if not check.ok else 'note:'} {in_one_line(check.remedy)}")
+
+
+def to_json(checks: list[Check]) -> str:
+    """One document."""
+    import msgspec
+
+    return msgspec.json.encode({"ok": all(check.ok for check in checks), "checks": checks}).decode()
+
+
+def _manifest(path: Path | None) -> Manifest | None:
+    return None if path is None else load_manifest(path)
+
+
+def _listen(addresses: list[str]) -> list[str]:
+    from shoal.swarm.address import parse_listen_address
+
+    for address in addresses:
+        parse_listen_address(address)
+    return addresses
+
+
+def _lane_bytes_per_s() -> float:
+    from shoal.testnet.bench_lane import measure_lane
+
+    return measure_lane(frames=LANE_FRAMES, repetitions=1).encrypted_mb_per_s * 1e6

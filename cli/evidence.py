@@ -1,0 +1,80 @@
+"""`shoal evidence`: whether files of evidence prove that somebody lied, and what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, option
+from shoal.cli.text import in_one_line
+from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES, Verdict, describe
+from shoal.protocol.manifest import load_manifest
+
+BAD = 1
+
+Files = Annotated[
+    list[Path], typer.Argument(help="Files, such as those in `evidence/` of a node's --data-dir.", metavar="FILE…")
+]
+SwarmManifest = Annotated[Path, option("--manifest", help="Of the swarm that it is about.", metavar="FILE")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceOptions:
+    """What the user asked `shoal evidence` for."""
+
+    files: Files
+    manifest: SwarmManifest = Path("swarm.toml")
+    as_json: AsJson = False
+
+
+def evidence(options: EvidenceOptions) -> None:
+    """Check evidence against a member: signatures, and where it takes that, sums. Needs nothing but the manifest.
+
+    Exit code 1 if one of the files proves nothing.
+    """
+    from shoal.collectives.proofs import verify_evidence
+
+    swarm = load_manifest(options.manifest).swarm_id
+    bad = False
+    for path in options.files:
+        try:
+            verdict = verify_evidence(_read(path), swarm)
+        except RemoteError as error:
+            bad = True
+            typer.echo(f"shoal: {path} proves nothing: {in_one_line(str(error))}", err=True)
+        else:
+            typer.echo(_json(path, verdict) if options.as_json else _line(path, verdict))
+    if bad:
+        raise typer.Exit(BAD)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(EVIDENCE_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give files of evidence") from None
+
+
+def _line(path: Path, verdict: Verdict) -> str:
+    term, round = verdict.done
+    return f"{path}: {verdict.accused}, round {round} of term {term}: {describe(verdict.kind)}"
+
+
+def _json(path: Path, verdict: Verdict) -> str:
+    term, round = verdict.done
+    return json.dumps(
+        {
+            "file": str(path),
+            "peer_id": verdict.accused,
+            "term": str(term),
+            "round": round,
+            "kind": verdict.kind,
+            "digest": verdict.digest.hex(),
+        }
+    )

@@ -1,0 +1,46 @@
+"""`shoal report`: several nodes' event logs as one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import option
+from shoal.cli.text import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeOptions:
+    """What the user asked `shoal report` for."""
+
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Data folders of nodes, event logs themselves, or the --out folder of a testnet.", metavar="DIR…"
+        ),
+    ]
+    output: Annotated[Path, option("-o", "--output", help="The page to write.", metavar="FILE")] = Path("report.html")
+
+
+def report(options: MergeOptions) -> None:
+    """Merge several nodes' event logs into one page: who was there, what was certified, what went wrong and when.
+
+    Clocks of different machines are aligned by the rounds that their nodes certified together. Lines that are cut or
+    damaged are counted and stepped over, so logs of running and of killed nodes will do.
+    """
+    from shoal.node.store import disk_errors
+    from shoal.testnet.page_merged import render_merged
+    from shoal.testnet.report_merge import find_logs, merge
+
+    history = merge(find_logs(options.places))
+    with disk_errors(options.output.absolute().parent):
+        options.output.write_text(render_merged(history), encoding="utf-8")
+    damaged = sum(log.damaged for log in history.logs)
+    rounds = count(len(history.rounds.facts.kept), "round")
+    broken = f", {count(damaged, 'damaged line')} stepped over" if damaged else ""
+    typer.echo(f"wrote {options.output}: {count(len(history.logs), 'event log')}, {rounds}{broken}")
+    if history.rounds.forks:
+        typer.echo(f"note: {count(len(history.rounds.forks), 'round')} have two digests; the page names them", err=True)

@@ -1,0 +1,283 @@
+"""What `shoal watch` knows of a running node: its answers to `status`, and what its event log says beside them.
+
+A `Watcher` belongs to one thread: each `look` asks the node once, reads what was appended to its log, and returns a
+picture that nothing changes afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.cli.text import in_one_line, number, quantity
+from shoal.node.control_client import Status, request
+from shoal.protocol.errors import ShoalError
+
+LOG_NAME: Final = "events.jsonl"
+STATUS_DEADLINE_S: Final = 5.0
+FIRST_READ_BYTES: Final = 4 << 20
+READ_LIMIT_BYTES: Final = 4 << 20
+LINE_LIMIT_BYTES: Final = 1 << 20
+LOSSES_KEPT: Final = 400
+FAULTS_KEPT: Final = 300
+PEERS_KEPT: Final = 4096
+PHASES: Final = ("train", "plan", "reduce", "certify")
+
+_REACH: Final = {
+    "linked": "linked",
+    "revived": "linked",
+    "lost": "no link",
+    "detoured": "through others",
+    "suspected": "suspected",
+    "died": "gone",
+}
+_TOLD: Final = frozenset(
+    {
+        *(
+            "agent_died",
+            "amended",
+            "banned",
+            "detoured",
+            "died",
+            "evidence",
+            "failed",
+            "left",
+            "loop_detached",
+            "lost",
+            "rebased",
+        ),
+        *("revived", "rolled_back", "started", "stranded", "suspected", "trainer_restarted", "view_changed"),
+    }
+)
+
+
+class WatchedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the view reads of a line of the event log."""
+
+    at: float
+    event: str
+    round: int = 0
+    peer: str | None = None
+    peers: tuple[str, ...] = ()
+    loss: float | None = None
+    metric: str = ""
+    total_s: float = 0.0
+    to: int | None = None
+    cause: str = ""
+    message: str = ""
+    reason: str = ""
+
+
+_event = msgspec.json.Decoder(WatchedEvent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """One member, as texts that are safe to show."""
+
+    peer: str
+    phase: str
+    speed: str
+    reach: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that the view shows. status is None while no node answers, and then `trouble` says what to do."""
+
+    status: Status | None
+    trouble: str = ""
+    members: tuple[MemberRow, ...] = ()
+    losses: tuple[float, ...] = ()
+    metric: str = ""
+    faults: tuple[str, ...] = ()
+    round_began_at: float | None = None
+    usual_round_s: float | None = None
+    sent_per_s: float = 0.0
+    received_per_s: float = 0.0
+    seen_at: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        """Term, round, phase, loss and speed in one line."""
+        if self.status is None:
+            return self.trouble
+        known = self.status
+        loss = f" · loss {number(known.loss)}" if known.loss is not None else ""
+        term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
+        speed = f"{number(known.tokens_per_s, 1)} tokens/s"
+        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{loss} · {speed}"
+
+    @property
+    def phase_line(self) -> str:
+        """The phases of a round, the present one in brackets; others than these by their name alone."""
+        phase = "" if self.status is None else self.status.phase
+        if phase not in PHASES:
+            return in_one_line(phase) or "–"
+        return " → ".join(f"[{name}]" if name == phase else name for name in PHASES)
+
+    @property
+    def round_share(self) -> float:
+        """How far the round is, in 0..1, measured by the rounds before; 0 if nothing is known."""
+        if self.round_began_at is None or not self.usual_round_s:
+            return 0.0
+        return min(max((self.seen_at - self.round_began_at) / self.usual_round_s, 0.0), 1.0)
+
+    @property
+    def bytes_line(self) -> str:
+        """What was sent and received, how fast it goes, and how this node is reached."""
+        if self.status is None:
+            return ""
+        sent, received = self.status.bytes.sent, self.status.bytes.received
+        reach = "" if self.status.reachability == "unknown" else f" · {in_one_line(self.status.reachability)}"
+        return (
+            f"sent {quantity(sent, 'B')} ({quantity(self.sent_per_s, 'B/s')}) · "
+            f"received {quantity(received, 'B')} ({quantity(self.received_per_s, 'B/s')}){reach}"
+        )
+
+
+class EventTail:
+    """The events appended to a log since the last look, from at most FIRST_READ_BYTES before its end on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset: int | None = None
+        self._rest = b""
+
+    def read(self) -> list[WatchedEvent]:
+        """Empty if there is no log; a log that became shorter is read anew. Lines that are none are stepped over."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                if self._offset is None or size < self._offset:
+                    self._offset, self._rest = max(0, size - FIRST_READ_BYTES), b""
+                file.seek(self._offset)
+                data = file.read(READ_LIMIT_BYTES)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_LIMIT_BYTES:
+            self._rest = b""
+        return [event for event in map(_parsed, lines) if event is not None]
+
+
+def _parsed(line: bytes) -> WatchedEvent | None:
+    try:
+        return _event.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Asks the node of one data folder, again and again, whether or not it runs."""
+
+    data_dir: Path
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    _faults: deque[str] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
+    _reach: dict[str, str] = field(default_factory=dict)
+    _metric: str = ""
+    _round_began_at: float | None = None
+    _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    _bytes: tuple[float, int, int] | None = None
+    _tail: EventTail | None = None
+
+    def look(self) -> Picture:
+        """Ask once; blocks for at most STATUS_DEADLINE_S. Raises nothing that is foreseen."""
+        if self._tail is None:
+            self._tail = EventTail(self.data_dir / LOG_NAME)
+        for event in self._tail.read():
+            self._hear(event)
+        status, trouble = None, ""
+        try:
+            status = msgspec.convert(request(self.data_dir, "status", deadline_s=STATUS_DEADLINE_S), Status)
+        except ShoalError as error:
+            trouble = in_one_line(str(error))
+        except msgspec.ValidationError:
+            trouble = f"the node on {self.data_dir} is of another version than this command; restart it"
+        sent_per_s, received_per_s = self._rates(status)
+        return Picture(
+            status=status,
+            trouble=trouble,
+            members=() if status is None else tuple(self._rows(status)),
+            losses=tuple(self._losses),
+            metric=self._metric,
+            faults=tuple(self._faults),
+            round_began_at=self._round_began_at,
+            usual_round_s=sum(self._round_s) / len(self._round_s) if self._round_s else None,
+            sent_per_s=sent_per_s,
+            received_per_s=received_per_s,
+            seen_at=time.time(),
+        )
+
+    def order(self, op: str) -> str:
+        """Ask the node to pause, resume or leave; returns what came of it, for people."""
+        try:
+            request(self.data_dir, op)
+        except ShoalError as error:
+            return in_one_line(str(error))
+        return {"pause": "it stops training", "resume": "it trains again", "leave": "it leaves the swarm"}[op]
+
+    def _hear(self, event: WatchedEvent) -> None:
+        match event.event:
+            case "evaluated" if event.loss is not None:
+                self._losses.append(event.loss)
+                self._metric = in_one_line(event.metric)
+            case "round_started":
+                self._round_began_at = event.at
+            case "certified" | "stepped":
+                self._round_s.append(event.total_s)
+            case "started":
+                self._reach.clear()
+        reach = _REACH.get(event.event)
+        if event.peer is not None and reach is not None and len(self._reach) < PEERS_KEPT:
+            self._reach[event.peer] = reach
+        if event.event in _TOLD:
+            self._faults.append(_told(event))
+
+    def _rates(self, status: Status | None) -> tuple[float, float]:
+        """Bytes a second since the look before, sent and received."""
+        if status is None:
+            self._bytes = None
+            return 0.0, 0.0
+        now, before = (time.monotonic(), status.bytes.sent, status.bytes.received), self._bytes
+        self._bytes = now
+        if before is None or now[0] <= before[0]:
+            return 0.0, 0.0
+        seconds = now[0] - before[0]
+        return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
+
+    def _rows(self, status: Status) -> list[MemberRow]:
+        return [
+            MemberRow(
+                peer=in_one_line(member.peer_id),
+                phase=in_one_line(member.phase),
+                speed=number(member.tokens_per_s, 1),
+                reach=self._reach_of(member.peer_id, status),
+            )
+            for member in status.members
+        ]
+
+    def _reach_of(self, peer: str, status: Status) -> str:
+        if peer == status.peer_id:
+            return "this node"
+        if peer in status.missing:
+            return "missing"
+        return self._reach.get(peer, "not linked")
+
+
+def _told(event: WatchedEvent) -> str:
+    """`12:30:59 died …4f9aQz`, a line for people."""
+    at = time.strftime("%H:%M:%S", time.localtime(min(max(event.at, 0.0), 1e11)))
+    what = event.event.replace("_", " ")
+    peer = "".join(f" …{name[-6:]}" for name in ((event.peer,) if event.peer is not None else event.peers[:8]))
+    where = f" in round {event.round}" if event.round else ""
+    back = "" if event.to is None else f", to round {event.to}"
+    why = event.cause or event.message or event.reason
+    return in_one_line(f"{at} {what}{peer}{where}{back}{': ' + why if why else ''}")

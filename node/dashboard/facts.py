@@ -1,0 +1,329 @@
+"""What the page and the metrics show, as plain values: read off a running daemon here, made up by a bench elsewhere.
+
+Numbers and names come from peers too, and are passed on as they are: whoever shows them treats them as text.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.node.gossip_engine import GossipEngine
+from shoal.node.inbox import SetPaused
+from shoal.node.outcome import Outcome
+from shoal.node.round_log import term_text
+from shoal.node.sapo.engine import RolloutEngine
+from shoal.node.sapo.recent import RecentGroup
+from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.rollouts import RolloutGroup, decode_group
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+PEER_LIMIT = 512
+"""Peers that are shown: members first, then by PeerId."""
+
+Reach = Literal["self", "direct", "detour", "suspect", "unlinked", "gone"]
+"""direct: by a link; detour: alive, heard through others; unlinked: only its record is here; gone: held for dead."""
+
+
+class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as this one sees it. sent, received: payload bytes over the lanes between the two, in all."""
+
+    peer: str
+    phase: str
+    reach: Reach
+    member: bool
+    round: int
+    tokens_per_s: float
+    sent: int = 0
+    received: int = 0
+    software: str = ""
+    address: str = ""
+
+
+class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node that shares rollouts did since it started; see `RolloutStatus`."""
+
+    role: str
+    reward: float | None
+    made: int
+    pulled: int
+    taken: int
+    pulled_bytes: int
+    generated_tokens: int
+    rejected: dict[str, int]
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """This node. Bytes count since it started; `loss` is held-out, `train_loss` its own; `cpu` in cores."""
+
+    peer: str
+    swarm: str
+    name: str
+    strategy: str
+    workload: str
+    software: str
+    phase: str
+    term: str
+    round: int
+    digest: str | None
+    paused: bool
+    members: int
+    missing: Sequence[str]
+    loss: float | None
+    train_loss: float | None
+    tokens_per_s: float
+    blocked_fraction: float | None
+    lanes_sent: int
+    lanes_received: int
+    control_sent: int
+    control_received: int
+    addresses: Sequence[str]
+    device: str
+    uptime_s: float
+    cpu: float
+    memory_bytes: int
+    disk_free_bytes: int
+    rollouts: RolloutFacts | None = None
+
+
+class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of rollouts in a line. reward: the mean, its origin's word for it unless `own`."""
+
+    digest: str
+    peer: str
+    own: bool
+    round: int
+    family: str
+    completions: int
+    reward: float | None
+
+
+class GroupText(msgspec.Struct, frozen=True, kw_only=True):
+    """A group to read. rewards: one for each completion where this node scored them, else empty."""
+
+    digest: str
+    question: str
+    completions: Sequence[str]
+    rewards: Sequence[float]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one moment."""
+
+    node: NodeFacts
+    peers: Sequence[PeerFacts]
+    groups: Sequence[GroupFacts] = ()
+
+
+class Source(Protocol):
+    """Where facts come from. Called in trio's thread."""
+
+    def look(self) -> Facts:
+        """The facts of this moment; quick."""
+
+    async def group(self, digest: str) -> GroupText | None:
+        """The texts of a group that `look` named; None if it is not held any more."""
+
+    async def order(self, op: str) -> None:
+        """Carry out "leave", "pause" or "resume"."""
+
+
+class DaemonSource:
+    """The facts of a running daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._began = time.monotonic()
+        self._process = psutil.Process()
+        self._cpu = (time.monotonic(), self._cpu_s(), 0.0)
+        self._lines: dict[bytes, GroupFacts] = {}
+
+    def look(self) -> Facts:
+        """See `Source`."""
+        daemon = self._daemon
+        electorate = self._electorate()
+        peers = self._peers(electorate)
+        engine = daemon.engine
+        return Facts(
+            node=self._node(electorate, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
+            peers=peers,
+            groups=self._groups(engine) if isinstance(engine, RolloutEngine) else (),
+        )
+
+    async def group(self, digest: str) -> GroupText | None:
+        """See `Source`. The question is made again from the reference to the task, in a thread: nobody's word."""
+        engine = self._daemon.engine
+        if not isinstance(engine, RolloutEngine):
+            return None
+        known = next((known for known in engine.recent if known.digest.hex() == digest), None)
+        if known is None:
+            return None
+        group = decode_group(known.group)
+        question = await trio.to_thread.run_sync(self._question, group, abandon_on_cancel=True)
+        return GroupText(
+            digest=digest, question=question, completions=group.completions, rewards=tuple(known.rewards or ())
+        )
+
+    async def order(self, op: str) -> None:
+        """See `Source`."""
+        if op == "leave":
+            self._daemon.leave_then(Outcome.LEFT)
+        else:
+            self._daemon.engine.put(SetPaused(op == "pause"))
+
+    def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
+        known = {group.digest: group for group in engine.recent}
+        self._lines = {digest: self._lines.get(digest) or _in_a_line(group) for digest, group in known.items()}
+        return tuple(self._lines.values())
+
+    # -- this node -------------------------------------------------------------------------------------------
+
+    def _electorate(self) -> frozenset[str]:
+        daemon = self._daemon
+        if isinstance(daemon.engine, GossipEngine | RolloutEngine):
+            return frozenset({daemon.identity.peer_id, *daemon.engine.others})
+        return frozenset(daemon.chain.head.members)
+
+    def _node(self, electorate: frozenset[str], missing: Sequence[str]) -> NodeFacts:
+        daemon, manifest, desk = self._daemon, self._daemon.config.manifest, self._daemon.desk
+        term, round = daemon.position
+        common = not isinstance(daemon.engine, GossipEngine | RolloutEngine)
+        state = daemon.custody.state if common else None
+        traffic = daemon.traffic_bytes()
+        return NodeFacts(
+            peer=daemon.identity.peer_id,
+            swarm=daemon.swarm_id.hex(),
+            name=manifest.swarm.name,
+            strategy=manifest.sync.strategy,
+            workload=manifest.workload.name,
+            software=_software(),
+            phase=daemon.engine.phase,
+            term=term_text(daemon.chain.head.next_term if common else term),
+            round=round,
+            digest=None if state is None else daemon.shelf.header(state).digest.hex(),
+            paused=daemon.record_phase == "paused",
+            members=len(electorate),
+            missing=missing,
+            loss=desk.metric,
+            train_loss=desk.loss,
+            tokens_per_s=desk.tokens_per_s,
+            blocked_fraction=desk.blocked_fraction,
+            addresses=tuple(daemon.host.addresses),
+            device=daemon.config.device,
+            uptime_s=time.monotonic() - self._began,
+            cpu=self._cpu_cores(),
+            memory_bytes=int(self._process.memory_info().rss),
+            disk_free_bytes=shutil.disk_usage(daemon.store.folder).free,
+            rollouts=_rollouts(daemon.engine) if isinstance(daemon.engine, RolloutEngine) else None,
+            **traffic,
+        )
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def _cpu_cores(self) -> float:
+        """Cores in use by this process, over the last second or more."""
+        at, used, cores = self._cpu
+        now = time.monotonic()
+        if now - at >= 1.0:
+            used_now = self._cpu_s()
+            cores = (used_now - used) / (now - at)
+            self._cpu = (now, used_now, cores)
+        return round(cores, 3)
+
+    # -- the others ------------------------------------------------------------------------------------------
+
+    def _peers(self, electorate: frozenset[str]) -> list[PeerFacts]:
+        daemon = self._daemon
+        members, me = daemon.members, daemon.identity.peer_id
+        alive, linked, suspected = members.alive(), members.links.linked(), members.suspected()
+        records = {record.peer: record for record in members.book.records()}
+        everyone: set[str] = {*records, *electorate, *alive, me}
+        known = sorted(everyone, key=lambda peer: (peer not in electorate, peer))
+        found = []
+        for peer in known[:PEER_LIMIT]:
+            record = records.get(peer)  # type: ignore[call-overload]
+            moved = daemon.lanes.moved(PeerId(peer))
+            reach: Reach = "gone"
+            if peer == me:
+                reach = "self"
+            elif peer in suspected:
+                reach = "suspect"
+            elif peer in alive:
+                reach = "direct" if peer in linked else "detour"
+            elif record is not None and members.machine.state_of(PeerId(peer)) is None:
+                reach = "unlinked"
+            mine = peer == me
+            found.append(
+                PeerFacts(
+                    peer=peer,
+                    phase=daemon.record_phase if mine else ("unknown" if record is None else record.phase),
+                    reach=reach,
+                    member=peer in electorate,
+                    round=daemon.position[1] if mine else (0 if record is None else record.round),
+                    tokens_per_s=daemon.desk.tokens_per_s if mine else (0.0 if record is None else record.tokens_per_s),
+                    sent=moved.taken,
+                    received=moved.received,
+                    software="" if record is None else record.software,
+                    address="" if record is None else next(iter(record.control_addresses), ""),
+                )
+            )
+        return found
+
+    def _question(self, group: RolloutGroup) -> str:
+        from shoal.node.sapo.families import load_family
+        from shoal.node.sapo.tasks import TaskChoice, TaskSource
+
+        section = self._daemon.config.manifest.rollouts
+        assert section is not None
+        try:
+            choices = [
+                TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
+                for entry in section.tasks
+            ]
+            return TaskSource(choices).task(group.task).question
+        except (ConfigError, RemoteError) as error:
+            return f"(the question cannot be made here: {error})"
+
+
+def _in_a_line(known: RecentGroup) -> GroupFacts:
+    group = decode_group(known.group)
+    return GroupFacts(
+        digest=known.digest.hex(),
+        peer=group.origin,
+        own=bool(known.rewards),
+        round=group.round,
+        family=group.task.family,
+        completions=len(group.completions),
+        reward=known.reward,
+    )
+
+
+def _software() -> str:
+    from shoal.node.status import SOFTWARE
+
+    return SOFTWARE
+
+
+def _rollouts(engine: RolloutEngine) -> RolloutFacts:
+    status = engine.status
+    return RolloutFacts(
+        role=status.role,
+        reward=status.reward,
+        made=status.made,
+        pulled=status.pulled,
+        taken=status.taken,
+        pulled_bytes=status.pulled_bytes,
+        generated_tokens=status.generated_tokens,
+        rejected=status.rejected,
+    )

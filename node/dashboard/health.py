@@ -1,0 +1,102 @@
+"""Whether this node is well, in a few lines, each with what to do when it is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from shoal.node.dashboard.facts import Facts
+
+DISK_LOW_BYTES = 2 << 30
+DISK_OUT_BYTES = 256 << 20
+BLOCKED_HIGH = 0.3
+
+State = Literal["ok", "warn", "bad"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. remedy: what helps; "" where nothing has to be done."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def health_of(facts: Facts) -> list[Check]:
+    """The checks, always the same ones in the same order, but for those without a meaning yet."""
+    checks = [_company(facts), _links(facts), _training(facts), _disk(facts)]
+    if facts.node.strategy not in ("gossip", "rollouts"):
+        checks.insert(0, _majority(facts))
+    return checks
+
+
+def _majority(facts: Facts) -> Check:
+    node = facts.node
+    here = node.members - len(node.missing)
+    detail = f"{here} of {node.members} members here"
+    if 2 * here <= node.members and node.missing:
+        return Check(
+            name="Majority",
+            state="bad",
+            detail=f"{detail}; rounds wait",
+            remedy="start the missing nodes again; if they are gone for good: shoal rebase --forget",
+        )
+    state: State = "warn" if node.missing else "ok"
+    return Check(name="Majority", state=state, detail=f"{detail}; rounds {'go on' if node.missing else 'can end'}")
+
+
+def _company(facts: Facts) -> Check:
+    others = sum(peer.reach in ("direct", "detour", "suspect") for peer in facts.peers)
+    if others == 0:
+        return Check(
+            name="Company",
+            state="warn",
+            detail="no other node is here",
+            remedy="give the line that shoal link prints to somebody",
+        )
+    return Check(name="Company", state="ok", detail=f"{others} other {'node' if others == 1 else 'nodes'} alive")
+
+
+def _links(facts: Facts) -> Check:
+    count = Counter[str](peer.reach for peer in facts.peers)
+    trouble = [
+        f"{count[reach]} {text}"
+        for reach, text in (("detour", "through others"), ("suspect", "silent"), ("unlinked", "not reached yet"))
+        if count[reach]
+    ]
+    detail = ", ".join([f"{count['direct']} direct", *trouble])
+    if count["detour"] + count["suspect"] > count["direct"]:
+        return Check(
+            name="Links", state="warn", detail=detail, remedy="look at this machine's network; does it let others in?"
+        )
+    return Check(name="Links", state="ok", detail=detail)
+
+
+def _training(facts: Facts) -> Check:
+    node = facts.node
+    if node.paused:
+        return Check(name="Training", state="warn", detail="paused", remedy="go on with Resume, or shoal resume")
+    if node.phase in ("joining", "leaving", "no quorum"):
+        return Check(name="Training", state="ok" if node.phase == "joining" else "warn", detail=node.phase)
+    if node.rollouts is not None:
+        return Check(name="Training", state="ok", detail=f"{node.rollouts.taken:,} groups of others taken so far")
+    blocked = node.blocked_fraction
+    detail = f"{node.tokens_per_s:,.0f} tokens/s"
+    if blocked is None:
+        return Check(name="Training", state="ok", detail=detail)
+    detail += f", waits {blocked:.0%} of its time"
+    if blocked > BLOCKED_HIGH:
+        return Check(name="Training", state="warn", detail=detail, remedy="more inner steps a round, or a faster link")
+    return Check(name="Training", state="ok", detail=detail)
+
+
+def _disk(facts: Facts) -> Check:
+    free = facts.node.disk_free_bytes
+    detail = f"{free / 2**30:,.1f} GiB free"
+    if free < DISK_LOW_BYTES:
+        state: State = "bad" if free < DISK_OUT_BYTES else "warn"
+        return Check(name="Disk", state=state, detail=detail, remedy="make room, or keep fewer checkpoints")
+    return Check(name="Disk", state="ok", detail=detail)

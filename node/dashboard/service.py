@@ -1,0 +1,121 @@
+"""The service of the daemon that serves the page: takes the port, then lets `Site` do the rest.
+
+What serving needs is imported in a thread once the port is taken, so that no node starts later for its page.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import socket
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from shoal.node.config import PageAddress
+from shoal.node.dashboard.facts import DaemonSource, Source
+from shoal.node.events import EventField
+from shoal.protocol.errors import ConfigError
+from shoal.swarm.members import Change
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+QUEUE_LIMIT_EVENTS = 4096
+BACKLOG = 64
+
+Events = deque[Mapping[str, EventField]]
+
+
+def page_of(daemon: Daemon, address: PageAddress) -> PageService:
+    """The page of a daemon, which hears of its events from here on."""
+    folder = daemon.store.folder
+    page = PageService(DaemonSource(daemon), address, folder=folder, history=folder / "events.jsonl")
+    daemon.events.listen(page.hear)
+    return page
+
+
+class PageService:
+    """The page of one node; `url` says where, once it runs.
+
+    folder: where the token is, if one is needed. history: the event log, with what happened in earlier lives.
+    """
+
+    def __init__(self, source: Source, address: PageAddress, *, folder: Path, history: Path | None = None) -> None:
+        self.url: str | None = None
+        self._source = source
+        self._address = address
+        self._folder = folder
+        self._history = history
+        self._events: Events = deque(maxlen=QUEUE_LIMIT_EVENTS)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; started once the port is this node's. Raises ConfigError if it cannot be had."""
+        with bound(self._address) as listening:
+            self.url = url_of(listening)
+            task_status.started()
+            site = await trio.to_thread.run_sync(importlib.import_module, "shoal.node.dashboard.site")
+            await site.Site(
+                source=self._source,
+                events=self._events,
+                folder=self._folder,
+                history=self._history,
+            ).run(listening, host=self._address.host, url=self.url)
+
+    def heard(self, change: Change) -> None:
+        """What became of a peer stands in the event log."""
+
+    def hear(self, record: Mapping[str, EventField]) -> None:
+        """Take one event; from any thread, returns at once. If they come faster than they are read, the oldest go."""
+        self._events.append(record)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def bound(address: PageAddress) -> Iterator[socket.socket]:
+    """A listening socket; where `address.or_free` says so, at a free port if that one is taken.
+
+    Raises ConfigError where nothing can be had.
+    """
+    try:
+        (family, _, _, _, place), *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"--dashboard: {address.host} is no address of this machine: {error.strerror}") from None
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            _bind(listening, place, or_free=address.or_free)
+        except OSError as error:
+            raise ConfigError(
+                f"--dashboard: cannot listen on {address.host}:{address.port}: {error.strerror}; "
+                "choose another port, 0 for any, or off"
+            ) from None
+        listening.listen(BACKLOG)
+        yield listening
+
+
+def _bind(listening: socket.socket, place: tuple[object, ...], *, or_free: bool) -> None:
+    try:
+        listening.bind(place)
+    except OSError:
+        if not or_free:
+            raise
+        listening.bind((place[0], 0, *place[2:]))
+
+
+def url_of(listening: socket.socket) -> str:
+    """What to open in a browser on this machine."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

@@ -1,0 +1,168 @@
+"""Keeps what the page shows up to date, and serves it.
+
+    event log (any thread) ── a bounded queue ──┐
+    daemon ── facts, every LOOK_PERIOD_S ───────┴─ model ── delta ── feed ── viewers
+
+While nobody looks at the page, it looks itself only now and then, to keep the curves going.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import trio
+from starlette.types import ASGIApp
+
+from shoal.node.dashboard.app import Parts, make_app
+from shoal.node.dashboard.facts import Facts, Source
+from shoal.node.dashboard.feed import Feed, server_event
+from shoal.node.dashboard.guard import TOKEN_NAME, Guard, load_token
+from shoal.node.dashboard.model import Fields, Model
+from shoal.node.dashboard.rounds import Record
+from shoal.node.dashboard.server import serve
+from shoal.node.dashboard.service import Events, is_loopback
+from shoal.node.metrics import Metrics
+
+TICK_S = 0.2
+"""From an event to those who look, at most."""
+LOOK_PERIOD_S = 1.0
+IDLE_PERIOD_S = 5.0
+"""Between looks while nobody is there to see."""
+HISTORY_LIMIT_BYTES = 4 << 20
+"""Of the event log's end, read at the start."""
+RESTART_PAUSE_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Site:
+    """The model, its viewers, the metrics, and the application on top of them.
+
+    events: where the event log's listener puts what happens. clock: of waiting and of rates, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        events: Events,
+        folder: Path,
+        history: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = Model()
+        self.feed = Feed()
+        self.metrics = Metrics(viewers=lambda: len(self.feed))
+        self._source = source
+        self._events = events
+        self._folder = folder
+        self._history = history
+        self._clock = clock
+        self._looked_at = -IDLE_PERIOD_S
+
+    async def run(self, listening: socket.socket, *, host: str, url: str) -> None:
+        """Serve on a socket bound to `host` until cancelled. Raises StorageError if the token cannot be kept."""
+        await self.recall()
+        token = None if is_loopback(host) else await trio.to_thread.run_sync(load_token, self._folder)
+        where = "" if token is None else f"; it asks for the token in {self._folder / TOKEN_NAME}"
+        logger.info("the page of this node is at %s%s", url, where)
+        app = self.app(token=token, host=host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keep_up)
+            while True:
+                try:
+                    await serve(app, listening.dup())  # type: ignore[arg-type]  # Starlette's scope is any mapping
+                except Exception:  # the boundary: the page is no reason to end a node
+                    logger.exception("the page failed; it is served again")
+                await trio.sleep(RESTART_PAUSE_S)
+
+    def app(self, *, token: str | None, host: str) -> ASGIApp:
+        """The guarded application."""
+        parts = Parts(source=self._source, feed=self.feed, snapshot=self.snapshot, metrics=self._measure)
+        return Guard(make_app(parts), token=token, names=(host,))
+
+    async def recall(self) -> None:
+        """Take what the event log tells of earlier lives, and of this one up to now."""
+        if self._history is None:
+            return
+        known = await trio.to_thread.run_sync(read_history, self._history)
+        for record in known:
+            self._take(record)
+        last = known[-1].get("at", 0.0) if known else 0.0
+        while self._events and self._events[0]["at"] <= last:  # type: ignore[operator]  # the log writes it itself
+            self.metrics.hear(self._events.popleft())
+
+    async def keep_up(self) -> None:
+        """Follow what happens and tell the viewers, until cancelled."""
+        while True:
+            self.tick()
+            await trio.sleep(TICK_S)
+
+    def tick(self) -> None:
+        """Take what has happened, look if it is time, and tell the viewers what is new."""
+        self._drain()
+        period_s = LOOK_PERIOD_S if len(self.feed) else IDLE_PERIOD_S
+        if self._clock() - self._looked_at >= period_s:
+            self._look()
+        self._tell()
+
+    def snapshot(self) -> Fields:
+        """Everything as of now; the viewers that are there are told what is new first."""
+        self._drain()
+        if self._clock() - self._looked_at >= LOOK_PERIOD_S:
+            self._look()
+        self._tell()
+        return self.model.snapshot()
+
+    def _tell(self) -> None:
+        delta = self.model.delta()
+        if delta is not None and len(self.feed):
+            self.feed.tell(server_event("delta", delta))
+
+    def _look(self) -> Facts:
+        self._looked_at = self._clock()
+        facts = self._source.look()
+        self.model.see(facts, self._looked_at, time.time())
+        return facts
+
+    def _drain(self) -> None:
+        while self._events:
+            record = self._events.popleft()
+            self.metrics.hear(record)
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        try:
+            self.model.hear(record)
+        except (KeyError, TypeError, ValueError) as error:  # another version's, or a damaged line of the log
+            logger.debug("an event is not shown: %s", error)
+
+    def _measure(self, accept: str) -> tuple[bytes, str]:
+        self._drain()
+        return self.metrics.render(self._look(), accept)
+
+
+def read_history(path: Path) -> list[Record]:
+    """The events at the end of a log, oldest first; what is no event is left out. Blocks, raises nothing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            start = max(0, file.tell() - HISTORY_LIMIT_BYTES)
+            file.seek(start)
+            lines = file.read(HISTORY_LIMIT_BYTES).split(b"\n")[1 if start else 0 :]
+    except OSError as error:
+        logger.info("what happened before is not shown: %s", error)
+        return []
+    found = []
+    decode = msgspec.json.Decoder(dict[str, object]).decode
+    for line in lines:
+        try:
+            found.append(decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue  # a line that was cut short
+    return found  # type: ignore[return-value]  # of whatever values: `Model.hear` checks each that it uses

@@ -1,0 +1,175 @@
+// The page: draws what the feed says is new, once a frame at most, and asks before it orders anything.
+
+import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } from "./charts.js";
+import { choose, drawMap, startMap } from "./map.js";
+import { drawPeers, markPeer, startPeers } from "./peers.js";
+import { drawRollouts } from "./rollouts.js";
+import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
+import { follow, order, state } from "./store.js";
+import { NONE, at, bytes, count, decimal, duration, find, looks, make, percent, plural, put, rate, short } from "./text.js";
+
+const LOST_MS = 1500;
+
+// -- tiles, the header, this node ---------------------------------------------------------------------------------
+
+const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
+
+function drawNode() {
+  const { node, peers } = state;
+  put("swarm-name", `${node.name} · ${node.strategy} · ${node.workload}`);
+  document.title = `${node.name || "Shoal"} · round ${node.round} · ${PHASES[node.phase] ?? node.phase}`;
+  put("phase-text", PHASES[node.phase] ?? node.phase);
+  find("phase").dataset.state = node.phase === "no quorum" ? "bad" : ["paused", "leaving"].includes(node.phase) ? "warn" : node.phase === "joining" ? "wait" : "ok";
+  put("t-round", count(node.round));
+  const alone = ["gossip", "rollouts"].includes(node.strategy);
+  const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : alone ? "by this node's count" : "no state yet";
+  put("t-round-more", node.term === "0.0" ? digest : `term ${node.term} · ${digest}`);
+  const rollouts = node.rollouts;
+  put("t-loss-name", rollouts ? "Reward" : "Loss");
+  find("loss-card").hidden = Boolean(rollouts);
+  find("certificates-card").hidden = alone;
+  put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
+  put("t-loss-more", rollouts ? "mean of own answers" : node.loss == null ? (node.train_loss == null ? "not measured yet" : "this node, training") : node.metric ? `held out, ${node.metric}` : "held out");
+  const gone = Object.values(peers).filter((peer) => looks(peer) === "gone").length;
+  put("t-nodes", count(node.alive ?? 0));
+  put("t-nodes-more", `${plural(node.members, "member")}${gone ? ` · ${gone} gone` : ""}`);
+  put("t-speed-name", rollouts ? "Generated" : "Speed");
+  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(node.swarm_tokens_per_s ?? 0)), " tokens/s"];
+  find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
+  put("t-speed-more", rollouts ? "by this node" : `this node ${count(Math.round(node.tokens_per_s))}`);
+  put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
+  put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
+  put("me", short(node.peer));
+  find("me").title = node.peer;
+  put("map-sum", `${plural(Object.keys(peers).length, "node")} known`);
+  put("loss-unit", node.metric || "");
+  put("software", node.software);
+  const facts = [
+    ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cpu || 0).toFixed(2)} cores`],
+    ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.lanes_sent + node.control_sent)],
+  ];
+  find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
+  put("pause", node.paused ? "Resume" : "Pause");
+  const over = !connected || ["leaving", "done"].includes(node.phase);
+  find("pause").disabled = find("leave").disabled = over;
+}
+
+// -- what is drawn when --------------------------------------------------------------------------------------------
+
+const DRAWN = [
+  [["node", "peers"], drawNode],
+  [["peers"], () => drawMap(state.peers, state.node.peer)],
+  [["peers"], () => drawPeers(state.peers, state.node.peer)],
+  [["health"], () => drawHealth(state.health)],
+  [["rounds"], () => drawRounds(state.rounds)],
+  [["certificates"], () => drawCertificates(state.certificates)],
+  [["happenings"], () => drawHappenings(state.happenings)],
+  [["curves", "points"], () => drawChart("loss", joined(state.curves.held_out, state.curves.train))],
+  [["curves", "points", "node"], () => state.node.rollouts && drawChart("reward", joined(state.curves.reward, state.curves.others_reward))],
+  [["bandwidth"], () => drawChart("bandwidth", [0, 1, 2].map((place) => state.bandwidth.map((point) => point[place])))],
+  [["groups", "node"], () => drawRollouts(state.node, state.groups)],
+];
+
+let news = new Set();
+let asked = false;
+
+function changed(parts) {
+  for (const part of parts) news.add(part);
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(() => {
+    asked = false;
+    const parts = news;
+    news = new Set();
+    if (state.node === null) return;
+    for (const [when, drawPart] of DRAWN) if (parts.has("all") || when.some((part) => parts.has(part))) drawPart();
+    document.body.dataset.seq = state.seq;
+  });
+}
+
+// -- word from the node --------------------------------------------------------------------------------------------
+
+let connected = false;
+let since = Date.now() / 1000;
+let lostTimer = 0;
+
+function heard(word) {
+  if (word) {
+    since = Date.now() / 1000;
+    clearTimeout(lostTimer);
+    lostTimer = 0;
+    if (connected) return;
+    connected = true;
+    find("banner").hidden = true;
+    find("main").classList.remove("stale");
+    return;
+  }
+  if (lostTimer) return;
+  lostTimer = setTimeout(() => {
+    connected = false;
+    const banner = find("banner");
+    const left = state.node && ["leaving", "done"].includes(state.node.phase);
+    banner.classList.toggle("soft", Boolean(left));
+    put(banner, left ? "This node has left the swarm and stopped. What is below is how it was." : `No word from the node since ${at(since)}. What is below is from then; the page tries again by itself.`);
+    banner.hidden = false;
+    find("main").classList.add("stale");
+    find("phase").dataset.state = "bad";
+    put("phase-text", left ? "stopped" : "no word");
+    find("pause").disabled = find("leave").disabled = true;
+  }, LOST_MS);
+}
+
+// -- orders --------------------------------------------------------------------------------------------------------
+
+function confirmed(title, text, yes, dangerous) {
+  put("ask-title", title);
+  put("ask-text", text);
+  put("ask-yes", yes);
+  find("ask-yes").classList.toggle("danger", dangerous);
+  const dialog = find("ask");
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+async function carryOut(op) {
+  try {
+    await order(op);
+  } catch (error) {
+    await confirmed("That did not work", error.message, "Close", false);
+  }
+}
+
+find("pause").addEventListener("click", async () => {
+  if (state.node.paused) return carryOut("resume");
+  if (await confirmed("Pause this node?", "It stops training after the step under way and stays a member. The others go on without its weight.", "Pause", false)) await carryOut("pause");
+});
+find("leave").addEventListener("click", async () => {
+  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained since its last round is lost. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
+});
+
+// -- light and dark ------------------------------------------------------------------------------------------------
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+find("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const now = root.dataset.theme ?? (dark.matches ? "dark" : "light");
+  root.dataset.theme = now === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("shoal-theme", root.dataset.theme);
+  } catch {
+    // It lasts as long as the page, then.
+  }
+  redrawCharts();
+});
+dark.addEventListener("change", redrawCharts);
+
+// -- start ---------------------------------------------------------------------------------------------------------
+
+startMap((id) => markPeer(id));
+startPeers((id) => choose(id));
+startChart("loss", LOSS);
+startChart("reward", REWARD);
+startChart("bandwidth", BANDWIDTH);
+setInterval(() => connected && state.rounds.at(-1)?.ended == null && changed(["rounds"]), 1000);
+follow(changed, heard);

@@ -1,0 +1,90 @@
+// What the page knows, kept like the node's own model: a snapshot, then deltas, each one after the other.
+
+const LIMITS = { rounds: 60, certificates: 60, happenings: 100, bandwidth: 300, groups: 24, points: 2048 };
+const SILENCE_MS = 6000;
+const RETRY_MS = [500, 1000, 2000, 4000];
+
+export const state = {
+  seq: 0, node: null, health: [], peers: {}, rounds: [], certificates: [], happenings: [], curves: {}, bandwidth: [], groups: [],
+};
+
+const append = (name, items, limit = LIMITS[name]) => {
+  state[name] = [...state[name], ...items].slice(-limit);
+};
+
+const merge = {
+  node: (fields) => Object.assign(state.node, fields),
+  health: (checks) => (state.health = checks),
+  peers: (changes) => {
+    for (const [id, fields] of Object.entries(changes)) {
+      if (fields === null) delete state.peers[id];
+      else state.peers[id] = { ...state.peers[id], ...fields };
+    }
+  },
+  rounds: (changed) => {
+    const known = new Map(state.rounds.map((round) => [round.key, round]));
+    for (const round of changed) known.set(round.key, round);
+    state.rounds = [...known.values()].slice(-LIMITS.rounds);
+  },
+  certificates: (items) => append("certificates", items),
+  happenings: (items) => append("happenings", items),
+  bandwidth: (items) => append("bandwidth", items),
+  groups: (items) => append("groups", items),
+  curves: (redone) => Object.assign(state.curves, redone),
+  points: (news) => {
+    for (const [name, points] of Object.entries(news)) {
+      state.curves[name] = [...(state.curves[name] || []), ...points].slice(-LIMITS.points);
+    }
+  },
+};
+
+// Follow the node's feed for ever. `changed` hears which parts are new, `heard` whether there is word from the node.
+export function follow(changed, heard) {
+  let source = null;
+  let last = 0;
+  let failures = 0;
+  let timer = 0;
+
+  const lost = () => {
+    source?.close();
+    source = null;
+    heard(false);
+    clearTimeout(timer);
+    timer = setTimeout(open, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
+  };
+  const word = () => {
+    last = performance.now();
+    failures = 0;
+    heard(true);
+  };
+  const open = () => {
+    last = performance.now();
+    source = new EventSource("/api/feed");
+    source.addEventListener("snapshot", (event) => {
+      Object.assign(state, JSON.parse(event.data));
+      word();
+      changed(new Set(["all"]));
+    });
+    source.addEventListener("delta", (event) => {
+      const delta = JSON.parse(event.data);
+      if (delta.seq !== state.seq + 1 && !(delta.seq <= state.seq)) return lost();
+      if (delta.seq <= state.seq) return;
+      state.seq = delta.seq;
+      for (const [part, news] of Object.entries(delta)) merge[part]?.(news);
+      word();
+      changed(new Set(Object.keys(delta)));
+    });
+    source.onerror = lost;
+  };
+  setInterval(() => {
+    if (source !== null && performance.now() - last > SILENCE_MS) lost();
+  }, 1000);
+  addEventListener("pagehide", () => source?.close());
+  addEventListener("pageshow", (event) => event.persisted && lost());
+  open();
+}
+
+export async function order(op) {
+  const answer = await fetch(`/api/${op}`, { method: "POST", headers: { "x-shoal-order": "1" } });
+  if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
+}

@@ -1,0 +1,77 @@
+// Numbers, times and names as people read them, and small pieces of the page. Text is only ever set as text.
+
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+export const NONE = "–";
+export const short = (peer) => (peer ? `…${peer.slice(-6)}` : NONE);
+export const count = (value) => (Math.abs(value) < 10000 ? plain.format(value) : compact.format(value));
+export const at = (seconds) => clock.format(new Date(seconds * 1000));
+export const percent = (value, digits = 0) => (value == null ? NONE : `${(100 * value).toFixed(digits)}%`);
+export const plural = (number, one, many = `${one}s`) => `${plain.format(number)} ${number === 1 ? one : many}`;
+
+export function decimal(value) {
+  if (value == null) return NONE;
+  if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(2);
+  return Math.abs(value) >= 100 ? value.toFixed(1) : value.toFixed(4);
+}
+
+export function bytes(value) {
+  const units = ["B", "KB", "MB", "GB", "TB", "PB"];
+  let unit = 0;
+  for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000;
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+export const rate = (value) => `${bytes(value || 0)}/s`;
+
+export function duration(seconds) {
+  if (seconds == null || seconds < 0) return NONE;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export const find = (id) => document.getElementById(id);
+
+export function put(id, text) {
+  const element = typeof id === "string" ? find(id) : id;
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function make(tag, fields = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(fields)) {
+    if (value == null) continue;
+    if (name === "class") element.className = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export function draw(tag, fields = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(fields)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+// What one sees first of a peer: its phase, unless how it is reached says more.
+export function looks(peer) {
+  if (peer.reach === "gone") return peer.phase === "leaving" ? "leaving" : "gone";
+  if (peer.reach === "suspect") return "suspect";
+  if (peer.phase === "training") return "training";
+  return ["joining", "paused", "leaving"].includes(peer.phase) ? peer.phase : "joining";
+}
+
+export const LOOKS = {
+  training: "training", joining: "joining", paused: "paused", leaving: "left", suspect: "silent", gone: "gone",
+};
+export const REACHED = {
+  self: "this node", direct: "directly", detour: "through others", suspect: "no answer", unlinked: "not yet", gone: "not any more",
+};

@@ -1,0 +1,455 @@
+"""What a supporter would ask first, asked by the machine itself: is this node fit to train, and if not, what helps.
+
+Every check answers in one line and ends on its own within seconds. `ok` is False only for what keeps a node from
+taking part or from doing it right; what merely slows it down is fine, with a remedy all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+
+from shoal.collectives.codecs import check_denormals
+from shoal.node.control_client import NodeNotRunning, Status, request
+from shoal.node.credentials import admission_of
+from shoal.node.doctor_trial import TrialReport, TrialRequest
+from shoal.node.loop_messages import OWN_LOOP
+from shoal.node.trainer_messages import InnerSettings
+from shoal.node.workload import installed_workloads
+from shoal.protocol.errors import ConfigError, LocalError, ShoalError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, check_workload_allowed
+
+DISK_TEST_BYTES: Final = 64 << 20
+DISK_PIECE_BYTES: Final = 4 << 20
+DISK_SLOW_BYTES_PER_S: Final = 20e6
+TRIAL_DEADLINE_S: Final = 14.0
+TRIAL_REPORT_LIMIT_BYTES: Final = 1 << 16
+TOOL_DEADLINE_S: Final = 5.0
+FILES_WANTED: Final = 1024
+CLOCK_READS: Final = 20_000
+CLOCK_STEP_LIMIT_S: Final = 0.01
+YEAR_2024_S: Final = 1_704_067_200
+STATE_BYTES_PER_VALUE: Final = 8
+"""A certified state: the parameters and the outer optimizer's momentum in fp32."""
+STATES_ON_DISK: Final = 6
+"""Checkpoints that stay, the one being written, and those that are served."""
+MEMORY_BYTES_PER_VALUE: Final = 56
+"""Parameters, gradients and moments in the trainer; anchor, contribution, state and rounds under way in the daemon."""
+MEMORY_BASE_BYTES: Final = 1_000_000_000
+
+_PACKAGES: Final = ("shoal", "torch", "libp2p", "trio", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One answer. remedy: what to do, empty where nothing is to be done."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What is to be looked at. lane: measures a lane to this machine itself, in bytes/s; None to leave it out."""
+
+    data_dir: Path
+    manifest: Manifest | None = None
+    listen: Sequence[str] = ()
+    lane_listen: tuple[str, int] | None = None
+    device: str = "auto"
+    data: str | None = None
+    allowed: Sequence[str] = ()
+    trial_deadline_s: float = TRIAL_DEADLINE_S
+    lane: Callable[[], float] | None = None
+
+
+def examine(wanted: Examination) -> Iterator[Check]:
+    """Make all checks, one after the other; each is told as soon as it is done. Blocks; raises nothing foreseen."""
+    yield versions()
+    yield clock()
+    yield arithmetic()
+    yield open_files()
+    yield congestion_control()
+    node, known = running_node(wanted.data_dir)
+    yield node
+    yield ports(wanted, running=known is not None)
+    yield dial_back(known)
+    yield key(wanted.data_dir)
+    yield disk_speed(wanted.data_dir)
+    if wanted.lane is not None:
+        yield lane(wanted.lane)
+    yield from _of_the_swarm(wanted)
+
+
+def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
+    manifest, installed = wanted.manifest, True
+    if manifest is not None:
+        yield membership(manifest, wanted.data_dir)
+        found = workload(manifest, wanted.allowed)
+        installed = found.ok
+        yield found
+    report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
+    yield device(report)
+    yield disk_space(wanted.data_dir, report.numel)
+    yield memory(report)
+    if manifest is not None and installed:
+        yield speed(manifest, report)
+
+
+def versions() -> Check:
+    """What a report of trouble should name."""
+    known = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    detail = f"Python {platform.python_version()}, {known}, {platform.system()} {platform.release()}"
+    missing = [name for name in _PACKAGES if _version(name) == "missing"]
+    remedy = f"install {', '.join(missing)}: `pip install shoal` in this environment" if missing else ""
+    return Check(name="versions", ok=not missing, detail=detail, remedy=remedy)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def clock(monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> Check:
+    """Deadlines run on the monotonic clock; the wall clock only dates invites and log lines."""
+    reads = [monotonic() for _ in range(CLOCK_READS)]
+    steps = [after - before for before, after in itertools.pairwise(reads)]
+    finest = min((step for step in steps if step > 0), default=float("inf"))
+    if min(steps) < 0 or finest > CLOCK_STEP_LIMIT_S:
+        return Check(
+            name="clock",
+            ok=False,
+            detail="the monotonic clock runs backwards or too coarsely",
+            remedy="choose another clock source of the system: /sys/devices/system/clocksource",
+        )
+    if wall() < YEAR_2024_S:
+        return Check(
+            name="clock",
+            ok=False,
+            detail="the wall clock is years behind, so invites cannot be dated",
+            remedy="set the clock, for example with `timedatectl set-ntp true`",
+        )
+    return Check(name="clock", ok=True, detail=f"monotonic, in steps of {finest * 1e9:.0f} ns")
+
+
+def arithmetic() -> Check:
+    """All members must compute the same bits, so subnormal numbers must not be flushed to zero."""
+    try:
+        check_denormals()
+    except LocalError as error:
+        return Check(
+            name="arithmetic",
+            ok=False,
+            detail=str(error),
+            remedy="find the library that sets FTZ/DAZ when it is loaded (built with -ffast-math) and replace it",
+        )
+    return Check(name="arithmetic", ok=True, detail="subnormal numbers are kept")
+
+
+def open_files() -> Check:
+    """Each peer takes some descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ok = soft == resource.RLIM_INFINITY or soft >= FILES_WANTED
+    remedy = "" if ok else f"raise it with `ulimit -n {FILES_WANTED}` before `shoal run`"
+    return Check(name="open files", ok=ok, detail=f"at most {soft} (hard limit {hard})", remedy=remedy)
+
+
+def congestion_control(folder: Path = Path("/proc/sys/net/ipv4")) -> Check:
+    """BBR moves more over long lossy links; without it the kernel's choice is used."""
+    try:
+        offered = (folder / "tcp_available_congestion_control").read_text().split()
+        allowed = (folder / "tcp_allowed_congestion_control").read_text().split()
+    except OSError:
+        return Check(name="congestion control", ok=True, detail="this system does not tell what it offers")
+    if "bbr" in allowed or ("bbr" in offered and os.geteuid() == 0):
+        return Check(name="congestion control", ok=True, detail="bbr is offered")
+    return Check(
+        name="congestion control",
+        ok=True,
+        detail=f"no bbr for this user (there is {', '.join(allowed) or 'nothing'}); long lossy links will be slower",
+        remedy="`sudo modprobe tcp_bbr`, and add bbr to net.ipv4.tcp_allowed_congestion_control",
+    )
+
+
+def running_node(data_dir: Path) -> tuple[Check, Status | None]:
+    """Whether a node runs on the data folder, and what it knows."""
+    try:
+        known = msgspec.convert(request(data_dir, "status", deadline_s=TOOL_DEADLINE_S), Status)
+    except NodeNotRunning:
+        return Check(name="node", ok=True, detail=f"none runs on {data_dir}"), None
+    except (ShoalError, msgspec.ValidationError) as error:
+        return Check(name="node", ok=False, detail=str(error), remedy="look at its log, and start it again"), None
+    shown = ", ".join(known.addresses) or "no address"
+    return Check(name="node", ok=True, detail=f"running on {data_dir}, listening at {shown}"), known
+
+
+def ports(wanted: Examination, *, running: bool) -> Check:
+    """Whether what the node would listen on is free, or, while it runs, its own."""
+    places = [_place_of(address) for address in wanted.listen]
+    if wanted.lane_listen is not None:
+        places.append(wanted.lane_listen)
+    if running:
+        return Check(name="ports", ok=True, detail="the running node listens")
+    for host, port in places or [("0.0.0.0", 0)]:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                probe.listen(1)
+        except OSError as error:
+            return Check(
+                name="ports",
+                ok=False,
+                detail=f"cannot listen on {host}:{port}: {error.strerror or error}",
+                remedy="choose another port with --listen or --lane-listen, or end what listens there",
+            )
+    shown = ", ".join(f"{host}:{port}" for host, port in places) or "any port"
+    return Check(name="ports", ok=True, detail=f"can listen on {shown}")
+
+
+def _place_of(address: str) -> tuple[str, int]:
+    """Host and port of a listen address such as /ip4/0.0.0.0/tcp/4001."""
+    parts = address.split("/")
+    return parts[2], int(parts[4])
+
+
+def dial_back(known: Status | None) -> Check:
+    """Whether others reach this machine: a running node has asked its members to dial it; no other way is sure."""
+    if known is None or known.reachability == "unknown":
+        why = "no node runs here" if known is None else "no member has tried yet"
+        return Check(
+            name="dial-back",
+            ok=True,
+            detail=f"not possible: {why}, and only a member can try whether this machine is reached from outside",
+            remedy="start the node with --join or a link, and ask again when members are linked",
+        )
+    if known.reachability == "public":
+        return Check(
+            name="dial-back", ok=True, detail=f"reached by members at {', '.join(known.proven) or 'its ports'}"
+        )
+    return Check(
+        name="dial-back",
+        ok=True,
+        detail=f"{known.reachability}: not reached from outside, so others reach it through members that are",
+        remedy="forward the ports of --listen and --lane-listen on the router, for more speed",
+    )
+
+
+def key(data_dir: Path) -> Check:
+    """The node's key: there, readable, and nobody else's."""
+    path = data_dir / "node.key"
+    if not path.exists():
+        return Check(name="key", ok=True, detail=f"no {path} yet; the first `shoal run` makes it")
+    try:
+        peer = Identity.load(path).peer_id
+    except (ShoalError, OSError) as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Check(name="key", ok=False, detail=detail, remedy=remedy or "put back a copy of it")
+    return Check(name="key", ok=True, detail=f"{peer}, readable by its user alone")
+
+
+def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
+    """How fast the data folder's disk takes bytes that stay."""
+    folder = existing_parent(data_dir)
+    path = folder / f".shoal-doctor-{os.getpid()}"
+    piece = os.urandom(DISK_PIECE_BYTES)
+    try:
+        began = time.perf_counter()
+        with path.open("xb", buffering=0) as file:
+            for _ in range(max(1, size // DISK_PIECE_BYTES)):
+                file.write(piece)
+            os.fsync(file.fileno())
+        rate = size / (time.perf_counter() - began)
+    except OSError as error:
+        return Check(
+            name="disk speed",
+            ok=False,
+            detail=f"{folder} cannot be written: {error.strerror or error}",
+            remedy="make room or make it writable for this user, or choose another --data-dir",
+        )
+    finally:
+        path.unlink(missing_ok=True)
+    slow = rate < DISK_SLOW_BYTES_PER_S
+    remedy = "checkpoints will take long; choose a --data-dir on a faster disk" if slow else ""
+    return Check(name="disk speed", ok=True, detail=f"{rate / 1e6:.0f} MB/s, synced, in {folder}", remedy=remedy)
+
+
+def existing_parent(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+
+
+def lane(measure: Callable[[], float]) -> Check:
+    """How fast encrypted bulk data goes from this machine to itself: more than any network gives."""
+    try:
+        rate = measure()
+    except (ShoalError, OSError) as error:
+        return Check(name="lane", ok=False, detail=str(error), remedy="let local connections through the firewall")
+    return Check(name="lane", ok=True, detail=f"{rate / 1e6:.0f} MB/s to itself, encrypted")
+
+
+def membership(manifest: Manifest, data_dir: Path) -> Check:
+    """Whether the swarm lets this node in, as far as can be known before asking it."""
+    path = data_dir / "node.key"
+    try:
+        peer: PeerId | None = Identity.load(path).peer_id if path.exists() else None
+        known = (data_dir / "swarm").read_text().strip() if (data_dir / "swarm").exists() else ""
+        if known and known != manifest.swarm_id.hex():
+            raise ConfigError(f"{data_dir} belongs to another swarm; choose another --data-dir for this manifest")
+        if peer is None and manifest.swarm.admission != "open":
+            raise ConfigError("this node has no key yet; make one with `shoal id`, and have its PeerId admitted")
+        if peer is not None:
+            reason = admission_of(data_dir, manifest, peer).reason_not_to_know(peer)
+            if reason is not None:
+                raise ConfigError(f"{reason}; ask who runs the swarm to admit {peer}")
+    except (ShoalError, OSError) as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Check(name="admission", ok=False, detail=detail, remedy=remedy or "ask who runs the swarm")
+    return Check(name="admission", ok=True, detail=f"{manifest.swarm.admission}: this node may join")
+
+
+def workload(manifest: Manifest, allowed: Sequence[str]) -> Check:
+    """Whether what the manifest trains is installed here."""
+    from shoal.node.sapo.policies import installed_policies
+
+    name = manifest.workload.name
+    known = (*installed_workloads(), *installed_policies(), OWN_LOOP)
+    try:
+        check_workload_allowed(manifest, from_peer=False, entry_points=known, allowed=allowed)
+    except ConfigError as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Check(name="workload", ok=False, detail=detail, remedy=remedy or "install it")
+    return Check(name="workload", ok=True, detail=f"{name} is installed")
+
+
+def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:
+    """What can be tried: the manifest's workload if it is one that is tried alone, else the device."""
+    manifest = wanted.manifest
+    if manifest is None or not installed or not _is_tried(manifest):
+        return TrialRequest(device=wanted.device)
+    return TrialRequest(
+        device=wanted.device,
+        workload=manifest.workload.name,
+        options=dict(manifest.workload.options),
+        data=wanted.data,
+        seed=manifest.workload.seed,
+        inner=InnerSettings.of(manifest),
+    )
+
+
+def _is_tried(manifest: Manifest) -> bool:
+    return manifest.sync.strategy != "rollouts" and manifest.workload.name != OWN_LOOP
+
+
+def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
+    """Try in a process of its own for at most `deadline_s`; what it had said by then counts."""
+    command = [sys.executable, "-P", "-m", "shoal.node.doctor_trial"]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(wanted), capture_output=True, timeout=deadline_s, check=False
+        )
+        said, last = done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:400]
+    except subprocess.TimeoutExpired as late:
+        said, last = late.stdout or b"", f"it took more than {deadline_s:g} s"
+    reports = [line for line in said[:TRIAL_REPORT_LIMIT_BYTES].split(b"\n") if line.startswith(b'{"torch"')]
+    if not reports:
+        return TrialReport(error=last or "the trainer's process said nothing")
+    report = msgspec.json.decode(reports[-1], type=TrialReport)
+    unfinished = wanted.workload is not None and report.tokens_per_s is None and report.error is None
+    return msgspec.structs.replace(report, error=last or "it ended early") if unfinished else report
+
+
+def device(report: TrialReport) -> Check:
+    """What training runs on, and whether a GPU lies idle because torch cannot use it."""
+    driver = _nvidia()
+    if not report.device:
+        detail = report.error or "the trainer's process did not start"
+        return Check(
+            name="device", ok=False, detail=detail, remedy="see that torch imports: `python -c 'import torch'`"
+        )
+    if driver and report.cuda is None and not report.device.startswith("cuda"):
+        return Check(
+            name="device",
+            ok=False,
+            detail=f"there is {driver}, and torch {report.torch} is built without CUDA",
+            remedy="install torch with CUDA, see pytorch.org, or give --device cpu on purpose",
+        )
+    memory = f", {report.device_memory_bytes / 1e9:.0f} GB" if report.device_memory_bytes else ""
+    shown = f"{report.device} {report.device_name}".strip() + memory
+    return Check(name="device", ok=True, detail=f"{shown}; {driver or 'no NVIDIA driver'}; torch {report.torch}")
+
+
+def _nvidia() -> str:
+    """GPUs and driver as NVIDIA's tool names them; empty without one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, timeout=TOOL_DEADLINE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "; ".join(done.stdout.decode(errors="replace").strip().splitlines()[:8])
+
+
+def disk_space(data_dir: Path, numel: int | None) -> Check:
+    """Room for the states that a node keeps."""
+    free = shutil.disk_usage(existing_parent(data_dir)).free
+    if numel is None:
+        return Check(name="disk space", ok=True, detail=f"{free / 1e9:.1f} GB free")
+    needed = numel * STATE_BYTES_PER_VALUE * STATES_ON_DISK
+    detail = f"{free / 1e9:.1f} GB free, about {needed / 1e9:.1f} GB needed for {STATES_ON_DISK} states"
+    remedy = "" if free >= needed else "make room, choose another --data-dir, or keep less: --checkpoint-keep 1"
+    return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
+
+
+def memory(report: TrialReport) -> Check:
+    """Room for the model, its gradients and moments, and what the daemon holds."""
+    available = psutil.virtual_memory().available
+    if report.numel is None:
+        return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
+    needed = report.numel * MEMORY_BYTES_PER_VALUE + MEMORY_BASE_BYTES
+    detail = (
+        f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
+        f"{report.numel / 1e6:.1f} million parameters"
+    )
+    remedy = "" if available >= needed else "end other programs, or train on a machine with more memory"
+    return Check(name="memory", ok=available >= needed, detail=detail, remedy=remedy)
+
+
+def speed(manifest: Manifest, report: TrialReport) -> Check:
+    """How fast this node would be."""
+    if not _is_tried(manifest):
+        return Check(name="speed", ok=True, detail="not tried: this workload trains in a process of its user's own")
+    if report.tokens_per_s is not None:
+        detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
+        return Check(name="speed", ok=True, detail=detail)
+    late = report.error is not None and report.error.startswith("it took more")
+    return Check(
+        name="speed",
+        ok=late,
+        detail=report.error or "the trial ended early",
+        remedy="give it longer with --trial SECONDS" if late else "correct the workload or its options in the manifest",
+    )

@@ -1,0 +1,122 @@
+"""A trial of the trainer, in a process of its own: which device there is, how large the model, how fast a few steps.
+
+    python -P -m shoal.node.doctor_trial < request.json > report lines
+
+The request names a workload as a manifest does, or none. Reports are JSON objects, one a line, the device first, so
+that a trial that is stopped halfway has said what it knew. A process of its own, since importing torch changes a
+process, since a workload may do anything, and since what takes too long can be ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.node.trainer_messages import Assignment, InnerSettings, Scalar, Train, Trained
+from shoal.protocol.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.node.inner_loop import Replica
+    from shoal.node.shared_tensors import Vector
+
+STEPS_LIMIT = 200
+REQUEST_LIMIT_BYTES = 1 << 20
+
+
+class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to try: a workload, None for the device alone. seconds: how long to make steps after the first."""
+
+    device: str
+    workload: str | None = None
+    options: Mapping[str, Scalar] = {}
+    data: str | None = None
+    seed: int = 0
+    inner: InnerSettings = InnerSettings()
+    accumulate: int = 1
+    seconds: float = 2.0
+
+
+class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known so far. numel: of what the swarm trains. cuda: the build of CUDA that torch has, None for none."""
+
+    torch: str = ""
+    device: str = ""
+    device_name: str = ""
+    device_memory_bytes: int = 0
+    cuda: str | None = None
+    numel: int | None = None
+    tokens_per_s: float | None = None
+    steps: int = 0
+    error: str | None = None
+
+
+def main() -> int:
+    """Try, and say what came of it; 0 whatever that is."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES), type=TrialRequest)
+    import torch
+
+    report = TrialReport(torch=str(torch.__version__), cuda=torch.version.cuda)
+    try:
+        _try(request, report)
+    except ShoalError as error:
+        _say(msgspec.structs.replace(report, error=str(error)))
+    except Exception as error:  # the user's workload may raise anything; the report is what becomes of it
+        from shoal.node.workload import one_line
+
+        _say(msgspec.structs.replace(report, error=f"the workload raised {one_line(error)}"))
+    return 0
+
+
+def _try(request: TrialRequest, report: TrialReport) -> None:
+    import torch
+
+    from shoal.collectives.codecs import check_denormals
+    from shoal.node.inner_loop import Replica, pick_device
+    from shoal.node.workload import load_workload
+
+    check_denormals()
+    device = pick_device(request.device)
+    report = msgspec.structs.replace(report, device=str(device))
+    if device.type == "cuda":
+        known = torch.cuda.get_device_properties(device)
+        report = msgspec.structs.replace(report, device_name=known.name, device_memory_bytes=known.total_memory)
+    _say(report)
+    if request.workload is None:
+        return
+    workload = load_workload(request.workload, request.options, request.data)
+    replica = Replica(workload, seed=request.seed, inner=request.inner, device=device, accumulate=request.accumulate)
+    report = msgspec.structs.replace(report, numel=replica.layout.numel)
+    _say(report)
+    anchor = replica.new_vector().numpy()
+    replica.write_initial(anchor)
+    replica.apply(anchor)
+    out = replica.new_vector().numpy()
+    share = Assignment(seed=request.seed, round=1, member=0, members=1)
+    began = time.perf_counter()
+    _train(replica, share, out, steps=1)  # it also compiles, allocates and reads
+    first_s = time.perf_counter() - began
+    replica.apply(anchor, fresh=True)
+    trained = _train(replica, share, out, steps=max(1, min(STEPS_LIMIT, int(request.seconds / max(first_s, 1e-3)))))
+    _say(msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps))
+
+
+def _train(replica: Replica, share: Assignment, out: Vector, *, steps: int) -> Trained:
+    """So many steps, and what is known of them."""
+    replica.begin(Train(round=1, steps=steps, assignment=share, contribute=False))
+    while True:
+        told = replica.step(out)
+        if isinstance(told, Trained):
+            return told
+
+
+def _say(report: TrialReport) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

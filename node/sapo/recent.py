@@ -1,0 +1,44 @@
+"""The newest groups that went through this node, for people to read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+RECENT_LIMIT = 24
+TEXT_LIMIT_BYTES = 4 << 20
+"""Of all of them together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentGroup:
+    """An encoded group. rewards: what this node scored its own completions with; mean: of a peer's, its word for it."""
+
+    digest: bytes
+    group: bytes
+    rewards: Sequence[float] = ()
+    mean: float | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward, as far as it is known."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else self.mean
+
+
+class RecentGroups:
+    """A bounded number of them, oldest first."""
+
+    def __init__(self) -> None:
+        self._groups: deque[RecentGroup] = deque()
+        self._bytes = 0
+
+    def add(self, group: RecentGroup) -> None:
+        """Keep one more; the oldest make room."""
+        self._groups.append(group)
+        self._bytes += len(group.group)
+        while len(self._groups) > RECENT_LIMIT or self._bytes > TEXT_LIMIT_BYTES:
+            self._bytes -= len(self._groups.popleft().group)
+
+    def __iter__(self) -> Iterator[RecentGroup]:
+        return iter(tuple(self._groups))

@@ -1,0 +1,84 @@
+"""What nodes ask each other for the sake of audits: evidence, contributions to past rounds, owners' statements.
+
+One request and one answer on a stream of /shoal/audit/1. What is longer than a part is asked for part by part.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from shoal.protocol.messages import CHUNK_LIMIT, MEMBER_LIMIT, Count, Hash, Message, Peer, Place, Signature, Term
+from shoal.protocol.peering import Refusal
+
+AUDIT_PROTOCOL = "/shoal/audit/1"
+PART_LIMIT_BYTES = 1 << 19
+CHARGES_LIMIT = 256
+STATEMENTS_LIMIT = 2048
+"""Of one answer."""
+
+Chunk = Annotated[int, msgspec.Meta(ge=0, lt=CHUNK_LIMIT)]
+
+
+class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """That a piece of evidence says that `peer` did something in that term and round."""
+
+    digest: Hash
+    peer: Peer
+    term: Term
+    round: Count
+
+
+class EvidenceHeld(Message, frozen=True, kw_only=True):
+    """The sender holds evidence of these charges, and verified it. The answer is its counterpart."""
+
+    charges: Annotated[tuple[Charge, ...], msgspec.Meta(max_length=CHARGES_LIMIT)]
+
+
+class GetEvidence(Message, frozen=True, kw_only=True):
+    """Asks for the bytes of a piece of evidence from `offset` on."""
+
+    digest: Hash
+    offset: Count = 0
+
+
+class GetContribution(Message, frozen=True, kw_only=True):
+    """Asks for the sender's payload of a chunk, from `offset` on, in the contribution of that root: of a past round."""
+
+    root: Hash
+    chunk: Chunk
+    offset: Count = 0
+
+
+class GetStatements(Message, frozen=True, kw_only=True):
+    """Asks for what the owners stated about the chunks of a plan, from chunk `first` on."""
+
+    plan: Hash
+    first: Count = 0
+
+
+class Part(Message, frozen=True, kw_only=True):
+    """Some of `total` bytes, from the offset that was asked for."""
+
+    total: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=PART_LIMIT_BYTES)]
+
+
+class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What participant number `owner` stated about a chunk."""
+
+    owner: Place
+    bitmap: Annotated[bytes, msgspec.Meta(max_length=MEMBER_LIMIT // 8)]
+    result: Hash
+    signature: Signature
+
+
+class StatementsPart(Message, frozen=True, kw_only=True):
+    """What was stated about the chunks from the one that was asked for on, in order."""
+
+    statements: Annotated[tuple[Stated, ...], msgspec.Meta(max_length=STATEMENTS_LIMIT)]
+
+
+AuditRequest = EvidenceHeld | GetEvidence | GetContribution | GetStatements
+AuditAnswer = EvidenceHeld | Part | StatementsPart | Refusal

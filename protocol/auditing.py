@@ -1,0 +1,43 @@
+"""Which chunks of a round a node recomputes: a lottery that no owner can win by choosing what it signs.
+
+    beacon = H("audit-beacon", hash of the certified value, root over (result, bitmap) of every chunk)
+    ticket = the auditor's signature of the beacon
+    chunks = distinct numbers from BLAKE3(ticket), extended output, 8 bytes each modulo the number of chunks
+
+The beacon depends on every owner's signed results, so nothing is drawn before all are signed. Who signs last could try
+many results and keep one whose beacon suits it; but what follows from a beacon it cannot know, for it cannot sign for
+another. An Ed25519 signature is the same every time, so an auditor does not choose either, and can show its ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blake3 import blake3
+
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import domain_hash
+
+TICKET_DOMAIN = b"shoal/audit-ticket"
+_NUMBER_BYTES = 8
+
+
+def beacon(value_hash: bytes, stated: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """What all auditors of a round sign; stated: per chunk what its owner signed, (result, bitmap)."""
+    results = domain_hash("audit-results", *(part for pair in stated for part in pair))
+    return domain_hash("audit-beacon", value_hash, results)
+
+
+def ticket(auditor: Identity, beacon: bytes) -> bytes:
+    """The auditor's signature of a beacon."""
+    return auditor.sign(TICKET_DOMAIN, beacon)
+
+
+def drawn(ticket: bytes, chunks: int, count: int) -> list[int]:
+    """The `count` chunks of `chunks` that a ticket draws, in the order in which it does; all, if there are no more."""
+    count, found, at = min(count, chunks), dict[int, None](), 0
+    stream = blake3(ticket)
+    while len(found) < count:
+        found[int.from_bytes(stream.digest(length=_NUMBER_BYTES, seek=at), "little") % chunks] = None
+        at += _NUMBER_BYTES
+    return list(found)

@@ -1,0 +1,30 @@
+"""What a member binds itself to, as it stands in the agreement log on its disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.protocol.messages import Term, Value
+
+
+class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the agreement log: what this member has bound itself to in a round.
+
+    `kind` is "promise" (nothing below `view`), "vote", "propose" (both with `value`), "leave" (the round),
+    or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round).
+    """
+
+    kind: str
+    term: Term
+    round: int
+    view: int = 0
+    value: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write and fsync this before carrying out any later effect."""
+
+    record: DurableRecord

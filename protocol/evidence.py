@@ -1,0 +1,252 @@
+"""Evidence: what somebody signed, and cannot have signed if it followed the rules. Anyone who has it can check it.
+
+    double vote            two votes of one member in one view of one round
+    double result          two statements of one owner about one chunk of one plan
+    double commitment      two contributions that one node announced in one life of one round
+    copied commitment      a root whose seal shows that who signed it did not know what is under it
+    unsound contribution   bytes under a signed root that do not decode, or have not the sum of squares that was signed
+    wrong sum              a signed result that is not what the plan makes of the contributions that its bitmap names
+
+Each holds `base`, the value of C(e-1), whose hash is in everything that was signed. It names the swarm and the round,
+so nothing but the manifest is needed to check one, and none serves in another swarm. What the signatures say is checked
+here; what takes decoding and adding up is in collectives/proofs.py.
+
+    evidence = u32 (little-endian) length of header ‖ header (canonical, tagged) ‖ attachment (contributed payloads)
+
+There is one encoding of a header, and its name is `digest_of`. Nobody needs to sign the whole: what counts in it is
+signed by the accused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from shoal.protocol.bans import Moment
+from shoal.protocol.certificate import verify_vote
+from shoal.protocol.commitments import Commitment
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import (
+    CHUNK_LIMIT,
+    ChunkStatement,
+    Count,
+    Hash,
+    Message,
+    Peer,
+    Plan,
+    Signature,
+    Squares,
+    Value,
+    View,
+    domain_hash,
+)
+from shoal.protocol.wire import canonical, decode
+
+HEADER_LIMIT_BYTES = 1 << 20
+EVIDENCE_LIMIT_BYTES = 1 << 27
+"""Of one piece: 64 contributions to a chunk of 2 MiB each."""
+_LENGTH_BYTES = 4
+
+
+class _About(Message, frozen=True, kw_only=True):
+    """`base`: the value of C(e-1), of the round e in which it was done."""
+
+    base: Value
+
+    @property
+    def done(self) -> Moment:
+        """The term and round in which it was done."""
+        return self.base.next_term, self.base.next_round
+
+
+class DoubleVote(_About, frozen=True, kw_only=True):
+    """`peer` voted for both `values` in `view`; the lower hash first."""
+
+    peer: Peer
+    view: View
+    values: tuple[Value, Value]
+    signatures: tuple[Signature, Signature]
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless both are votes in one view of the round after `base`, for two values."""
+        first, second = self.values
+        if not first.hash < second.hash:
+            raise RemoteError("votes for one value, or in another order")
+        for value, signature in zip(self.values, self.signatures, strict=True):
+            if (value.base, value.swarm) != (self.base.hash, self.base.swarm):
+                raise RemoteError("a vote in another round")
+            if not verify_vote(self.peer, self.view, value.hash, signature):
+                raise RemoteError("a vote that the accused did not sign")
+
+
+class DoubleResult(_About, frozen=True, kw_only=True):
+    """An owner stated two things about one chunk of `plan`, the plan that began the reduction."""
+
+    plan: Plan
+    statements: tuple[ChunkStatement, ChunkStatement]
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.statements[0].owner
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless both are of one owner about one chunk, and differ."""
+        first, second = self.statements
+        if (first.owner, first.chunk) != (second.owner, second.chunk):
+            raise RemoteError("statements of two owners, or about two chunks")
+        if not (first.result, first.bitmap) < (second.result, second.bitmap):
+            raise RemoteError("statements that agree, or in another order")
+        for statement in self.statements:
+            _check_statement(statement, self.plan, self.base)
+
+
+class DoubleCommitment(_About, frozen=True, kw_only=True):
+    """A node announced two contributions in one life; the lower root first."""
+
+    commitments: tuple[Commitment, Commitment]
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.commitments[0].peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless one node signed both in one life."""
+        first, second = self.commitments
+        if (first.peer, first.life) != (second.peer, second.life):
+            raise RemoteError("commitments of two nodes, or of one that was restarted")
+        if not first.root < second.root:
+            raise RemoteError("commitments that agree, or in another order")
+        for commitment in self.commitments:
+            _check_commitment(commitment, self.base)
+
+
+class CopiedCommitment(_About, frozen=True, kw_only=True):
+    """A node committed to a root, and not to the `top` under it: it took the root from somebody else."""
+
+    commitment: Commitment
+    top: Hash
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.commitment.peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless the accused signed it; whether the seal is wrong is checked elsewhere."""
+        _check_commitment(self.commitment, self.base)
+
+
+class UnsoundContribution(_About, frozen=True, kw_only=True):
+    """A node committed to bytes that no encoder makes; the attachment is the payload of `chunk`.
+
+    squares: what it told per chunk; may be empty where the bytes do not decode.
+    """
+
+    commitment: Commitment
+    chunk: Count
+    squares: Annotated[tuple[Squares, ...], msgspec.Meta(max_length=CHUNK_LIMIT)] = ()
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.commitment.peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless the accused signed it; the bytes are checked elsewhere."""
+        _check_commitment(self.commitment, self.base)
+
+
+class WrongSum(_About, frozen=True, kw_only=True):
+    """An owner signed a result that is none; the attachment has the payloads of the bitmap's contributors in order."""
+
+    plan: Plan
+    statement: ChunkStatement
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.statement.owner
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless the accused signed it; the sum is checked elsewhere."""
+        _check_statement(self.statement, self.plan, self.base)
+
+
+Evidence = DoubleVote | DoubleResult | DoubleCommitment | CopiedCommitment | UnsoundContribution | WrongSum
+
+
+def _check_statement(statement: ChunkStatement, plan: Plan, base: Value) -> None:
+    if (plan.base, statement.plan) != (base.hash, plan.hash) or plan.lineage != plan.hash:
+        raise RemoteError("a statement about another plan")
+    if statement.chunk >= plan.chunks:
+        raise RemoteError("a statement about a chunk that there is not")
+    if not statement.valid():
+        raise RemoteError("a statement that the accused did not sign")
+
+
+def _check_commitment(commitment: Commitment, base: Value) -> None:
+    if commitment.base != base.hash:
+        raise RemoteError("a commitment in another round")
+    if not commitment.valid():
+        raise RemoteError("a commitment that the accused did not sign")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a piece of evidence proves: who did what, in which term and round. digest: its name."""
+
+    digest: bytes
+    kind: str
+    accused: PeerId
+    done: Moment
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The name of a piece of evidence."""
+    return domain_hash("evidence", bytes(data))
+
+
+def pack(evidence: Evidence, attachment: bytes = b"") -> bytes:
+    """The bytes of a piece of evidence."""
+    header = canonical(evidence)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + attachment
+
+
+def unpack(data: bytes) -> tuple[Evidence, memoryview]:
+    """The header and the attachment of a piece of evidence; nothing that it says is checked.
+
+    Raises RemoteError for bytes that are none.
+    """
+    if len(data) > EVIDENCE_LIMIT_BYTES:
+        raise RemoteError(f"evidence of {len(data)} bytes; the limit is {EVIDENCE_LIMIT_BYTES}")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if not 0 < length <= min(HEADER_LIMIT_BYTES, len(data) - _LENGTH_BYTES):
+        raise RemoteError("evidence without a header")
+    end = _LENGTH_BYTES + length
+    header = bytes(data[_LENGTH_BYTES:end])
+    evidence: Evidence = decode(header, Evidence, limit_bytes=HEADER_LIMIT_BYTES)  # type: ignore[arg-type]
+    if canonical(evidence) != header:
+        raise RemoteError("evidence in another encoding than its one")
+    return evidence, memoryview(data)[end:]
+
+
+def describe(kind: str) -> str:
+    """The kind of a piece of evidence in words."""
+    return {
+        "doublevote": "two votes in one view",
+        "doubleresult": "two results for one chunk of one plan",
+        "doublecommitment": "two contributions in one life of one round",
+        "copiedcommitment": "a commitment copied from another",
+        "unsoundcontribution": "a contribution that does not decode, or has another norm than was signed",
+        "wrongsum": "a result that is not what the contributions come to",
+    }[kind]

@@ -1,0 +1,210 @@
+"""The witness: remembers what was said in the last rounds, and makes evidence of what contradicts it. Sans-IO.
+
+What it remembers carries its signer's signature, so that nobody hides a contradiction behind a word that proves
+nothing. It is bounded: of the last rounds, what was said by those who may speak, a few words each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal.protocol.certificate import verify_vote
+from shoal.protocol.commitments import Commitment, commitment_of
+from shoal.protocol.evidence import (
+    CopiedCommitment,
+    DoubleCommitment,
+    DoubleResult,
+    DoubleVote,
+    Evidence,
+    UnsoundContribution,
+)
+from shoal.protocol.gathering import READIES_LIMIT
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import (
+    Certificate,
+    ChunkStatement,
+    Message,
+    Plan,
+    Propose,
+    Ready,
+    RoundMessage,
+    Value,
+    ViewChange,
+    Vote,
+)
+from shoal.protocol.planning import RoundSettings
+
+ROUNDS_KEPT = 3
+LIVES_LIMIT = 4
+"""Of one peer in one round, whose commitments are remembered."""
+VIEWS_LIMIT = 64
+"""Of one round, in which votes are remembered."""
+VALUES_LIMIT = 64
+PLANS_LIMIT = 16
+
+_Votes = dict[tuple[PeerId, int], dict[bytes, bytes]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Round:
+    """What was said in the round after `base`."""
+
+    base: Value
+    settings: RoundSettings
+    commitments: dict[PeerId, dict[bytes, Commitment]] = field(default_factory=dict)
+    squares: dict[bytes, tuple[float, ...]] = field(default_factory=dict)  # by what is committed to
+    votes: _Votes = field(default_factory=dict)  # by voter and view: two values at most, with their signatures
+    values: dict[bytes, Value] = field(default_factory=dict)
+    plans: dict[bytes, Plan] = field(default_factory=dict)
+
+
+class Witness:
+    """What one node heard, round by round."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[bytes, _Round] = {}
+
+    def begin(self, base: Value, settings: RoundSettings) -> None:
+        """The round after `base` begins; the oldest is forgotten."""
+        self._rounds.setdefault(base.hash, _Round(base=base, settings=settings))
+        while len(self._rounds) > ROUNDS_KEPT:
+            del self._rounds[next(iter(self._rounds))]
+
+    # -- what is heard ---------------------------------------------------------------------------------------
+
+    def hear(self, sender: PeerId, message: Message) -> list[Evidence]:
+        """Take a message of a round, signed by `sender`; returns what it proves together with what was said before."""
+        base = message.value.base if isinstance(message, Certificate) else getattr(message, "base", b"")
+        about = self._rounds.get(base)
+        if about is None:
+            return []
+        if isinstance(message, Ready):
+            return self._hear_ready(about, sender, message)
+        if isinstance(message, Plan):
+            self._keep_plan(about, message)
+        elif isinstance(message, Certificate):
+            self._keep_value(about, message.value)
+            pairs = zip(message.signers, message.signatures, strict=False)
+            return [e for p, s in pairs for e in self._hear_vote(about, p, message.view, message.value.hash, s)]
+        elif isinstance(message, Propose):
+            return self._keep_value(about, message.value)
+        elif isinstance(message, ViewChange) and message.highest is not None:
+            return self._keep_value(about, message.highest.value)
+        elif isinstance(message, Vote):
+            return self._hear_vote(about, sender, message.view, message.value, message.signature)
+        return []
+
+    def _hear_ready(self, about: _Round, sender: PeerId, ready: Ready) -> list[Evidence]:
+        commitment = commitment_of(sender, ready, about.settings)
+        if commitment is None:
+            return []
+        known = about.commitments.get(sender, {})
+        before = known.get(ready.life)
+        if before is not None and before.root != commitment.root:
+            first, second = sorted((before, commitment), key=lambda one: one.root)
+            return [DoubleCommitment(base=about.base, commitments=(first, second))]
+        room = len(known) < LIVES_LIMIT and (known or len(about.commitments) < READIES_LIMIT)
+        if before is None and room and commitment.valid():
+            about.commitments.setdefault(sender, {})[ready.life] = commitment
+            about.squares[commitment.squares] = ready.squares
+        return []
+
+    def _hear_vote(
+        self, about: _Round, voter: PeerId, view: int, value_hash: bytes, signature: bytes
+    ) -> list[Evidence]:
+        if voter not in about.base.members or not 0 <= view < VIEWS_LIMIT:
+            return []
+        said = about.votes.setdefault((voter, view), {})
+        if value_hash in said or len(said) > 1 or not verify_vote(voter, view, value_hash, signature):
+            return []
+        said[value_hash] = signature
+        return self._contradiction(about, voter, view)
+
+    def _contradiction(self, about: _Round, voter: PeerId, view: int) -> list[Evidence]:
+        said = sorted(about.votes[voter, view].items())
+        if len(said) < 2 or any(value_hash not in about.values for value_hash, _ in said):
+            return []
+        (first, one), (second, other) = said
+        values = about.values[first], about.values[second]
+        return [DoubleVote(base=about.base, peer=voter, view=view, values=values, signatures=(one, other))]
+
+    def _keep_value(self, about: _Round, value: Value) -> list[Evidence]:
+        if value.hash in about.values or len(about.values) >= VALUES_LIMIT:
+            return []
+        about.values[value.hash] = value
+        two = [key for key, said in about.votes.items() if len(said) > 1 and value.hash in said]
+        return [evidence for voter, view in two for evidence in self._contradiction(about, voter, view)]
+
+    def _keep_plan(self, about: _Round, plan: Plan) -> None:
+        if len(about.plans) < PLANS_LIMIT:
+            about.plans[plan.hash] = plan
+
+    # -- what is asked ---------------------------------------------------------------------------------------
+
+    def origin(self, plan: Plan) -> Plan | None:
+        """The plan that began the reduction of which `plan` is a revision, if it was heard."""
+        about = self._rounds.get(plan.base)
+        return plan if plan.lineage == plan.hash else None if about is None else about.plans.get(plan.lineage)
+
+    def base(self, base: bytes) -> Value | None:
+        """The value on which a round of the last ones stands, by its hash."""
+        about = self._rounds.get(base)
+        return None if about is None else about.base
+
+    def commitment(self, base: bytes, peer: PeerId, root: bytes) -> Commitment | None:
+        """What `peer` signed about the contribution with this root."""
+        about = self._rounds.get(base)
+        known = {} if about is None else about.commitments.get(peer, {})
+        return next((one for one in known.values() if one.root == root), None)
+
+    def alike(self, base: bytes) -> dict[bytes, list[Commitment]]:
+        """The roots to which several peers committed in a round, with their commitments."""
+        about = self._rounds.get(base)
+        by_root: dict[bytes, list[Commitment]] = {}
+        for known in () if about is None else about.commitments.values():
+            for commitment in known.values():
+                by_root.setdefault(commitment.root, []).append(commitment)
+        return {root: some for root, some in by_root.items() if len({one.peer for one in some}) > 1}
+
+    # -- what is seen ----------------------------------------------------------------------------------------
+
+    def unsound(self, commitment: Commitment, chunk: int) -> UnsoundContribution | None:
+        """A charge that the payload of `chunk` is not what was signed; the payload is to be attached."""
+        about = self._rounds.get(commitment.base)
+        if about is None:
+            return None
+        squares = about.squares.get(commitment.squares, ())
+        return UnsoundContribution(base=about.base, commitment=commitment, chunk=chunk, squares=squares)
+
+    def squares(self, commitment: Commitment) -> tuple[float, ...]:
+        """The sums of squares that were committed to."""
+        about = self._rounds.get(commitment.base)
+        return () if about is None else about.squares.get(commitment.squares, ())
+
+    def copied(self, commitment: Commitment, top: bytes) -> CopiedCommitment | None:
+        """A charge that who committed did not know the `top` under its root."""
+        about = self._rounds.get(commitment.base)
+        return None if about is None else CopiedCommitment(base=about.base, commitment=commitment, top=top)
+
+    def compare(
+        self, plan: Plan, mine: Iterable[ChunkStatement], others: Iterable[ChunkStatement]
+    ) -> list[DoubleResult]:
+        """What two sets of statements about one lineage prove against the owners of chunks on which they differ."""
+        about, origin = self._rounds.get(plan.base), self.origin(plan)
+        if about is None or origin is None:
+            return []
+        known = {(one.owner, one.chunk): one for one in mine if one.plan == origin.hash}
+        found = []
+        for other in others:
+            one = known.get((other.owner, other.chunk))
+            if one is None or other.plan != origin.hash or (one.result, one.bitmap) == (other.result, other.bitmap):
+                continue
+            first, second = sorted((one, other), key=lambda statement: (statement.result, statement.bitmap))
+            found.append(DoubleResult(base=about.base, plan=origin, statements=(first, second)))
+        return found
+
+
+def is_of_round(message: Message) -> bool:
+    """Whether the witness has a use for it."""
+    return isinstance(message, RoundMessage | Certificate)

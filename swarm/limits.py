@@ -1,0 +1,313 @@
+"""What strangers and members may cost this node: the bounds of the control plane, and who enforces them.
+
+    a connection      `Door`: so many handshakes a second from one IP address and in all; so many half-open at once,
+                      of which the oldest of the most crowded address gives way
+    a stranger        who is connected and not admitted: few streams, few bytes, parted from after a while, and the
+                      first to go when there are many (`shoal.swarm.members`)
+    a stream          `Guests`: so many at once and a second; who is refused often loses the connection
+    a message         `Guests.pace`: over its rate a member is read later, so it fills its own buffers and not ours
+    bytes             `Memory`: received and not yet read, of one peer and of all together
+
+Everything that is turned away is counted in `Refusals`, by reason, and is in the node's status. An address that floods
+spends its own allowance, so newcomers from elsewhere still get in; and whom this node dials itself is not counted.
+Bounds that belong to one machine of the protocol stay beside it: lanes' queues, gossip's outboxes, links' queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import trio
+
+from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_book import TokenBucket
+
+CONNECTION_LIMIT = 512
+"""Connections to peers, of all kinds together."""
+HALF_OPEN_LIMIT = 64
+"""Incoming connections whose handshake is under way."""
+HALF_OPEN_PER_ADDRESS_LIMIT = 48
+HANDSHAKES_PER_S, HANDSHAKES_BURST = 16.0, 512.0
+"""Incoming ones in all. Each costs this node some milliseconds of CPU."""
+ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST = 3.0, 96.0
+"""From one IP address. A whole swarm on one machine, or behind one router, comes and is re-linked within the burst."""
+ADDRESSES_LIMIT = 4096
+"""IP addresses and peers that are remembered; beyond it the one heard of least lately begins anew."""
+
+LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST = 200.0, 4096.0
+LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST = 32.0, 1024.0
+"""Incoming ones at the lanes' port, in all and from one IP address. Nothing but reading 16 bytes is done for them."""
+
+STRANGER_LIMIT = 128
+"""Peers that are connected, by their own dial, and not admitted."""
+STRANGER_DEADLINE_S = 20.0
+STRANGERS_LOOK_S = 0.5
+
+STREAM_LIMIT = 256
+"""Streams of one admitted peer at once."""
+STREAMS_PER_S, STREAMS_BURST = 200.0, 1024.0
+STRANGER_STREAM_LIMIT = 16
+STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST = 4.0, 64.0
+"""For hello, manifest, meeting points and a few questions."""
+STRIKES_LIMIT = 64
+"""Streams that are refused before the connection is closed, unless STRIKES_FORGIVEN_S pass in peace."""
+STRIKES_FORGIVEN_S = 10.0
+
+MESSAGES_PER_S, MESSAGES_BURST = 400.0, 4096.0
+"""Of one member on its link; a round has some dozens."""
+MESSAGE_BYTES_PER_S, MESSAGE_BURST_BYTES = 8 << 20, 64 << 20
+GOSSIP_PER_S, GOSSIP_BURST = 200.0, 2048.0
+"""Gossip packets of one connected peer, its own and those it passes on."""
+STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST = 2.0, 32.0
+
+PEER_UNREAD_LIMIT_BYTES = 32 << 20
+STRANGER_UNREAD_LIMIT_BYTES = 2 << 20
+UNREAD_LIMIT_BYTES = 512 << 20
+"""Received from all peers on streams and not yet read."""
+
+
+class Reason(StrEnum):
+    """Why something was turned away."""
+
+    HALF_OPEN = "half-open connections"
+    HANDSHAKE_RATE = "connections per second"
+    HANDSHAKE_FAILED = "failed handshakes"
+    STRANGERS = "unadmitted connections"
+    SILENT = "connections without a hello"
+    STREAMS = "open streams"
+    STREAM_RATE = "streams per second"
+    FLOODING = "connections of flooding peers"
+    UNREAD = "unread bytes"
+    PACED = "messages delayed"
+    GOSSIP_RATE = "gossip packets per second"
+    ADMISSION = "hellos not admitted"
+    LANE_RATE = "lane connections per second"
+    LANE_STRANGERS = "lane connections pushed out"
+    LANE_HELLO = "lane connections not authentic"
+
+
+class Refusals:
+    """How much was turned away, by reason, since the node started. From any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, reason: Reason, times: int = 1) -> None:
+        """Count one."""
+        self._counts[reason.value] += times
+
+    def counts(self) -> dict[str, int]:
+        """By reason, those that happened."""
+        return dict(sorted(self._counts.items()))
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Rates(Generic[Key]):
+    """A token bucket per key, for as many keys as there is room; those unused longest make room."""
+
+    def __init__(self, per_s: float, burst: float, *, limit: int = ADDRESSES_LIMIT) -> None:
+        self._per_s, self._burst, self._limit = per_s, burst, limit
+        self._buckets: OrderedDict[Key, TokenBucket] = OrderedDict()
+
+    def take(self, key: Key, now: float, amount: float = 1.0) -> bool:
+        """Whether there is room for `amount` of `key`; if so it is taken."""
+        bucket = self._buckets.pop(key, None) or TokenBucket(self._per_s, self._burst, now)
+        if len(self._buckets) >= self._limit:
+            self._buckets.popitem(last=False)
+        self._buckets[key] = bucket
+        return bucket.take(amount, now)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+class Crowd:
+    """Connections that have proven nothing yet, by IP address. Use from trio's thread.
+
+    When there are too many, the oldest of the most crowded address gives way: it had its chance.
+    """
+
+    def __init__(self, refusals: Refusals, reason: Reason, *, limit: int, per_address: int) -> None:
+        self._refusals, self._reason = refusals, reason
+        self._limit, self._per_address = limit, per_address
+        self._places: dict[str, OrderedDict[object, trio.CancelScope]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._places.values()))
+
+    @contextlib.contextmanager
+    def entering(self, address: str) -> Iterator[None]:
+        """A place for the block, which is cancelled when another needs the place more."""
+        self._make_room(address)
+        place, scope = object(), trio.CancelScope()
+        self._places.setdefault(address, OrderedDict())[place] = scope
+        try:
+            with scope:
+                yield
+        finally:
+            self._remove(address, place)
+
+    def _make_room(self, address: str) -> None:
+        crowded = address
+        if len(self._places.get(address, ())) < self._per_address:
+            if len(self) < self._limit:
+                return
+            crowded = max(self._places, key=lambda one: len(self._places[one]))
+        place = next(iter(self._places[crowded]))
+        self._places[crowded][place].cancel()
+        self._remove(crowded, place)
+        self._refusals.note(self._reason)
+
+    def _remove(self, address: str, place: object) -> None:
+        of_address = self._places.get(address, OrderedDict())
+        of_address.pop(place, None)
+        if not of_address:
+            self._places.pop(address, None)
+
+
+class Door:
+    """Decides which incoming connections are worth a handshake. Use from trio's thread."""
+
+    def __init__(
+        self,
+        refusals: Refusals,
+        reason: Reason = Reason.HANDSHAKE_RATE,
+        *,
+        per_s: tuple[float, float] = (HANDSHAKES_PER_S, HANDSHAKES_BURST),
+        address_per_s: tuple[float, float] = (ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST),
+    ) -> None:
+        self._refusals, self._reason = refusals, reason
+        self._by_address: Rates[str] = Rates(*address_per_s)
+        self._all: Rates[None] = Rates(*per_s)
+
+    def lets_in(self, address: str) -> bool:
+        """Whether one more connection from this IP address may say something."""
+        now = trio.current_time()
+        if self._by_address.take(address, now) and self._all.take(None, now):
+            return True
+        self._refusals.note(self._reason)
+        return False
+
+
+class Memory:
+    """Bytes received and not yet read, of each peer and of all together. Use from trio's thread."""
+
+    def __init__(self, refusals: Refusals, is_admitted: Callable[[PeerId], bool]) -> None:
+        self._refusals = refusals
+        self._is_admitted = is_admitted
+        self._unread: dict[PeerId, int] = {}
+        self.unread_bytes = 0
+
+    def take(self, peer: PeerId, size: int) -> bool:
+        """Make room for bytes of `peer`; False, and no room is made, beyond the limits."""
+        limit = PEER_UNREAD_LIMIT_BYTES if self._is_admitted(peer) else STRANGER_UNREAD_LIMIT_BYTES
+        of_peer = self._unread.get(peer, 0) + size
+        if of_peer > limit or self.unread_bytes + size > UNREAD_LIMIT_BYTES:
+            self._refusals.note(Reason.UNREAD)
+            return False
+        self._unread[peer] = of_peer
+        self.unread_bytes += size
+        return True
+
+    def free(self, peer: PeerId, size: int) -> None:
+        """These bytes of `peer` were read, or dropped."""
+        left = self._unread.get(peer, 0) - size
+        self.unread_bytes -= size
+        if left > 0:
+            self._unread[peer] = left
+        else:
+            self._unread.pop(peer, None)
+
+
+class Guests:
+    """How many streams and messages connected peers may open and send. Use from trio's thread.
+
+    is_admitted: whether a peer belongs to the swarm; to others less is given.
+    """
+
+    def __init__(self, refusals: Refusals, is_admitted: Callable[[PeerId], bool]) -> None:
+        self._refusals = refusals
+        self._is_admitted = is_admitted
+        self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
+        self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
+        self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
+        self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
+        self._open: Counter[PeerId] = Counter()
+        self._strikes: Rates[PeerId] = Rates(STRIKES_LIMIT / STRIKES_FORGIVEN_S, STRIKES_LIMIT)
+
+    def is_flooding(self, peer: PeerId) -> bool:
+        """Count one stream that was refused; whether the peer's connection is to be closed for it."""
+        if self._strikes.take(peer, trio.current_time()):
+            return False
+        self._refusals.note(Reason.FLOODING)
+        return True
+
+    @contextlib.contextmanager
+    def stream(self, peer: PeerId) -> Iterator[bool]:
+        """A place for one more incoming stream of `peer` as long as the block lasts; False if it may have none."""
+        admitted = self._is_admitted(peer)
+        if self._open[peer] >= (STREAM_LIMIT if admitted else STRANGER_STREAM_LIMIT):
+            self._refusals.note(Reason.STREAMS)
+            yield False
+            return
+        rates = self._streams if admitted else self._stranger_streams
+        if not rates.take(peer, trio.current_time()):
+            self._refusals.note(Reason.STREAM_RATE)
+            yield False
+            return
+        self._open[peer] += 1
+        try:
+            yield True
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
+
+    def may_gossip(self, peer: PeerId) -> bool:
+        """Whether one more gossip packet of `peer` is looked at."""
+        rates = self._packets if self._is_admitted(peer) else self._stranger_packets
+        if rates.take(peer, trio.current_time()):
+            return True
+        self._refusals.note(Reason.GOSSIP_RATE)
+        return False
+
+
+class Pace:
+    """Holds the reader of one link back to its rates, by waiting; nothing is dropped."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self._messages = _Debt(MESSAGES_PER_S, MESSAGES_BURST)
+        self._bytes = _Debt(float(MESSAGE_BYTES_PER_S), float(MESSAGE_BURST_BYTES))
+
+    async def read(self, size: int) -> None:
+        """A message of so many bytes was read: wait as long as it takes to be within the rates again."""
+        now = trio.current_time()
+        wait_s = max(self._messages.owe(1.0, now), self._bytes.owe(float(size), now))
+        if wait_s > 0:
+            self._refusals.note(Reason.PACED)
+            await trio.sleep(wait_s)
+
+
+class _Debt:
+    """A token bucket that may be overdrawn."""
+
+    __slots__ = ("_at", "_burst", "_level", "_per_s")
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._level, self._at = burst, float("-inf")
+
+    def owe(self, amount: float, now: float) -> float:
+        """Take `amount`; how long until that is paid, in seconds, 0 if it was there."""
+        if self._at != float("-inf"):
+            self._level = min(self._burst, self._level + (now - self._at) * self._per_s)
+        self._at = now
+        self._level -= amount
+        return max(0.0, -self._level / self._per_s)

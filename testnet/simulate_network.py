@@ -1,0 +1,193 @@
+"""The modelled network of a simulation: regions, delays, losses, one-way partitions, bandwidth; and virtual time.
+
+Nothing here reads a clock. An event is due at a time in seconds; events of one time happen in the order in which they
+were asked for; and every message that is delivered is put into the trace, so that the hash of the trace names the run.
+
+*Messages* (control) take half the round trip between the two regions, a little jitter, and the time of their bytes on
+the sender's uplink; each is lost with the probability `loss`. *Payloads* (bulk) share the sender's uplink and the
+receiver's downlink first come, first served: bytes over the lesser of the two rates when both are idle. TCP repeats
+what is lost, so loss does not concern them, partitions do.
+
+Source of `ROUND_TRIPS_MS`: IBM Cloud, Network latency dashboards, inter-region latency, means of 28 Sep to 27 Oct 2024
+(github.com/ibm-cloud-docs/vpc, _include-segments/network-latency.md); within a region as within one zone there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+from blake3 import blake3
+
+REGIONS = ("Dallas", "Toronto", "Washington", "Frankfurt", "London", "Madrid", "Osaka", "Sydney", "Tokyo", "Sao Paulo")
+ROUND_TRIPS_MS = (
+    (0.1, 34, 31, 123, 113, 119, 150, 185, 141, 144),
+    (34, 0.1, 19, 93, 84, 108, 169, 214, 162, 131),
+    (31, 19, 0.1, 90, 76, 89, 175, 213, 169, 119),
+    (119, 92, 92, 0.1, 13, 29, 232, 250, 231, 197),
+    (114, 84, 76, 13, 0.1, 27, 244, 261, 242, 188),
+    (119, 107, 90, 29, 27, 0.1, 259, 275, 255, 207),
+    (150, 171, 176, 234, 245, 259, 0.1, 122, 9, 292),
+    (184, 214, 214, 250, 261, 275, 122, 0.1, 115, 328),
+    (143, 164, 167, 231, 243, 257, 9, 115, 0.1, 283),
+    (144, 131, 119, 198, 188, 206, 291, 327, 286, 0.1),
+)
+LAST_MILE_S = 0.008
+"""Of each end, one way: what stands between a machine at home and its region."""
+JITTER_SHARE = 0.1
+TRACE_CHUNK_BYTES = 1 << 16
+ENVELOPE_BYTES = 176
+"""Of a sealed envelope beside its payload."""
+CONTROL_OVERHEAD_BYTES = 80
+"""Of each message beside its sealed envelope: TCP and IP headers, the frames of Noise and of the muxer."""
+
+Action = Callable[..., None]
+_ROW = Struct("<dHIIq")
+
+
+class Timeline:
+    """Virtual time, and what is due in it. `events` is how many have happened, `digest` names all that was noted."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self._queue: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._count = 0
+        self._hasher = blake3()
+        self._noted = bytearray()
+
+    def at(self, time: float, action: Action, *arguments: Any) -> None:
+        """Call `action` at `time`, or next if that is past."""
+        self._count += 1
+        heapq.heappush(self._queue, (time, self._count, action, arguments))
+
+    def after(self, delay_s: float, action: Action, *arguments: Any) -> None:
+        """Call `action` when `delay_s` have passed."""
+        self.at(self.now + delay_s, action, *arguments)
+
+    def note(self, kind: int, one: int, other: int, what: int) -> None:
+        """Put a happening into the trace."""
+        self._noted += _ROW.pack(self.now, kind, one, other, what)
+        if len(self._noted) >= TRACE_CHUNK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hasher.update(bytes(self._noted))
+        self._noted.clear()
+
+    def run(self, until: float, done: Callable[[], bool]) -> None:
+        """Let things happen until `done`, which is asked after each, or until nothing more is due before `until`."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            time, _, action, arguments = heapq.heappop(queue)
+            if time > self.now:
+                self.now = time
+            self.events += 1
+            action(*arguments)
+            if done():
+                return
+        if not queue or queue[0][0] > until:
+            self.now = max(self.now, until)
+
+    @property
+    def waiting(self) -> int:
+        """How many events are still to come."""
+        return len(self._queue)
+
+    def digest(self) -> str:
+        """BLAKE3 over everything noted so far, in hexadecimal."""
+        self._flush()
+        return self._hasher.hexdigest()
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a peer stands: its region, its rates in bytes/s, when its links are free again, what it sent."""
+
+    region: int
+    upload: float
+    download: float
+    up_free_at: float = 0.0
+    down_free_at: float = 0.0
+    control_bytes: int = 0
+    bulk_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Wall:
+    """A partition: whoever is in `one` cannot send to whoever is in `other`."""
+
+    one: frozenset[int]
+    other: frozenset[int]
+
+
+@dataclass(slots=True)
+class Network:
+    """Who can send to whom, and how long it takes. Peers are numbers."""
+
+    timeline: Timeline
+    rng: random.Random
+    loss: float = 0.0
+    places: list[Place] = field(default_factory=list)
+    walls: list[Wall] = field(default_factory=list)
+    lossy: dict[int, float] = field(default_factory=dict)
+    """Peers whose own connection loses messages, beside what the network loses."""
+    slowed: dict[int, float] = field(default_factory=dict)
+    """By what the rates of a peer are divided."""
+    _delays: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._delays = [[LAST_MILE_S * 2 + ms / 2000 for ms in row] for row in ROUND_TRIPS_MS]
+
+    def add(self, region: int, upload: float, download: float) -> int:
+        """A new place; returns its number."""
+        self.places.append(Place(region, upload, download))
+        return len(self.places) - 1
+
+    def part(self, one: Iterable[int], other: Iterable[int]) -> Wall:
+        """Nothing passes from `one` to `other` until `walls` has it no more; the other way is not concerned."""
+        wall = Wall(frozenset(one), frozenset(other))
+        self.walls.append(wall)
+        return wall
+
+    def passes(self, sender: int, to: int) -> bool:
+        """Whether no partition stands between the two, in this direction."""
+        return not any(sender in wall.one and to in wall.other for wall in self.walls)
+
+    def delay_s(self, sender: int, to: int) -> float:
+        """One way, with jitter."""
+        places = self.places
+        delay = self._delays[places[sender].region][places[to].region]
+        return delay * (1.0 + JITTER_SHARE * self.rng.random())
+
+    def message_delay_s(self, sender: int, to: int, size: int) -> float:
+        """How long a message takes, infinity if it is lost. What is sent is counted either way."""
+        place = self.places[sender]
+        size += CONTROL_OVERHEAD_BYTES
+        place.control_bytes += size
+        rng = self.rng
+        if self.walls and not self.passes(sender, to):
+            return math.inf
+        if self.loss and rng.random() < self.loss:
+            return math.inf
+        if self.lossy and rng.random() < max(self.lossy.get(sender, 0.0), self.lossy.get(to, 0.0)):
+            return math.inf
+        delay = self._delays[place.region][self.places[to].region] * (1.0 + JITTER_SHARE * rng.random())
+        return delay + size / place.upload * self.slowed.get(sender, 1.0)
+
+    def payload_delay_s(self, sender: int, to: int, size: float) -> float:
+        """How long a payload of `size` bytes takes, queues included."""
+        source, target, now = self.places[sender], self.places[to], self.timeline.now
+        source.bulk_bytes += int(size)
+        begins = max(now, source.up_free_at, target.down_free_at)
+        rate_up = source.upload / self.slowed.get(sender, 1.0)
+        rate_down = target.download / self.slowed.get(to, 1.0)
+        took = size / min(rate_up, rate_down)
+        source.up_free_at = max(now, source.up_free_at) + size / rate_up
+        target.down_free_at = max(now, target.down_free_at) + size / rate_down
+        return begins + took - now + self.delay_s(sender, to)

@@ -1,0 +1,41 @@
+"""What goes into a simulation beside its scenario, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.collectives.reduce import Reduction
+from shoal.protocol.round import RoundMachine
+from shoal.testnet.simulate_judge import Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What peers are made of; tests put machines with a bug in here."""
+
+    machine: Callable[..., RoundMachine] = RoundMachine
+    reduction: Callable[..., Reduction] = Reduction
+    judge: type[Judge] = Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run. `violation` is empty if nothing was violated; see `simulate_judge` for the names."""
+
+    peers: int
+    rounds_certified: int
+    forks: int
+    wrong_values: int
+    stalled_rounds: int
+    detect_s_p99: float
+    control_bytes_per_peer_per_s: float
+    events: int
+    wall_s: float
+    trace_digest: str
+    virtual_s: float
+    deaths_found: int
+    false_evictions: int
+    blamed: int
+    violation: str = ""
+    detail: str = ""

@@ -1,0 +1,218 @@
+"""What a simulation does: peers, rounds, and the faults that befall them. Read from TOML, strictly.
+
+    loss = 0.01                  # share of control messages that the network loses, all along
+    [churn]
+    share_per_round = 0.05       # beyond 64 peers, Poisson: so many crash in a round's time, and as many newcomers join
+    trace = "churn.csv"          # up to 64 peers, from a file beside this one: lines  seconds,peer,down|up
+    [[fault]]
+    kind = "kill"                # see `Fault`
+    peer = 2
+    at_s = 12.5
+    duration_s = 10.0
+
+Times are seconds of virtual time since the start. A duration that is left out lasts to the end.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.errors import ConfigError
+
+FILE_LIMIT_BYTES = 1 << 20
+TRACE_LIMIT_LINES = 1_000_000
+FAULT_LIMIT = 4096
+PEER_LIMIT = 20_000
+FLAT_LIMIT_PEERS = 64
+"""Up to so many peers everyone takes part in every round itself; beyond, they stand in cells."""
+ROUND_LIMIT = 10_000
+TIME_LIMIT_S = 1e6
+
+Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join"]
+Lie = Literal["contribution", "report", "accuse", "vouch", "flood"]
+
+Index = Annotated[int, Meta(ge=0, lt=PEER_LIMIT)]
+Moment = Annotated[float, Meta(ge=0, le=TIME_LIMIT_S)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that happens to the swarm.
+
+    kill: the process dies and its connections break; it is started again after `duration_s`. crash: the same without a
+    word, as when the power fails. `forgets`: its contribution was not on disk. stop: nothing runs, connections stay.
+    slow: it trains and moves data `factor` times slower. lossy: its connection loses `share` of its messages.
+    partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
+    round. lie: what it tells others is not so, as `lie` says. leave: it goes in order. join: a newcomer starts.
+    """
+
+    kind: Kind
+    at_s: Moment
+    peer: Index | None = None
+    duration_s: Annotated[float, Meta(gt=0, le=TIME_LIMIT_S)] | None = None
+    forgets: bool = False
+    factor: Annotated[float, Meta(ge=1, le=1000)] = 1.0
+    share: Share = 0.0
+    groups: tuple[tuple[Index, ...], ...] = ()
+    one_way: bool = False
+    lie: Lie | None = None
+
+    def __post_init__(self) -> None:
+        if self.peer is None and self.kind not in ("partition", "join"):
+            raise ValueError(f"a {self.kind} needs the peer it strikes")
+        if self.kind == "partition" and (len(self.groups) < 2 or not all(self.groups)):
+            raise ValueError("a partition needs at least two groups, none of them empty")
+        if self.kind == "lie" and self.lie is None:
+            raise ValueError("a lie needs to say what it is about: lie = contribution, report, accuse, vouch or flood")
+
+    @property
+    def ends_at_s(self) -> float:
+        """When its effect is over, as far as it ever is."""
+        return self.at_s + (self.duration_s or 0.0)
+
+
+class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Peers that come and go on their own: at random, by a file, or both."""
+
+    share_per_round: Share = 0.0
+    trace: str = ""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A whole run. Two runs of one scenario are the same, event by event."""
+
+    peers: Annotated[int, Meta(ge=1, le=PEER_LIMIT)]
+    rounds: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)]
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 1
+    loss: Share = 0.0
+    churn: Churn = Churn()
+    fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
+    real_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if self.peers > FLAT_LIMIT_PEERS and self.fault:
+            raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
+        if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
+            raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
+        for fault in self.fault:
+            named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
+            newcomers = sum(1 for other in self.fault if other.kind == "join")
+            if any(i >= self.peers + newcomers for i in named if i is not None):
+                raise ValueError(f"a {fault.kind} at {fault.at_s} s names a peer that there is not")
+
+    @property
+    def quiet_at_s(self) -> float:
+        """When the last fault of the list is over."""
+        return max((fault.ends_at_s for fault in self.fault), default=0.0)
+
+
+class FaultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in a file of faults."""
+
+    loss: Share = 0.0
+    churn: Churn = Churn()
+    fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
+
+
+def load_faults(path: Path) -> FaultFile:
+    """Read a file of faults, with the lines of its trace of churn made into faults. Raises ConfigError."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a file of faults") from None
+    if len(text) > FILE_LIMIT_BYTES:
+        raise ConfigError(f"{path} is longer than {FILE_LIMIT_BYTES} bytes; split it")
+    try:
+        found = msgspec.convert(tomllib.loads(text.decode()), FaultFile)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; see `shoal simulate --help`") from None
+    if found.churn.trace:
+        told = tuple(_traced(path.parent / found.churn.trace))
+        if len(found.fault) + len(told) > FAULT_LIMIT:
+            raise ConfigError(f"{path}: more than {FAULT_LIMIT} faults; shorten the trace")
+        found = msgspec.structs.replace(found, fault=(*found.fault, *told))
+    return found
+
+
+def _traced(path: Path) -> list[Fault]:
+    """The crashes of a trace: each lasts until the peer is up again."""
+    try:
+        lines = path.read_text().splitlines()[:TRACE_LIMIT_LINES]
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}; name it relative to its file") from None
+    down: dict[int, float] = {}
+    faults: list[Fault] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            when, who, what = (part.strip() for part in line.split(","))
+            at_s, peer = float(when), int(who)
+            if what not in ("up", "down") or not 0 <= at_s <= TIME_LIMIT_S or not 0 <= peer < PEER_LIMIT:
+                raise ValueError
+        except ValueError:
+            raise ConfigError(f"{path}, line {number}: write seconds,peer,down or seconds,peer,up") from None
+        if what == "down":
+            down.setdefault(peer, at_s)
+        elif peer in down and at_s > down[peer]:
+            begun = down.pop(peer)
+            faults.append(Fault(kind="crash", peer=peer, at_s=begun, duration_s=at_s - begun))
+    faults += [Fault(kind="crash", peer=peer, at_s=at_s) for peer, at_s in down.items()]
+    return sorted(faults, key=lambda fault: (fault.at_s, fault.peer or 0))
+
+
+def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
+    """A small swarm under faults of all kinds, every one of which ends: 3 to 9 peers, 1 to 6 faults."""
+    rng = random.Random(f"scenario {seed}")
+    peers = rng.randint(3, 9)
+    faults = [_random_fault(rng, peers) for _ in range(rng.randint(1, 6))]
+    joins = sum(1 for fault in faults if fault.kind == "join")
+    if joins:
+        peers = max(3, peers - joins)
+        faults = [fault for fault in faults if _names_below(fault, peers)]
+    liars = {fault.peer for fault in faults if fault.kind == "lie"}
+    leavers = {fault.peer for fault in faults if fault.kind == "leave"}
+    if 2 * (len(liars) + len(leavers)) >= peers:
+        faults = [fault for fault in faults if fault.kind not in ("lie", "leave")]
+    return Scenario(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        loss=rng.choice((0.0, 0.0, 0.01, 0.05)),
+        fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+def _names_below(fault: Fault, peers: int) -> bool:
+    return (fault.peer or 0) < peers and all(i < peers for group in fault.groups for i in group)
+
+
+def _random_fault(rng: random.Random, peers: int) -> Fault:
+    kinds: tuple[Kind, ...] = ("kill", "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join")
+    kind = rng.choice(kinds)
+    at_s, lasts = round(rng.uniform(0.0, 16.0), 2), round(rng.uniform(0.5, 14.0), 2)
+    peer = rng.randrange(peers)
+    if kind == "partition":
+        order = rng.sample(range(peers), peers)
+        cut = rng.randint(1, peers - 1)
+        groups = (tuple(sorted(order[:cut])), tuple(sorted(order[cut:])))
+        return Fault(kind=kind, at_s=at_s, duration_s=lasts, groups=groups, one_way=rng.random() < 0.4)
+    if kind == "lie":
+        lies: tuple[Lie, ...] = ("contribution", "report", "accuse", "vouch", "flood")
+        return Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, lie=rng.choice(lies))
+    if kind == "join":
+        return Fault(kind=kind, at_s=at_s)
+    if kind == "leave":
+        return Fault(kind=kind, at_s=at_s, peer=peer)
+    if kind == "slow":
+        return Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, factor=round(rng.uniform(2, 30), 1))
+    if kind == "lossy":
+        return Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, share=round(rng.uniform(0.05, 0.5), 2))
+    forgets = kind in ("kill", "crash") and rng.random() < 0.3
+    return Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, forgets=forgets)

@@ -1,0 +1,154 @@
+"""The live view, driven by Textual's pilot against a control server and an event log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Sparkline, Static, TabbedContent
+
+from shoal.cli.main import execute
+from shoal.cli.watch_app import ConfirmLeave, WatchApp
+from shoal.cli.watch_model import EventTail, Watcher
+from tests.cli.test_status import STATUS, FakeNode, running
+
+DEADLINE_S = 60.0
+
+
+def log(data_dir: Path, *events: dict[str, object]) -> None:
+    with (data_dir / "events.jsonl").open("a", encoding="utf-8") as file:
+        for event in events:
+            file.write(json.dumps({"at": 1.8e9, **event}) + "\n")
+
+
+def fake() -> FakeNode:
+    return FakeNode(msgspec.to_builtins(STATUS))
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Let the view go on until this holds."""
+    ends_at = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < ends_at
+        await pilot.pause(0.01)
+
+
+def text(app: WatchApp, name: str) -> str:
+    return str(app.query_one(name, Static).render())
+
+
+def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
+    log(
+        tmp_path,
+        {"event": "linked", "peer": "12D3C"},
+        {"event": "evaluated", "round": 0, "loss": 8.0, "metric": "bits per byte"},
+        {"event": "evaluated", "round": 1, "loss": 4.5, "metric": "bits per byte"},
+        {"event": "died", "peer": "12D3KooWxxxxxx4f9aQz"},
+        {"event": "failed", "message": "[red]\x1b[2J"},
+    )
+
+    async def watch() -> None:
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
+            await pilot.pause()
+            assert "round 8 · reduce" in text(app, "#headline")
+            assert text(app, "#phases") == "train → plan → [reduce] → certify"
+            assert "sent 1.5 MB" in text(app, "#bytes")
+            assert "start this node again" in text(app, "#trouble")
+            table = app.query_one("#table", DataTable)
+            rows = [[str(cell) for cell in table.get_row_at(line)] for line in range(table.row_count)]
+            assert rows == [
+                ["12D3A", "reduce", "1234.6", "this node"],
+                ["12D3B", "missing", "–", "missing"],
+                ["12D3C", "training\\x1b[2J", "1.0", "linked"],
+            ]
+            assert app.query_one("#curve", Sparkline).data == [8.0, 4.5]
+            assert "8.0000 → 4.5000 bits per byte" in text(app, "#loss-text")
+            assert app.picture is not None
+            assert [line[9:] for line in app.picture.faults] == ["died …4f9aQz", "failed: [red]\\x1b[2J"]
+
+    with running(tmp_path, fake()):
+        asyncio.run(watch())
+
+
+def test_watch_keys_order_and_confirm_and_switch(tmp_path: Path) -> None:
+    node = fake()
+
+    def orders() -> list[str]:
+        return [op for op in node.asked if op != "status"]
+
+    async def watch() -> None:
+        app = WatchApp(Watcher(tmp_path), period_s=5.0)
+        async with app.run_test() as pilot:
+            await pilot.press("p")
+            await until(pilot, lambda: orders() == ["pause"])
+            await pilot.press("r")
+            await until(pilot, lambda: orders() == ["pause", "resume"])
+            await pilot.press("tab")
+            assert app.query_one(TabbedContent).active == "loss"
+            await pilot.press("3")
+            assert app.query_one(TabbedContent).active == "faults"
+            await pilot.press("l")
+            await until(pilot, lambda: isinstance(app.screen, ConfirmLeave))
+            await pilot.press("n")
+            await until(pilot, lambda: not isinstance(app.screen, ConfirmLeave))
+            assert orders() == ["pause", "resume"]
+            await pilot.press("l")
+            await until(pilot, lambda: isinstance(app.screen, ConfirmLeave))
+            await pilot.press("y")
+            await until(pilot, lambda: orders() == ["pause", "resume", "leave"])
+            await pilot.press("q")
+
+    with running(tmp_path, node):
+        asyncio.run(watch())
+
+
+def test_watch_waits_for_a_node_and_sees_it_go(tmp_path: Path) -> None:
+    data_dir = tmp_path / "[bold]x"
+    data_dir.mkdir()
+
+    async def watch() -> None:
+        app = WatchApp(Watcher(data_dir), period_s=0.01)
+        async with app.run_test(size=(240, 24)) as pilot:
+            await until(pilot, lambda: "shoal run MANIFEST" in text(app, "#trouble"))
+            assert str(data_dir) in text(app, "#trouble")
+            assert text(app, "#headline") == "no node answers"
+            with running(data_dir, fake()):
+                await until(pilot, lambda: "round 8" in text(app, "#headline"))
+            await until(pilot, lambda: text(app, "#headline") == "no node answers")
+            assert app.query_one("#table", DataTable).row_count == 0
+
+    asyncio.run(watch())
+
+
+def test_watch_without_a_terminal_says_what_else_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["watch", "--data-dir", str(tmp_path)]) == 2
+    assert "use `shoal status`" in capsys.readouterr().err
+
+
+def test_tail_takes_half_lines_later_and_reads_a_replaced_log_anew(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert tail.read() == []
+    path.write_bytes(b'{"at":1,"event":"started"}\nnonsense\n{"at":2,"eve')
+    assert [event.event for event in tail.read()] == ["started"]
+    with path.open("ab") as file:
+        file.write(b'nt":"left"}\n')
+    assert [event.event for event in tail.read()] == ["left"]
+    path.write_bytes(b'{"at":3,"event":"died"}\n')
+    assert [event.event for event in tail.read()] == ["died"]
+
+
+def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> None:
+    watcher = Watcher(tmp_path)
+    log(tmp_path, *({"event": "died", "peer": f"peer{number}"} for number in range(5000)))
+    picture = watcher.look()
+    assert picture.status is None
+    assert len(picture.faults) == 300

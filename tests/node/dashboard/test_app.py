@@ -1,0 +1,243 @@
+"""What the page's application answers, and to whom."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import trio
+from starlette.types import ASGIApp, Message
+
+from shoal.node.dashboard.app import page_files
+from shoal.node.dashboard.guard import COOKIE, TOKEN_NAME, load_token
+from shoal.node.dashboard.service import is_loopback
+from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from tests.node.dashboard.lab import HOST, NOW, ask, scope_of, site_of
+
+TOKEN = "an-unguessable-token-of-a-test"
+TRANSFER_LIMIT_BYTES = 300_000
+ORDER = {"x-shoal-order": "1", "origin": f"http://{HOST}"}
+
+
+@pytest.fixture
+def swarm() -> SyntheticSwarm:
+    return SyntheticSwarm(peers=5, now=NOW, rounds=3, rollouts=True)
+
+
+@pytest.fixture
+def app(swarm: SyntheticSwarm, tmp_path: Path) -> ASGIApp:
+    return site_of(swarm, tmp_path).app(token=None, host="127.0.0.1")
+
+
+@pytest.fixture
+def closed(swarm: SyntheticSwarm, tmp_path: Path) -> ASGIApp:
+    """One that others can connect to."""
+    return site_of(swarm, tmp_path).app(token=TOKEN, host="192.0.2.7")
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_all_it_is_made_of_are_served_squeezed_and_from_this_node_alone(app: ASGIApp) -> None:
+    async def main() -> None:
+        total = 0
+        page = await ask(app, "/")
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        named = set(re.findall(r'(?:src|href)="(/[^"]*)"', page.body.decode()))
+        assert "/static/page.js" in named
+        for path in ("/", *sorted(named)):
+            answer = await ask(app, path, headers={"accept-encoding": "gzip"})
+            assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip"), path
+            content = gzip.decompress(answer.body)
+            assert content == (await ask(app, path)).body
+            total += len(answer.body)
+            again = await ask(app, path, headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status, again.body) == (304, b"")
+        assert total < TRANSFER_LIMIT_BYTES / 3
+
+    trio.run(main)
+
+
+def test_the_page_names_no_other_host_and_makes_no_text_into_markup() -> None:
+    files = {name: content.decode() for name, content in page_files().items()}
+    own = {name: text for name, text in files.items() if "uPlot" not in name}
+    assert {"index.html", "style.css", "page.js"} <= own.keys()
+    for name, text in own.items():
+        links = set(re.findall(r"https?://[^\s\"')]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert links == set(), name
+        for sink in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "srcdoc",
+        ):
+            assert sink not in text, (name, sink)
+    assert "<script>" not in own["index.html"]
+    assert not re.search(r"\son\w+=|\sstyle=", own["index.html"])  # the policy would forbid what stands in line
+    imported = set(re.findall(r'from "\./(\w+\.js)"', "".join(own.values())))
+    assert imported <= own.keys()
+    assert "MIT License" in files["uPlot.LICENSE"] or "Permission is hereby granted" in files["uPlot.LICENSE"]
+
+
+def test_every_answer_forbids_foreign_code_frames_and_referrers(app: ASGIApp, closed: ASGIApp) -> None:
+    async def main() -> None:
+        for asked, path in ((app, "/"), (app, "/api/snapshot"), (app, "/nothing"), (closed, "/"), (closed, "/metrics")):
+            headers = (await ask(asked, path)).headers
+            policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+            assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+            assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert "access-control-allow-origin" not in headers
+
+    trio.run(main)
+
+
+def test_the_snapshot_is_what_the_page_shows(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+    async def main() -> None:
+        answer = await ask(app, "/api/snapshot", headers={"accept-encoding": "gzip"})
+        assert answer.headers["cache-control"] == "no-store"
+        answer.body = gzip.decompress(answer.body)
+        found = answer.json()
+        assert found["node"]["round"] == 3
+        assert len(found["peers"]) == 6
+        assert [point[0] for point in found["curves"]["reward"]] == [1, 2, 3]
+        group = found["groups"][-2]
+        text = (await ask(app, f"/api/rollouts/{group['digest']}")).json()
+        assert text["question"] == "What is 37 + 58 - 12?"
+        assert text["rewards"] == [1.0, 0.0, 0.0, 1.0]
+        for unknown in ("0" * 64, "..%2f..%2fnode.key", "node.key"):
+            assert (await ask(app, f"/api/rollouts/{unknown}")).status == 404
+
+    trio.run(main)
+
+
+# -- who may ask ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8420", "localhost:1", "[::1]:8420", "192.0.2.7", "LOCALHOST"])
+def test_the_page_answers_under_addresses_and_its_own_names(app: ASGIApp, host: str) -> None:
+    assert trio.run(lambda: ask(app, "/api/snapshot", headers={"host": host})).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "", "[", "local host"])
+def test_a_name_that_somebody_else_points_here_is_refused(app: ASGIApp, swarm: SyntheticSwarm, host: str) -> None:
+    async def main() -> None:
+        for path, method in (("/", "GET"), ("/api/snapshot", "GET"), ("/metrics", "GET"), ("/api/leave", "POST")):
+            answer = await ask(app, path, method=method, headers={**ORDER, "host": host})
+            assert answer.status == 421
+            assert b"12D3Koo" not in answer.body
+        assert swarm.orders == []
+
+    trio.run(main)
+
+
+def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+    foreign = (
+        {},
+        {"origin": f"http://{HOST}"},
+        {"x-shoal-order": "1", "origin": "http://evil.example"},
+        {"x-shoal-order": "1", "origin": "http://127.0.0.1:9999"},
+        {"x-shoal-order": "1", "origin": "null"},
+        {"x-shoal-order": "1", "sec-fetch-site": "cross-site"},
+        {"x-shoal-order": "1", "sec-fetch-site": "same-site"},
+    )
+
+    async def main() -> None:
+        for headers in foreign:
+            assert (await ask(app, "/api/leave", method="POST", headers=headers)).status == 403
+        assert (await ask(app, "/api/leave", headers=ORDER)).status == 405
+        assert (await ask(app, "/api/rebase", method="POST", headers=ORDER)).status == 404
+        assert swarm.orders == []
+        for op in ("pause", "resume", "leave"):
+            assert (await ask(app, f"/api/{op}", method="POST", headers=ORDER)).status == 204
+        assert swarm.orders == ["pause", "resume", "leave"]
+
+    trio.run(main)
+
+
+def test_beyond_this_machine_nothing_is_told_without_the_token(closed: ASGIApp, swarm: SyntheticSwarm) -> None:
+    async def main() -> None:
+        guesses: tuple[dict[str, str], ...] = (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": f"Basic {TOKEN}"},
+            {"authorization": "Bearer é"},
+            {"cookie": f"{COOKIE}={TOKEN}"},  # the token is not the cookie
+            {"cookie": f"{COOKIE}="},
+        )
+        for headers in guesses:
+            for path in (
+                "/",
+                "/api/snapshot",
+                "/api/feed",
+                "/metrics",
+                "/?token=",
+                f"/api/snapshot?token={TOKEN[:-1]}",
+            ):
+                answer = await ask(closed, path, headers=headers)
+                assert answer.status == 401
+                assert b"12D3Koo" not in answer.body
+            assert (await ask(closed, "/api/leave", method="POST", headers={**ORDER, **headers})).status == 401
+        assert swarm.orders == []
+        assert (await ask(closed, "/metrics", headers={"authorization": f"Bearer {TOKEN}"})).status == 200
+
+    trio.run(main)
+
+
+def test_the_token_in_a_link_becomes_a_cookie_that_no_script_reads(closed: ASGIApp) -> None:
+    async def main() -> None:
+        entered = await ask(closed, f"/?token={TOKEN}")
+        assert (entered.status, entered.headers["location"]) == (303, "/")
+        cookie = entered.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert TOKEN not in cookie
+        given = {"cookie": cookie.split(";")[0]}
+        assert (await ask(closed, "/api/snapshot", headers=given)).status == 200
+        assert (await ask(closed, "/api/leave", method="POST", headers={**given, **ORDER})).status == 204
+        assert (await ask(closed, "/api/leave", method="POST", headers=given)).status == 403
+
+    trio.run(main)
+
+
+def test_a_token_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
+    token = load_token(tmp_path)
+    assert len(token) >= 32
+    assert load_token(tmp_path) == token
+    assert stat.S_IMODE((tmp_path / TOKEN_NAME).stat().st_mode) == 0o600
+    (tmp_path / TOKEN_NAME).write_text("short\n")
+    assert len(load_token(tmp_path)) >= 32
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "192.0.2.7", "node.example", "localhost.evil.example")),
+    ],
+)
+def test_only_this_machine_can_connect_to_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_what_is_not_http_is_not_answered(app: ASGIApp) -> None:
+    async def main() -> None:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await app({**scope_of("/api/feed"), "type": "websocket"}, receive, send)
+        assert sent == []
+
+    trio.run(main)

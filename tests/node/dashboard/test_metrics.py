@@ -1,0 +1,111 @@
+"""The metrics as Prometheus reads them, and the Grafana dashboard that asks for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal.node.dashboard.facts import Facts
+from shoal.node.metrics import OTHER, PEER_LABEL_LIMIT, Metrics
+from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from tests.node.dashboard.lab import NOW
+
+GRAFANA = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"
+SERIES_LIMIT = 400
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scrape(metrics: Metrics, facts: Facts) -> Samples:
+    content, kind = metrics.render(facts)
+    assert kind.startswith("text/plain")
+    found: Samples = {}
+    for family in text_string_to_metric_families(content.decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def metrics_of(swarm: SyntheticSwarm) -> Metrics:
+    metrics = Metrics(viewers=lambda: 2)
+    while swarm.waiting:
+        metrics.hear(swarm.waiting.popleft())
+    return metrics
+
+
+def test_a_scrape_tells_what_happened_and_what_is() -> None:
+    swarm = SyntheticSwarm(peers=9, now=NOW, rounds=22)
+    found = scrape(metrics_of(swarm), swarm.look())
+    assert found["shoal_rounds_total", (("outcome", "certified"),)] == 22
+    assert found["shoal_round_duration_seconds_count", ()] == 22
+    assert 22 * 6 < found["shoal_round_duration_seconds_sum", ()] < 22 * 8
+    assert found["shoal_reduce_duration_seconds_count", ()] == 22
+    assert found["shoal_faults_total", (("kind", "suspected"),)] == 2
+    assert found["shoal_faults_total", (("kind", "view_changed"),)] == 1
+    assert found["shoal_faults_total", (("kind", "died"),)] == 0
+    assert found["shoal_round", ()] == 22
+    assert found["shoal_page_viewers", ()] == 2
+    assert found["shoal_peers", (("reach", "direct"),)] + found["shoal_peers", (("reach", "detour"),)] == 9
+    node = swarm.look().node
+    assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == node.lanes_sent
+    assert found["shoal_held_out_loss", ()] == node.loss
+    assert found["process_resident_memory_bytes", ()] > 0
+    assert sum(value for (name, _), value in found.items() if name == "shoal_phase") == 1
+    assert "shoal_reward" not in {name for name, _ in found}
+
+
+def test_peers_beyond_the_limit_share_a_label_and_nothing_is_counted_twice() -> None:
+    swarm = SyntheticSwarm(peers=200, now=NOW, rounds=2)
+    metrics = metrics_of(swarm)
+    swarm.advance(NOW + 4)
+    facts = swarm.look()
+    found = scrape(metrics, facts)
+    again = scrape(metrics, facts)
+    sent = {labels[0][1]: value for (name, labels), value in again.items() if name == "shoal_peer_sent_bytes_total"}
+    assert len(sent) == PEER_LABEL_LIMIT + 1
+    assert sum(sent.values()) == sum(peer.sent for peer in facts.peers)
+    assert sent[OTHER] > 0
+    assert len(found) < SERIES_LIMIT
+
+
+def test_a_peers_counters_go_up_also_when_its_lanes_were_forgotten() -> None:
+    swarm = SyntheticSwarm(peers=1, now=NOW, rounds=2)
+    metrics, facts = metrics_of(swarm), swarm.look()
+    me, peer = facts.peers
+    label = (("peer", peer.peer),)
+    seen = []
+    for sent in (100, 250, 30, 30, 80):
+        now = msgspec.structs.replace(peer, sent=sent)
+        found = scrape(metrics, msgspec.structs.replace(facts, peers=[me, now]))
+        seen.append(found["shoal_peer_sent_bytes_total", label])
+    assert seen == [100, 250, 280, 280, 330]
+
+
+def test_what_is_not_known_yet_is_nan_and_text_of_peers_cannot_break_the_format() -> None:
+    swarm = SyntheticSwarm(peers=1, now=NOW, rounds=0)
+    facts = swarm.look()
+    node = msgspec.structs.replace(facts.node, name='reef "\\\n# HELP', workload="x}\n")
+    found = scrape(Metrics(), msgspec.structs.replace(facts, node=node))
+    assert found["shoal_held_out_loss", ()] != found["shoal_held_out_loss", ()]
+    (info,) = [dict(labels) for (name, labels), _ in found.items() if name == "shoal_node_info"]
+    assert (info["name"], info["workload"]) == ('reef "\\\n# HELP', "x}\n")
+
+
+def test_grafana_asks_only_for_metrics_that_a_node_has() -> None:
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3, rollouts=True)
+    names = {name for name, _ in scrape(metrics_of(swarm), swarm.look())}
+    board = json.loads(GRAFANA.read_text())
+    asked = set()
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            found = set(re.findall(r"\b(?:shoal|process)_\w+", target["expr"]))
+            assert found, panel["title"]
+            asked |= found
+    assert len(asked) >= 15
+    assert asked <= names

@@ -1,0 +1,182 @@
+"""The model against the made-up swarm: rounds as events tell them, and deltas that lead to the snapshot they follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
+from shoal.node.dashboard.rounds import CERTIFICATE_LIMIT, HAPPENING_LIMIT, ROUND_LIMIT, Record, Rounds
+from shoal.testnet.synthetic_swarm import ROUND_S, SyntheticSwarm
+from tests.node.dashboard.lab import NOW
+
+KEPT = {"certificates": CERTIFICATE_LIMIT, "happenings": HAPPENING_LIMIT, "bandwidth": BANDWIDTH_POINTS}
+
+
+def plain(content: Any) -> Any:
+    """As it is after the way to a browser."""
+    return msgspec.json.decode(msgspec.json.encode(content))
+
+
+def follow(model: Model, swarm: SyntheticSwarm) -> None:
+    while swarm.waiting:
+        model.hear(swarm.waiting.popleft())
+    model.see(swarm.look(), swarm.now, swarm.now)
+
+
+def apply(known: dict[str, Any], delta: dict[str, Any]) -> None:
+    """What the page does with a delta."""
+    assert delta["seq"] == known["seq"] + 1
+    known["seq"] = delta["seq"]
+    known["node"] |= delta.get("node", {})
+    known["health"] = delta.get("health", known["health"])
+    for peer, fields in delta.get("peers", {}).items():
+        if fields is None:
+            del known["peers"][peer]
+        else:
+            known["peers"][peer] = known["peers"].get(peer, {}) | fields
+    rounds = {round["key"]: round for round in known["rounds"]}
+    rounds |= {round["key"]: round for round in delta.get("rounds", ())}
+    known["rounds"] = list(rounds.values())[-ROUND_LIMIT:]
+    for part, limit in KEPT.items():
+        known[part] = (known[part] + delta.get(part, []))[-limit:]
+    known["groups"] = (known["groups"] + delta.get("groups", []))[-24:]
+    known["curves"] |= delta.get("curves", {})
+    for name, points in delta.get("points", {}).items():
+        known["curves"][name] = known["curves"][name] + points
+
+
+@pytest.mark.parametrize("rollouts", [False, True])
+def test_a_snapshot_and_the_deltas_after_it_are_the_later_snapshot(rollouts: bool) -> None:
+    swarm = SyntheticSwarm(peers=30, now=NOW, rounds=70, rollouts=rollouts)
+    model = Model()
+    follow(model, swarm)
+    model.delta()
+    known = plain(model.snapshot())
+    for second in range(1, 80):
+        if second == 20:
+            swarm.kill(2)
+        swarm.advance(NOW + second)
+        follow(model, swarm)
+        delta = model.delta()
+        assert delta is not None
+        apply(known, plain(delta))
+    assert known == plain(model.snapshot())
+    assert sum(peer["reach"] == "gone" for peer in known["peers"].values()) == 2
+    assert model.delta() is None
+
+
+def test_a_peer_that_nobody_knows_any_more_goes_from_the_page() -> None:
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=2)
+    model = Model()
+    follow(model, swarm)
+    model.delta()
+    known = plain(model.snapshot())
+    facts = swarm.look()
+    forgotten = facts.peers[-1].peer
+    model.see(msgspec.structs.replace(facts, peers=facts.peers[:-1]), NOW + 1, NOW + 1)
+    delta = plain(model.delta())
+    assert delta["peers"][forgotten] is None
+    apply(known, delta)
+    assert known == plain(model.snapshot())
+    assert forgotten not in known["peers"]
+
+
+def test_a_quiet_second_of_a_large_swarm_is_a_small_delta() -> None:
+    swarm = SyntheticSwarm(peers=200, now=NOW, rounds=40)
+    model = Model()
+    follow(model, swarm)
+    model.delta()
+    whole = len(msgspec.json.encode(model.snapshot()))
+    model.see(swarm.look(), NOW, NOW)
+    assert model.delta() is None
+    swarm.advance(NOW + 1)
+    follow(model, swarm)
+    delta = model.delta()
+    assert delta is not None
+    assert len(msgspec.json.encode(delta)) < whole / 4
+
+
+def test_what_a_node_remembers_is_bounded_however_long_it_runs() -> None:
+    sizes = []
+    for rounds in (300, 600):
+        swarm = SyntheticSwarm(peers=3, now=NOW, rounds=rounds)
+        model = Model()
+        follow(model, swarm)
+        for second in range(3 * BANDWIDTH_POINTS):
+            model.see(swarm.look(), NOW + second, NOW + second)
+        found = model.snapshot()
+        sizes.append({part: len(found[part]) for part in ("rounds", "certificates", "happenings", "bandwidth")})
+        assert all(len(points) <= 512 for points in found["curves"].values())
+    assert sizes[0] == sizes[1] == {"rounds": ROUND_LIMIT, **KEPT}
+
+
+def test_a_round_has_the_times_of_its_phases_and_what_disturbed_it() -> None:
+    swarm = SyntheticSwarm(peers=4, now=NOW, rounds=11)
+    rounds = Rounds()
+    for record in swarm.waiting:
+        rounds.hear(record)
+    calm, disturbed, current = rounds.rounds[-3:]
+    assert [calm.state, disturbed.state, current.state] == ["certified", "certified", "open"]
+    assert None not in (calm.contributed, calm.planned, calm.reduced, calm.ended)
+    assert calm.began < calm.contributed < calm.planned < calm.reduced < calm.ended  # type: ignore[operator]
+    assert calm.faults == []
+    assert (calm.members, calm.contributors, calm.coverage, calm.attempt) == (5, 5, 1.0, 0)
+    assert [fault.kind for fault in disturbed.faults] == ["suspected", "replanned", "evicted"]
+    assert len({fault.peer for fault in disturbed.faults if fault.peer}) == 1
+    assert (disturbed.contributors, disturbed.attempt, disturbed.coverage) == (4, 1, 0.8)
+    newest = rounds.certificates[-1]
+    assert (newest.round, newest.digest, newest.contributors) == (11, disturbed.digest, 4)
+    assert disturbed.ended is not None
+    assert disturbed.ended - disturbed.began <= ROUND_S
+
+
+def test_going_back_takes_the_curves_back() -> None:
+    swarm = SyntheticSwarm(peers=2, now=NOW, rounds=9)
+    model = Model()
+    follow(model, swarm)
+    assert model.curves["held_out"].points[-1][0] == 9
+    event: Record = {"at": NOW, "event": "rolled_back", "to": 5, "term": "0.1", "round": 9, "digest": "", "value": ""}
+    model.hear(event)
+    assert model.curves["held_out"].points[-1][0] == 5
+    assert model.rounds.happenings[-1].detail == "to round 5"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"event": "certified", "at": 1.0},
+        {"event": "certified", "at": float("nan")},
+        {"event": ["certified"], "at": 1.0},
+        {"event": "round_started", "at": 1.0, "round": "one", "members": 2, "role": "training"},
+        {"event": "rolled_back", "at": 1.0},
+        {"event": "planned", "at": 1.0, "round": True},
+    ],
+)
+def test_a_malformed_event_is_refused(record: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Model().hear(record)
+
+
+def test_proof_against_a_member_is_told_with_its_kind() -> None:
+    rounds = Rounds()
+    rounds.hear({"at": 1.0, "event": "evidence", "peer": "12D3KooWliar", "kind": "two votes", "round": 3, "digest": ""})
+    rounds.hear({"at": 2.0, "event": "banned", "peers": ["12D3KooWliar", "12D3KooWother"], "round": 3})
+    happening, *banned = rounds.happenings
+    assert [(known.kind, known.peer) for known in banned] == [("banned", "12D3KooWliar"), ("banned", "12D3KooWother")]
+    assert (happening.severity, happening.peer, happening.detail) == ("bad", "12D3KooWliar", "two votes")
+
+
+def test_gossip_and_late_states_end_rounds_too() -> None:
+    rounds = Rounds()
+    for number in (1, 2):
+        rounds.hear({"at": number * 10.0, "event": "round_started", "round": number, "members": 3, "role": "training"})
+    stepped: Record = {"at": 15.0, "event": "stepped", "round": 1, "partner": "12D3KooWpartner", "tokens": 64}
+    rounds.hear(stepped)
+    rounds.hear({"at": 26.0, "event": "caught_up", "round": 2})
+    first, second = rounds.rounds
+    assert (first.state, first.partner, first.tokens, first.ended) == ("stepped", "12D3KooWpartner", 64, 15.0)
+    assert (second.state, second.ended) == ("skipped", 26.0)

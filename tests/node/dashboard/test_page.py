@@ -1,0 +1,186 @@
+"""The page in real headless Chromium, before a made-up swarm: every state that a viewer can meet."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from tests.node.dashboard.browser import Page, Served, browsing
+
+FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+FOREIGN = """
+return performance.getEntriesByType('resource').map(e => e.name).filter(name => !name.startsWith(location.origin))
+"""
+
+
+def swarm_of(peers: int, rounds: int = 12, *, rollouts: bool = False) -> SyntheticSwarm:
+    return SyntheticSwarm(peers=peers, now=time.time(), rounds=rounds, rollouts=rollouts)
+
+
+def opened(page: Page, served: Served) -> None:
+    page.driver.get(served.url)
+    page.until("document.body.dataset.seq")
+
+
+def assert_clean(page: Page) -> None:
+    assert page.complaints() == []
+    assert page.run(FOREIGN) == []
+
+
+def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path) -> None:
+    with Served(swarm_of(6), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        assert page.count("#map .peer") == 7
+        assert page.count("#map .peer.self") == 1
+        assert page.count("#map .peer.gone") == 0
+        assert int(page.text("#t-round")) >= 12
+        assert page.count("#certificates tbody tr") >= 12
+        assert page.count("#rounds li") >= 12
+        assert page.count("#health .ok") == 5
+        assert page.run("return document.querySelector('#loss canvas').width") > 100
+        killed: list[str] = []
+        served.do(lambda: killed.extend(served.swarm.kill()))
+        page.until("document.querySelectorAll('#map .peer.gone').length === 1")
+        page.until("document.querySelector('#happenings .bad')")
+        assert killed[0][-6:] in page.text("#happenings .bad")
+        assert page.text("#t-nodes-more") == "7 members · 1 gone"
+        assert_clean(page)
+        served.stop()
+        page.until("!document.getElementById('banner').hidden")
+        assert "No word from the node since" in page.text("#banner")
+        assert page.run("return document.querySelector('main').classList.contains('stale')")
+        assert page.run("return document.getElementById('leave').disabled")
+
+
+@pytest.mark.long
+def test_a_page_without_rounds_and_without_company_says_what_to_do(tmp_path: Path) -> None:
+    with Served(swarm_of(0, rounds=0), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        assert page.text("#phase-text") == "joining"
+        for part in ("#loss-empty", "#rounds-empty", "#certificates-empty", "#map-alone"):
+            assert page.run(f"return document.querySelector('{part}').offsetHeight") > 0, part
+        assert "shoal link" in page.text("#health .warn .remedy")
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_a_page_that_lost_its_node_takes_it_up_again(tmp_path: Path) -> None:
+    with browsing() as page:
+        with Served(swarm_of(3), tmp_path) as served:
+            opened(page, served)
+            port = int(served.url.rstrip("/").rpartition(":")[2])
+        page.until("document.querySelector('main').classList.contains('stale')")
+        with Served(swarm_of(4), tmp_path, port=port):
+            page.until("!document.querySelector('main').classList.contains('stale')")
+            page.until("document.querySelectorAll('#map .peer').length === 5")
+            assert page.run("return document.getElementById('banner').hidden")
+
+
+@pytest.mark.long
+def test_two_hundred_peers_can_be_seen_found_and_walked_through(tmp_path: Path) -> None:
+    with Served(swarm_of(200), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        assert page.count("#map .peer") == 201
+        spots = page.run(
+            "return [...document.querySelectorAll('#map .peer:not(.self)')].map(g => g.style.transform"
+            ".match(/-?[\\d.]+/g).map(Number))"
+        )
+        spots = [spot for spot in spots if len(spot) == 2]
+        nearest = min(
+            (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 for i, a in enumerate(spots) for b in spots[:i]
+        )  # no peer hides another
+        assert nearest**0.5 > 6
+        assert page.count("#peers tbody tr") == 30
+        page.click("#all-peers")
+        assert page.count("#peers tbody tr") == 201
+        name = page.run("return document.querySelectorAll('#peers tbody tr')[77].dataset.peer")
+        page.driver.find_element("id", "find").send_keys(name[-6:])
+        page.until("document.querySelectorAll('#peers tbody tr').length === 1")
+        page.driver.find_element("id", "map").send_keys("\ue014")  # the right arrow
+        page.until("!document.getElementById('map-more').hidden")
+        assert page.count("#map .picked") == 1
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_texts_of_others_stay_text(tmp_path: Path) -> None:
+    with Served(swarm_of(4, rollouts=True), tmp_path) as served, browsing() as page:
+        served.do(lambda: served.swarm.waiting.append({"at": time.time(), "event": "failed", "message": "<b id=b>x"}))
+        opened(page, served)
+        page.until("document.querySelectorAll('#reading pre').length === 5")
+        assert "<script>" in page.text("#reading")
+        assert page.count("#reading img, #reading script, b#b") == 0
+        page.until("document.querySelector('#happenings .bad')")
+        assert "<b id=b>x" in page.text("#happenings")
+        assert "owned" not in page.driver.title
+        assert page.count("#groups button") > 4
+        page.click("#groups li:nth-child(3) button")
+        page.until("document.querySelectorAll('#groups [aria-pressed=true]').length === 1")
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_pause_and_leave_are_asked_about_first(tmp_path: Path) -> None:
+    with Served(swarm_of(3), tmp_path) as served, browsing() as page:
+        opened(page, served)
+        page.until("!document.getElementById('pause').disabled")
+        page.click("#pause")
+        page.click("#ask button[value=no]")
+        assert served.swarm.orders == []
+        page.click("#pause")
+        page.click("#ask-yes")
+        page.until("document.getElementById('pause').textContent === 'Resume'")
+        page.click("#pause")
+        page.until("document.getElementById('pause').textContent === 'Pause'")
+        page.click("#leave")
+        assert "says goodbye" in page.text("#ask-text")
+        page.click("#ask-yes")
+        page.until("document.getElementById('phase-text').textContent === 'leaving'")
+        assert served.swarm.orders == ["pause", "resume", "leave"]
+        served.stop()
+        page.until("!document.getElementById('banner').hidden")
+        assert page.text("#banner").startswith("This node has left the swarm")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [320, 390, 768, 1360])
+def test_the_page_fits_its_screen_in_light_and_dark(tmp_path: Path, width: int) -> None:
+    with Served(swarm_of(12, rollouts=width == 390), tmp_path) as served, browsing(width, 844) as page:
+        opened(page, served)
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        colours = []
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            colours.append(page.run("return getComputedStyle(document.body).backgroundColor"))
+            for selector in ("body", ".muted", ".danger", "#rounds .note"):
+                assert page.run(CONTRAST % selector) >= 4.5, (scheme, selector)
+        assert colours[0] != colours[1]
+        page.click("#theme")
+        assert page.run("return getComputedStyle(document.body).backgroundColor") == colours[0]
+        page.driver.refresh()
+        page.until("document.body.dataset.seq")
+        assert page.run("return getComputedStyle(document.body).backgroundColor") == colours[0]
+        unnamed = page.run(
+            "return [...document.querySelectorAll('button, input, svg[tabindex], section')].filter(e =>"
+            " e.checkVisibility() && !(e.textContent.trim() || e.getAttribute('aria-label') ||"
+            " e.labels?.length)).length"
+        )
+        assert unnamed == 0
+        assert_clean(page)
+
+
+CONTRAST = """
+const light = (text) => {
+  const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const element = document.querySelector('%s');
+let behind = element;
+while (/rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+const [a, b] = [light(getComputedStyle(element).color), light(getComputedStyle(behind).backgroundColor)];
+return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+"""

@@ -1,0 +1,203 @@
+"""The service on real sockets: its port, its history, and clients that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from shoal.node.config import PageAddress
+from shoal.node.dashboard import server
+from shoal.node.dashboard.service import PageService, bound, url_of
+from shoal.node.dashboard.site import read_history
+from shoal.node.events import EventLog
+from shoal.protocol.errors import ConfigError
+from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from tests.node.dashboard.lab import NOW
+
+DEADLINE_S = 60.0
+
+
+@asynccontextmanager
+async def serving(page: PageService) -> AsyncIterator[tuple[str, int]]:
+    """The page, and where it is."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(page.run)
+        assert page.url is not None
+        host, _, port = page.url.removeprefix("http://").rstrip("/").partition(":")
+        with trio.fail_after(DEADLINE_S):
+            yield host, int(port)
+        nursery.cancel_scope.cancel()
+
+
+def page_of(swarm: SyntheticSwarm, folder: Path, *, history: Path | None = None) -> PageService:
+    return PageService(swarm, PageAddress(port=0), folder=folder, history=history)
+
+
+async def get(place: tuple[str, int], path: str) -> tuple[int, bytes]:
+    """One request over a connection of its own."""
+    async with await trio.open_tcp_stream(*place) as stream:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+        whole = b"".join([piece async for piece in stream])
+    head, _, body = whole.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        pieces, rest = [], body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            pieces.append(rest[: int(size, 16)])
+            rest = rest[int(size, 16) + 2 :]
+        body = b"".join(pieces)
+    return int(head.split()[1]), body
+
+
+def test_the_service_shows_what_it_hears_and_what_its_log_tells_of_earlier_lives(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=2, now=NOW, rounds=6)
+        log = EventLog(tmp_path / "events.jsonl")
+        for record in swarm.waiting:
+            if record["event"] == "evaluated":
+                log.write("evaluated", **{key: value for key, value in record.items() if key not in ("at", "event")})
+        with (tmp_path / "events.jsonl").open("a") as file:
+            file.write('{"at": 1.0, "event": "certified", "rou\n[]\nnull\n')  # cut short, and no events
+        page = page_of(swarm, tmp_path, history=tmp_path / "events.jsonl")
+        log.listen(page.hear)
+        log.write("evaluated", round=7, loss=1.0, metric="bits per byte")  # before the page runs: in both
+        log.write("linked", peer="12D3KooWearly")
+        async with serving(page) as place:
+            log.write("evaluated", round=8, loss=0.5, metric="bits per byte")
+            status, body = await get(place, "/api/snapshot")
+            assert status == 200
+            found = json.loads(body)
+            assert [happening["peer"] for happening in found["happenings"]] == ["12D3KooWearly"]
+            curve = found["curves"]["held_out"]
+            assert [x for x, _ in curve] == list(range(1, 9))
+            assert [y for _, y in curve[-2:]] == [1.0, 0.5]
+        log.close()
+
+    trio.run(main)
+
+
+def test_a_port_that_is_taken_is_replaced_only_where_nobody_named_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with bound(PageAddress(port=port, or_free=True)) as listening:
+            url = url_of(listening)
+            assert url.startswith("http://127.0.0.1:")
+            assert url != f"http://127.0.0.1:{port}/"
+        with (
+            pytest.raises(
+                ConfigError, match=rf"--dashboard: cannot listen on 127\.0\.0\.1:{port}: .*choose another port"
+            ),
+            bound(PageAddress(port=port, or_free=False)),
+        ):
+            pass
+    with (
+        pytest.raises(ConfigError, match=r"--dashboard: no\.such\.name\.invalid is no address"),
+        bound(PageAddress(host="no.such.name.invalid")),
+    ):
+        pass
+
+
+def test_a_client_that_does_not_read_neither_stays_nor_holds_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SEND_DEADLINE_S", 0.2)
+
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=200, now=NOW, rounds=60)
+        with trio.fail_after(DEADLINE_S):
+            async with serving(page_of(swarm, tmp_path)) as place:
+                assert (await get(place, "/api/snapshot"))[0] == 200
+                sock = trio.socket.socket()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                await sock.connect(place)
+                async with trio.SocketStream(sock) as stream:
+                    asked = b"GET /api/snapshot HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 200
+                    await stream.send_all(asked)
+                    ended = trio.Event()
+
+                    async def until_broken() -> None:
+                        try:
+                            while True:  # it takes requests as long as it lives
+                                await stream.send_all(asked)
+                        except trio.BrokenResourceError:
+                            ended.set()
+
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(until_broken)
+                        await ended.wait()
+
+    trio.run(main)
+
+
+def test_a_page_that_ends_while_somebody_does_not_read_ends_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=200, now=NOW, rounds=60)
+        async with trio.open_nursery() as outer:
+            sock = trio.socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            async with serving(page_of(swarm, tmp_path)) as place:
+                await sock.connect(place)
+                await sock.send(b"GET /api/snapshot HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 100)
+                assert (await get(place, "/api/snapshot"))[0] == 200
+                ended_at = trio.current_time()
+            assert trio.current_time() - ended_at < server.SEND_DEADLINE_S * 0.9
+            sock.close()
+            outer.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_so_many_connections_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+        async with serving(page_of(swarm, tmp_path)) as place:
+            assert (await get(place, "/"))[0] == 200
+            held = [await trio.open_tcp_stream(*place) for _ in range(3)]
+            for stream in held:
+                await stream.send_all(b"GET /favicon.ico HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                assert (await stream.receive_some(15)).startswith(b"HTTP/1.1 200")
+            async with await trio.open_tcp_stream(*place) as late:
+                try:
+                    await late.send_all(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                    assert await late.receive_some() == b""
+                except trio.BrokenResourceError:
+                    pass
+            for stream in held:
+                await stream.aclose()
+
+    trio.run(main)
+
+
+def test_what_is_no_http_is_answered_with_an_error_and_the_page_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+        async with serving(page_of(swarm, tmp_path)) as place:
+            for junk in (b"\x00\xff" * 400 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 40_000):
+                async with await trio.open_tcp_stream(*place) as stream:
+                    try:
+                        await stream.send_all(junk)
+                        answer = await stream.receive_some()
+                    except trio.BrokenResourceError:
+                        answer = b""
+                assert not answer.startswith(b"HTTP/1.1 2")
+            assert (await get(place, "/"))[0] == 200
+
+    trio.run(main)
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.node.dashboard import site
+
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f'{{"at": {i}.0, "event": "linked", "peer": "p{i}"}}\n' for i in range(100)))
+    monkeypatch.setattr(site, "HISTORY_LIMIT_BYTES", 100)
+    assert [record["peer"] for record in read_history(path)] == ["p98", "p99"]
+    assert read_history(tmp_path / "none") == []

@@ -1,0 +1,219 @@
+"""What each check says of a machine that is well, and of one that is not; and a real trial of a small workload."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from shoal.cli.main import execute
+from shoal.node import doctor
+from shoal.node.control import ControlServer, JsonValue, Status
+from shoal.node.doctor import Examination, TrialReport, TrialRequest
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import Manifest, load_manifest
+from tests.cli.test_status import STATUS
+
+GB = 1_000_000_000
+
+
+def founded(tmp_path: Path, *arguments: str) -> Manifest:
+    out = tmp_path / "swarm.toml"
+    assert execute(["init", "--data-dir", str(tmp_path / "founder"), "-o", str(out), *arguments]) == 0
+    return load_manifest(out)
+
+
+def test_versions_name_what_a_supporter_asks_for() -> None:
+    check = doctor.versions()
+    assert check.ok
+    assert all(word in check.detail for word in ("Python 3.", "shoal 0.", "torch 2.", "libp2p 0.", "Linux"))
+
+
+def test_clock_that_runs_backwards_or_coarsely_is_found() -> None:
+    assert doctor.clock().ok
+    backwards = itertools.chain([5.0, 4.0], itertools.count(6.0))
+    assert not doctor.clock(monotonic=lambda: next(backwards)).ok
+    coarse = itertools.count(0.0, 0.02)
+    assert not doctor.clock(monotonic=lambda: next(coarse)).ok
+    check = doctor.clock(wall=lambda: 1_000_000.0)
+    assert (check.ok, "timedatectl" in check.remedy) == (False, True)
+
+
+def test_few_file_descriptors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 4096))
+    check = doctor.open_files()
+    assert (check.ok, "ulimit -n" in check.remedy) == (False, True)
+
+
+def test_bbr_that_is_not_offered_gets_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "tcp_available_congestion_control").write_text("reno cubic\n")
+    (tmp_path / "tcp_allowed_congestion_control").write_text("reno cubic\n")
+    check = doctor.congestion_control(tmp_path)
+    assert (check.ok, "modprobe tcp_bbr" in check.remedy) == (True, True)
+    (tmp_path / "tcp_allowed_congestion_control").write_text("reno cubic bbr\n")
+    assert doctor.congestion_control(tmp_path).remedy == ""
+    assert doctor.congestion_control(tmp_path / "none").ok
+
+
+def test_a_taken_port_is_found(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        lanes = Examination(data_dir=tmp_path, lane_listen=("127.0.0.1", port))
+        control = Examination(data_dir=tmp_path, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+        for wanted in (lanes, control):
+            check = doctor.ports(wanted, running=False)
+            assert (check.ok, "--listen" in check.remedy) == (False, True)
+        assert doctor.ports(lanes, running=True).ok
+    assert doctor.ports(lanes, running=False).ok
+
+
+def test_key_that_others_can_read_is_found(tmp_path: Path) -> None:
+    assert "first `shoal run` makes it" in doctor.key(tmp_path).detail
+    peer = Identity.load_or_create(tmp_path / "node.key").peer_id
+    assert doctor.key(tmp_path).detail.startswith(peer)
+    (tmp_path / "node.key").chmod(0o644)
+    assert "chmod 600" in doctor.key(tmp_path).remedy
+    (tmp_path / "node.key").write_bytes(b"nonsense")
+    (tmp_path / "node.key").chmod(0o600)
+    assert not doctor.key(tmp_path).ok
+
+
+def test_disk_speed_leaves_nothing_behind(tmp_path: Path) -> None:
+    check = doctor.disk_speed(tmp_path / "not" / "yet", size=4 << 20)
+    assert check.ok
+    assert str(tmp_path) in check.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_written_is_found() -> None:
+    check = doctor.disk_speed(Path("/proc"), size=1)  # not even root may
+    assert (check.ok, "--data-dir" in check.remedy) == (False, True)
+
+
+def test_a_broken_lane_is_found() -> None:
+    def broken() -> float:
+        raise NetworkError("the lane ended")
+
+    assert doctor.lane(lambda: 2e9).detail == "2000 MB/s to itself, encrypted"
+    assert not doctor.lane(broken).ok
+
+
+def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = TrialReport(numel=100 * GB)
+    for check in (doctor.memory(large), doctor.disk_space(tmp_path, large.numel)):
+        assert not check.ok
+        assert check.remedy
+    small = TrialReport(numel=1000)
+    assert doctor.memory(small).ok
+    assert doctor.disk_space(tmp_path, small.numel).ok
+    assert doctor.memory(TrialReport()).ok
+
+
+def test_a_gpu_that_torch_cannot_use_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_nvidia", lambda: "NVIDIA H200, 570.86")
+    check = doctor.device(TrialReport(torch="2.13.0+cpu", device="cpu"))
+    assert (check.ok, "install torch with CUDA" in check.remedy) == (False, True)
+    used = TrialReport(
+        torch="2.13.0", device="cuda", device_name="NVIDIA H200", device_memory_bytes=139 * GB, cuda="13"
+    )
+    assert doctor.device(used).detail == "cuda NVIDIA H200, 139 GB; NVIDIA H200, 570.86; torch 2.13.0"
+    assert not doctor.device(TrialReport(error="No module named torch")).ok
+
+
+def test_who_may_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = founded(tmp_path, "--admission", "invite")
+    assert doctor.membership(manifest, tmp_path / "founder").ok
+    stranger = tmp_path / "stranger"
+    assert "make one with `shoal id`" in doctor.membership(manifest, stranger).remedy
+    Identity.load_or_create(stranger / "node.key")
+    assert "shoal invite" in doctor.membership(manifest, stranger).remedy
+    (tmp_path / "founder" / "swarm").write_text("another")
+    assert "another --data-dir" in doctor.membership(manifest, tmp_path / "founder").remedy
+
+
+def test_an_allowlist_is_looked_at(tmp_path: Path) -> None:
+    manifest = founded(tmp_path, "--admission", "allowlist")
+    assert doctor.membership(manifest, tmp_path / "founder").ok
+    peer = Identity.load_or_create(tmp_path / "stranger" / "node.key").peer_id
+    check = doctor.membership(manifest, tmp_path / "stranger")
+    assert (check.ok, f"admit {peer}" in check.remedy) == (False, True)
+
+
+def test_a_workload_that_is_not_installed_is_found(tmp_path: Path) -> None:
+    assert doctor.workload(founded(tmp_path), ()).ok
+    other = load_manifest(tmp_path / "swarm.toml")
+    text = (tmp_path / "swarm.toml").read_text().replace('"text"', '"protein"')
+    (tmp_path / "swarm.toml").write_text(text)
+    other = load_manifest(tmp_path / "swarm.toml")
+    check = doctor.workload(other, ())
+    assert (check.ok, "install the Python package" in check.remedy) == (False, True)
+    assert doctor.trial_request(Examination(data_dir=tmp_path, manifest=other), installed=False).workload is None
+
+
+def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
+    manifest = founded(tmp_path)
+    assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")
+    late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
+    assert (late.ok, "--trial" in late.remedy) == (True, True)
+    assert not doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x")).ok
+
+
+def test_trial_of_a_real_workload_measures_its_speed() -> None:
+    report = doctor.run_trial(TrialRequest(device="cpu", workload="regression", seconds=0.05), deadline_s=120.0)
+    assert report.error is None
+    assert report.device == "cpu"
+    assert (report.numel or 0) > 0
+    assert (report.tokens_per_s or 0) > 0
+
+
+def test_trial_that_takes_too_long_is_ended() -> None:
+    report = doctor.run_trial(TrialRequest(device="cpu", workload="text"), deadline_s=0.05)
+    assert report.error == "it took more than 0.05 s"
+
+
+def test_a_running_node_is_asked(tmp_path: Path) -> None:
+    async def status() -> Mapping[str, JsonValue]:
+        document: dict[str, JsonValue] = msgspec.to_builtins(STATUS)
+        return document
+
+    async def ask() -> tuple[doctor.Check, Status | None]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ControlServer(tmp_path, {"status": status}).run)
+            check = await trio.to_thread.run_sync(doctor.running_node, tmp_path)
+            nursery.cancel_scope.cancel()
+        return check
+
+    assert doctor.running_node(tmp_path)[0].detail == f"none runs on {tmp_path}"
+    check, known = trio.run(ask)
+    assert check.detail == f"running on {tmp_path}, listening at {STATUS.addresses[0]}"
+    assert known is not None
+    assert "no member has tried yet" in doctor.dial_back(known).detail
+    assert "no node runs here" in doctor.dial_back(None).detail
+    relayed = msgspec.structs.replace(known, reachability="relayed")
+    assert "forward the ports" in doctor.dial_back(relayed).remedy
+    public = msgspec.structs.replace(known, reachability="public", proven=["/ip4/192.0.2.1/tcp/4001"])
+    assert doctor.dial_back(public).detail == "reached by members at /ip4/192.0.2.1/tcp/4001"
+
+
+def test_doctor_prints_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    founded(tmp_path)
+    monkeypatch.setattr(doctor, "run_trial", lambda wanted, deadline_s: TrialReport(error="no torch"))
+    monkeypatch.setattr("shoal.cli.doctor._lane_bytes_per_s", lambda: 1e9)
+    capsys.readouterr()
+    where = ["--data-dir", str(tmp_path / "founder")]
+    assert execute(["doctor", str(tmp_path / "swarm.toml"), *where, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert all(set(check) == {"name", "ok", "detail", "remedy"} for check in document["checks"])
+    assert [check["name"] for check in document["checks"] if not check["ok"]] == ["device", "speed"]
+    assert execute(["doctor", *where]) == 1
+    assert "FAIL  device: no torch\n      → see that torch imports" in capsys.readouterr().out

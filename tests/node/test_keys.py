@@ -1,0 +1,71 @@
+"""Another key for a node's folder: another node, bound by nothing that the old one said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import execute
+from shoal.node.keys import protect, rotate
+from shoal.node.store import Store
+from shoal.protocol import key_file
+from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import Term
+
+
+def test_rotation_takes_a_new_key_and_moves_aside_what_bound_the_old(tmp_path: Path) -> None:
+    before = Identity.load_or_create(tmp_path / "node.key")
+    with Store(tmp_path) as store:
+        assert (store.next_boot(), store.next_boot()) == (1, 2)
+        store.persist(DurableRecord(kind="promise", term=Term(), round=1, view=3))
+    rotated = rotate(tmp_path)
+    assert rotated.before == before.peer_id != rotated.after
+    assert Identity.load(tmp_path / "node.key").peer_id == rotated.after
+    assert Identity.load(rotated.kept).private_bytes() == before.private_bytes()
+    for path in (rotated.kept, tmp_path / "node.key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    with Store(tmp_path) as store:
+        assert store.durable_records() == []
+        assert store.next_boot() == 1
+
+
+def test_rotation_is_refused_while_the_node_runs(tmp_path: Path) -> None:
+    before = Identity.load_or_create(tmp_path / "node.key").peer_id
+    with Store(tmp_path), pytest.raises(ConfigError, match="already running"):
+        rotate(tmp_path)
+    assert Identity.load(tmp_path / "node.key").peer_id == before
+
+
+def test_rotation_without_a_key_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no key file"):
+        rotate(tmp_path)
+
+
+def test_commands_rotate_and_protect_the_keys_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(key_file.PASSPHRASE_VARIABLE, "")
+    folder, phrase = tmp_path / "node", tmp_path / "phrase"
+    phrase.write_text("a horse and a battery")
+    phrase.chmod(0o600)
+    first = Identity.load_or_create(folder / "node.key").peer_id
+    authority = Identity.load_or_create(folder / "authority.key").peer_id
+    assert execute(["id", "--data-dir", str(folder), "--rotate"]) == 0
+    told = capsys.readouterr()
+    second = told.out.strip()
+    assert second == Identity.load(folder / "node.key").peer_id != first
+    assert first in told.err
+    assert "have it admitted" in told.err
+    with_phrase = ["--key-passphrase-file", str(phrase), "id", "--data-dir", str(folder)]
+    assert execute([*with_phrase, "--protect"]) == 0
+    assert capsys.readouterr().out.strip() == second
+    assert key_file.is_encrypted(folder / "node.key")
+    assert key_file.is_encrypted(folder / "authority.key")
+    assert Identity.load(folder / "authority.key").peer_id == authority
+    assert protect(folder) == []
+    monkeypatch.setenv(key_file.PASSPHRASE_VARIABLE, "")
+    assert execute(["id", "--data-dir", str(folder)]) == 2
+    assert "--key-passphrase-file" in capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""The lottery of audits: everybody's results go into it, no owner can know what is drawn, and all is drawn in time."""
+
+from __future__ import annotations
+
+from shoal.protocol.auditing import TICKET_DOMAIN, beacon, drawn, ticket
+from shoal.protocol.identity import Identity, verify
+from shoal.protocol.messages import domain_hash
+from shoal.protocol.suspicion import HALF_LIFE_S, Suspicion
+from tests.protocol.lab import paper_identities
+
+AUDITORS = [Identity.from_seed(bytes([n]) * 32) for n in range(8)]
+VALUE = domain_hash("value")
+STATED = [(domain_hash("result", bytes([chunk])), b"\x07") for chunk in range(64)]
+
+
+def test_beacon_depends_on_the_value_and_on_every_result_and_bitmap() -> None:
+    beacons = {beacon(VALUE, STATED), beacon(domain_hash("another"), STATED), beacon(VALUE, STATED[:-1])}
+    for chunk, (result, bitmap) in enumerate(STATED):
+        for changed in ((domain_hash("changed"), bitmap), (result, b"\x03")):
+            beacons.add(beacon(VALUE, [*STATED[:chunk], changed, *STATED[chunk + 1 :]]))
+    assert len(beacons) == 3 + 2 * len(STATED)
+
+
+def test_what_is_drawn_takes_the_auditors_key() -> None:
+    """An owner that knows every result, and could choose its own last, knows the beacon and not what follows."""
+    of_round = beacon(VALUE, STATED)
+    tickets = [ticket(auditor, of_round) for auditor in AUDITORS]
+    assert all(verify(a.peer_id, TICKET_DOMAIN, of_round, t) for a, t in zip(AUDITORS, tickets, strict=True))
+    assert tickets == [ticket(auditor, of_round) for auditor in AUDITORS], "an auditor cannot draw again"
+    assert len({tuple(drawn(one, 64, 4)) for one in tickets}) == len(AUDITORS)
+    assert all(drawn(one, 64, 4) != drawn(of_round, 64, 4) for one in tickets)
+
+
+def test_draws_are_distinct_in_range_and_even() -> None:
+    counts = [0] * 10
+    for number in range(300):
+        found = drawn(ticket(AUDITORS[0], domain_hash("beacon", number.to_bytes(4, "little"))), 10, 3)
+        assert len(set(found)) == 3
+        for chunk in found:
+            counts[chunk] += 1
+    assert sum(counts) == 900
+    assert all(50 < count < 135 for count in counts), counts
+    assert sorted(drawn(bytes(64), 5, 99)) == [0, 1, 2, 3, 4]
+
+
+def test_suspicion_fades_and_orders_whom_to_ask() -> None:
+    one, other, third = (identity.peer_id for identity in paper_identities(3))
+    scores = Suspicion()
+    scores.add(one, 4.0, 0.0)
+    scores.add(other, 1.0, 0.0)
+    assert scores.least_first([one, other, third], 0.0) == [third, other, one]
+    assert scores.of(one, HALF_LIFE_S) == 2.0
+    scores.add(one, 1.0, HALF_LIFE_S)
+    assert scores.of(one, 2 * HALF_LIFE_S) == 1.5
+    assert scores.of(one, 50 * HALF_LIFE_S) == 0.0

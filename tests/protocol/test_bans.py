@@ -1,0 +1,166 @@
+"""Bans: decided by certificates alone, on evidence that every voter verified, and over when the manifest says so."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.protocol.agreement import Agreement, Broadcast, Decided
+from shoal.protocol.bans import NeedEvidence, Register, may_ban, named, with_bans
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import validate_manifest
+from shoal.protocol.messages import Ban, Certificate, Propose, Term, Value, Vote, domain_hash
+from shoal.protocol.terms import make_rebase
+from tests.protocol.lab import honest_report, plan_hash, value_of, vote_of
+
+IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
+PEERS = [one.peer_id for one in IDENTITIES]
+LIAR = PEERS[3]
+PROOF = domain_hash("proof")
+START = genesis(domain_hash("swarm"), PEERS)
+
+
+def banning(previous: Value, name: str = "plan", proof: bytes = PROOF) -> Value:
+    """A value after `previous` that bans the liar."""
+    return with_bans(value_of(previous, plan_hash(name), previous.planner), {proof: LIAR}, ())
+
+
+def certificate(value: Value) -> Certificate:
+    votes = {one.peer_id: vote_of(one, 0, value) for one in IDENTITIES if one.peer_id != LIAR}
+    return Certificate(
+        value=value,
+        view=0,
+        signers=tuple(votes),
+        signatures=tuple(vote.signature for vote in votes.values()),
+    )
+
+
+def chain_of(ban_rounds: int) -> Chain:
+    tables: dict[str, object] = {
+        "swarm": {"name": "test", "founders": list(PEERS), "admission": "open"},
+        "workload": {"name": "regression"},
+        "sync": {"inner_steps": 4},
+        "audit": {"ban_rounds": ban_rounds},
+    }
+    manifest = validate_manifest(tables, source="test")
+    return Chain(START, PEERS[0], manifest=manifest)
+
+
+def propose(value: Value, view: int = 0) -> Propose:
+    return Propose(term=value.term, round=value.round, base=value.base, view=view, value=value)
+
+
+def lead_and_voter() -> tuple[PeerId, Identity]:
+    """Who leads view 0 of the first round, and a member that does not and is no liar."""
+    leader = Agreement(identity=IDENTITIES[0], previous=START).lead(0)
+    return leader, next(one for one in IDENTITIES if one.peer_id not in (leader, LIAR))
+
+
+def test_value_with_bans_has_no_banned_member_and_one_form() -> None:
+    value = banning(START)
+    assert LIAR not in value.members
+    assert [ban.peer for ban in named(value)] == [LIAR]
+    assert may_ban(value, ())
+    assert not may_ban(value, [LIAR]), "a second ban while the first lasts"
+    assert not may_ban(value_of(START, plan_hash("p"), PEERS[0]), [LIAR]), "a banned member"
+    kept = msgspec.structs.replace(value, members=START.members)
+    assert not may_ban(kept, ())
+    twice = msgspec.structs.replace(value, bans=(Ban(LIAR, PROOF), Ban(LIAR, domain_hash("other"))))
+    assert not may_ban(twice, ())
+    assert value.hash != value_of(START, plan_hash("plan"), START.planner, members=value.members).hash
+
+
+def test_member_votes_for_a_ban_only_once_it_holds_the_evidence() -> None:
+    leader, voter = lead_and_voter()
+    value = banning(START)
+    machine = Agreement(identity=voter, previous=START)
+    machine.computed(honest_report(START, value.plan))
+    effects = machine.receive(leader, propose(value))
+    assert [effect for effect in effects if isinstance(effect, NeedEvidence)]
+    assert not any(isinstance(effect, Broadcast) for effect in effects)
+    assert not any(isinstance(effect, Broadcast) for effect in machine.proven(domain_hash("unrelated"), LIAR))
+    assert not any(isinstance(effect, Broadcast) for effect in machine.proven(PROOF, PEERS[0])), "against another"
+    voted = machine.proven(PROOF, LIAR)
+    assert [type(e.message) for e in voted if isinstance(e, Broadcast)] == [Vote]
+
+
+def test_evidence_alone_changes_no_quorum() -> None:
+    """Two of four, without the last planner, are none: that they hold evidence against the fourth makes them none."""
+    machine = Agreement(identity=IDENTITIES[1], previous=START)
+    machine.proven(PROOF, LIAR)
+    value = value_of(START, plan_hash("plan"), machine.lead(0))
+    machine.computed(honest_report(START, value.plan))
+    effects = machine.receive(machine.lead(0), propose(value))
+    effects += machine.receive(PEERS[2], vote_of(IDENTITIES[2], 0, value))
+    assert [type(e.message) for e in effects if isinstance(e, Broadcast)] == [Vote]
+    assert not any(isinstance(effect, Decided) for effect in effects)
+    assert any(isinstance(e, Decided) for e in machine.receive(LIAR, vote_of(IDENTITIES[3], 0, value)))
+
+
+def test_value_with_a_banned_member_is_refused_in_every_message() -> None:
+    leader, voter = lead_and_voter()
+    machine = Agreement(identity=voter, previous=START, banned=[LIAR])
+    value = value_of(START, plan_hash("plan"), leader)
+    with pytest.raises(RemoteError, match="banned"):
+        machine.receive(leader, propose(value))
+    with pytest.raises(RemoteError, match="banned"):
+        machine.receive(leader, certificate(value))
+
+
+def test_certificate_with_bans_needs_no_evidence_and_changes_the_electorate() -> None:
+    _, voter = lead_and_voter()
+    value = banning(START)
+    machine = Agreement(identity=voter, previous=START)
+    assert [type(effect) for effect in machine.receive(PEERS[0], certificate(value))] == [Decided]
+    chain = chain_of(0)
+    start = chain.head
+    value = banning(start)
+    chain.extend(certificate(value))
+    assert chain.banned.keys() == {LIAR}
+    assert LIAR not in chain.recent_members(5)
+    with pytest.raises(RemoteError, match="banned"):
+        chain.extend(certificate(value_of(value, plan_hash("next"), PEERS[0], members=PEERS)))
+    assert chain.height == 1
+
+
+def test_ban_ends_with_its_rounds_and_its_evidence_serves_once() -> None:
+    chain = chain_of(2)
+    value = banning(chain.head)
+    chain.extend(certificate(value))
+    assert chain.bans.covers(LIAR, (Term(), 1)), "what was done before the ban"
+    assert not chain.bans.covers(LIAR, (Term(), 2))
+    for number in (2, 3):
+        assert chain.banned.keys() == {LIAR}
+        chain.extend(certificate(value_of(chain.head, plan_hash(str(number)), PEERS[0], members=PEERS[:3])))
+    assert not chain.banned
+    chain.extend(certificate(value_of(chain.head, plan_hash("back"), PEERS[0], members=PEERS)))
+    again = banning(chain.head, name="again", proof=domain_hash("what it did since"))
+    chain.extend(certificate(again))
+    assert chain.banned.keys() == {LIAR}
+    assert chain.bans.covers(LIAR, (Term(), 5))
+
+
+def test_rebase_pardons_whom_it_names() -> None:
+    chain = chain_of(0)
+    chain.extend(certificate(banning(chain.head)))
+    chain.extend(make_rebase(IDENTITIES[0], chain.head, PEERS[:3]))
+    assert chain.banned.keys() == {LIAR}
+    chain.extend(make_rebase(IDENTITIES[0], chain.head, PEERS))
+    assert not chain.banned
+
+
+def test_ban_is_rebuilt_from_the_entries_alone() -> None:
+    chain = chain_of(5)
+    value = banning(chain.head)
+    chain.extend(certificate(value))
+    other = chain_of(5)
+    for entry in chain.after(0, 10):
+        other.extend(entry)
+    assert other.banned == chain.banned
+    register = Register(5)
+    register.follow(value, pardons=False)
+    assert register.banned(6).keys() == {LIAR}
+    assert register.banned(7) == {}

@@ -1,0 +1,117 @@
+"""What a witness makes of what it hears: contradictions in any order, and none that a forged word would hide."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.protocol.certificate import genesis
+from shoal.protocol.commitments import committed
+from shoal.protocol.evidence import DoubleCommitment, DoubleVote
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import Propose, Ready, Value, domain_hash
+from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
+from shoal.protocol.witness import LIVES_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
+from tests.protocol.lab import plan_hash, value_of, vote_of
+
+IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)
+LIAR, LEAD = IDENTITIES[0], IDENTITIES[1].peer_id
+START = genesis(domain_hash("swarm"), [one.peer_id for one in IDENTITIES])
+SETTINGS = RoundSettings(numel=10, chunk_values=5, codec="fp32", grace_s=1, reduce_deadline_s=1, weight_cap=4)
+ONE, OTHER = (value_of(START, plan_hash(name), LEAD) for name in ("one", "other"))
+
+
+def witness(base: Value = START) -> Witness:
+    made = Witness()
+    made.begin(base, SETTINGS)
+    return made
+
+
+def proposal(value: Value) -> Propose:
+    return Propose(term=value.term, round=value.round, base=value.base, view=0, value=value)
+
+
+def announced(root: str, *, life: str = "life") -> Ready:
+    ready = Ready(
+        term=START.next_term,
+        round=1,
+        base=START.hash,
+        role=CONTRIBUTOR,
+        state=START.digest,
+        root=domain_hash(root),
+        squares=(1.0, 2.0),
+        tokens=1,
+        upload=0,
+        download=0,
+        reaches=(),
+        life=domain_hash(life),
+    )
+    return committed(LIAR, ready, SETTINGS)
+
+
+def test_two_votes_are_proven_once_both_values_are_known_whatever_came_first() -> None:
+    seen = witness()
+    peer = LIAR.peer_id
+    assert seen.hear(peer, vote_of(LIAR, 0, ONE)) == []
+    assert seen.hear(peer, vote_of(LIAR, 0, OTHER)) == []
+    assert seen.hear(LEAD, proposal(ONE)) == []
+    (evidence,) = seen.hear(LEAD, proposal(OTHER))
+    assert isinstance(evidence, DoubleVote)
+    evidence.check_words()
+    assert evidence.accused == peer
+    assert seen.hear(peer, vote_of(LIAR, 1, OTHER)) == [], "another view"
+
+
+def test_forged_vote_hides_no_contradiction() -> None:
+    seen, peer = witness(), LIAR.peer_id
+    for value in (ONE, OTHER):
+        seen.hear(LEAD, proposal(value))
+        forged = msgspec.structs.replace(vote_of(LIAR, 0, value), signature=bytes(64))
+        assert seen.hear(peer, forged) == []
+    seen.hear(peer, vote_of(LIAR, 0, ONE))
+    (evidence,) = seen.hear(peer, vote_of(LIAR, 0, OTHER))
+    assert isinstance(evidence, DoubleVote)
+    evidence.check_words()
+
+
+def test_two_commitments_in_one_life_are_proven_and_in_two_are_not() -> None:
+    seen, peer = witness(), LIAR.peer_id
+    unsigned = msgspec.structs.replace(announced("hidden behind"), signature=bytes(64))
+    assert seen.hear(peer, unsigned) == []
+    assert seen.hear(peer, announced("one")) == []
+    assert seen.hear(peer, announced("one")) == []
+    assert seen.hear(peer, announced("other", life="after a restart")) == []
+    (evidence,) = seen.hear(peer, announced("other"))
+    assert isinstance(evidence, DoubleCommitment)
+    evidence.check_words()
+    assert evidence.accused == peer
+
+
+def test_one_root_of_two_peers_is_noticed() -> None:
+    seen = witness()
+    assert seen.alike(START.hash) == {}
+    seen.hear(LIAR.peer_id, announced("same"))
+    assert seen.alike(START.hash) == {}
+    seen.hear(IDENTITIES[2].peer_id, committed(IDENTITIES[2], announced("same"), SETTINGS))
+    (alike,) = seen.alike(START.hash).values()
+    assert {one.peer for one in alike} == {LIAR.peer_id, IDENTITIES[2].peer_id}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    seen = witness()
+    for number in range(2 * VALUES_LIMIT):
+        seen.hear(LEAD, proposal(value_of(START, plan_hash(str(number)), LEAD)))
+    about = seen._rounds[START.hash]
+    assert len(about.values) == VALUES_LIMIT
+    for view in range(VIEWS_LIMIT + 3):
+        seen.hear(LIAR.peer_id, vote_of(LIAR, view, ONE))
+    assert len(about.votes) == VIEWS_LIMIT
+    for life in range(LIVES_LIMIT + 3):
+        seen.hear(LIAR.peer_id, announced("root", life=str(life)))
+    assert len(about.commitments[LIAR.peer_id]) == LIVES_LIMIT
+    base = START
+    for _ in range(ROUNDS_KEPT):
+        base = value_of(base, plan_hash("next"), LEAD)
+        seen.begin(base, SETTINGS)
+    assert START.hash not in seen._rounds
+    assert len(seen._rounds) == ROUNDS_KEPT
+    assert seen.hear(LIAR.peer_id, vote_of(LIAR, 0, OTHER)) == []

@@ -1,0 +1,349 @@
+"""The bounds of the control plane: what a flood may cost, and that nobody else is turned away for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Leave, Term
+from shoal.swarm import limits
+from shoal.swarm import members as members_module
+from shoal.swarm.limits import Crowd, Door, Guests, Memory, Pace, Rates, Reason, Refusals
+from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
+from tests.swarm.test_members import Node, assert_linked, running, stranger, until
+from tests.swarm.test_members import run as run_nodes
+from tests.swarm.test_streams import framed, memory_pair
+
+MEMBER, STRANGER = PeerId("12D3KooWmember"), PeerId("12D3KooWstranger")
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def is_member(peer: PeerId) -> bool:
+    return peer == MEMBER
+
+
+def test_door_gives_each_address_its_share_and_more_later() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        door = Door(refusals, per_s=(10, 100), address_per_s=(2, 20))
+        assert [door.lets_in("flood") for _ in range(30)] == [True] * 20 + [False] * 10
+        assert door.lets_in("other")
+        assert refusals.counts() == {Reason.HANDSHAKE_RATE.value: 10}
+        await trio.sleep(1)
+        assert [door.lets_in("flood") for _ in range(4)] == [True, True, False, False]
+
+    run(main)
+
+
+def test_door_bounds_what_many_addresses_cost_together() -> None:
+    async def main() -> None:
+        door = Door(Refusals(), per_s=(10, 50), address_per_s=(2, 20))
+        assert sum(door.lets_in(f"10.0.0.{n}") for n in range(200)) == 50
+        await trio.sleep(1)
+        assert sum(door.lets_in(f"10.0.1.{n}") for n in range(200)) == 10
+
+    run(main)
+
+
+def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        crowd = Crowd(refusals, Reason.HALF_OPEN, limit=6, per_address=5)
+        out: list[str] = []
+        in_place = trio.Event()
+
+        async def wait(address: str, name: str) -> None:
+            with crowd.entering(address):
+                in_place.set()
+                await trio.sleep_forever()
+            out.append(name)
+
+        async with trio.open_nursery() as nursery:
+
+            async def enter(address: str, name: str) -> None:
+                nonlocal in_place
+                in_place = trio.Event()
+                nursery.start_soon(wait, address, name)
+                await in_place.wait()
+                await trio.testing.wait_all_tasks_blocked()
+
+            await enter("honest", "honest")
+            for number in range(5):
+                await enter("flood", f"flood {number}")
+            assert (len(crowd), out) == (6, [])
+            await enter("flood", "flood 5")  # over what one address may
+            await enter("other", "other")  # over what there is in all
+            assert out == ["flood 0", "flood 1"]
+            assert (len(crowd), refusals.counts()) == (6, {Reason.HALF_OPEN.value: 2})
+            nursery.cancel_scope.cancel()
+        assert len(crowd) == 0
+
+    run(main)
+
+
+def test_memory_holds_little_for_strangers_and_frees_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNREAD_LIMIT_BYTES", 40 << 20)
+    refusals = Refusals()
+    memory = Memory(refusals, is_member)
+    assert memory.take(STRANGER, limits.STRANGER_UNREAD_LIMIT_BYTES)
+    assert not memory.take(STRANGER, 1)
+    assert memory.take(MEMBER, limits.PEER_UNREAD_LIMIT_BYTES)
+    assert not memory.take(MEMBER, 1)
+    memory.free(STRANGER, limits.STRANGER_UNREAD_LIMIT_BYTES)
+    assert memory.take(STRANGER, 1)
+    assert not memory.take(PeerId("third"), 10 << 20)
+    assert memory.unread_bytes == limits.PEER_UNREAD_LIMIT_BYTES + 1
+    assert refusals.counts() == {Reason.UNREAD.value: 3}
+
+
+def test_stream_with_more_than_there_is_room_for_ends_and_gives_its_room_back() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        memory = Memory(refusals, is_member)
+        size = 1 << 20
+        async with trio.open_nursery() as nursery:
+            streams = []
+            for _ in range(4):  # two are as much as a stranger has
+                near, far = memory_pair(buffered=float("inf"))
+                stream = MessageStream(near, peer=STRANGER, memory=memory)
+                nursery.start_soon(stream.run)
+                await far.write(framed(bytes(size - 4)))
+                streams.append(stream)
+            await trio.testing.wait_all_tasks_blocked()
+            assert memory.unread_bytes <= limits.STRANGER_UNREAD_LIMIT_BYTES
+            ended = 0
+            for stream in streams:
+                try:
+                    assert len(await stream.receive(deadline_s=1)) == size - 4
+                except NetworkError:
+                    ended += 1
+                await stream.abort()
+            assert ended == 2
+            assert memory.unread_bytes == 0
+            assert refusals.counts()[Reason.UNREAD.value] == 2
+
+    run(main)
+
+
+def test_stream_of_a_slow_reader_here_takes_no_more_than_its_backlog() -> None:
+    async def main() -> None:
+        memory = Memory(Refusals(), is_member)
+        near, far = memory_pair(buffered=float("inf"))
+        stream = MessageStream(near, peer=MEMBER, memory=memory)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run)
+            for _ in range(100):
+                await far.write(framed(bytes(60_000)))
+            await trio.testing.wait_all_tasks_blocked()
+            assert BACKLOG_LIMIT_BYTES < memory.unread_bytes < 2 * BACKLOG_LIMIT_BYTES
+            for _ in range(100):
+                await stream.receive(deadline_s=1)
+            assert memory.unread_bytes == 0
+            await stream.abort()
+
+    run(main)
+
+
+def test_guests_give_members_more_than_strangers_and_part_with_floods() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        guests = Guests(refusals, is_member)
+        for peer, most in ((STRANGER, limits.STRANGER_STREAM_LIMIT), (MEMBER, limits.STREAM_LIMIT)):
+            held = [guests.stream(peer) for _ in range(most)]
+            assert all(place.__enter__() for place in held)
+            with guests.stream(peer) as welcome:
+                assert not welcome
+            for place in held:
+                place.__exit__(None, None, None)
+        opened = 0
+        for _ in range(limits.STREAM_LIMIT):
+            with guests.stream(STRANGER) as welcome:
+                opened += welcome
+        assert opened == limits.STRANGER_STREAMS_BURST - limits.STRANGER_STREAM_LIMIT
+        assert [guests.is_flooding(STRANGER) for _ in range(70)].index(True) == limits.STRIKES_LIMIT
+        assert not guests.is_flooding(MEMBER)
+        await trio.sleep(limits.STRIKES_FORGIVEN_S)
+        assert not guests.is_flooding(STRANGER)
+        assert set(refusals.counts()) == {Reason.STREAMS, Reason.STREAM_RATE, Reason.FLOODING}
+
+    run(main)
+
+
+def test_gossip_of_strangers_is_little() -> None:
+    async def main() -> None:
+        guests = Guests(Refusals(), is_member)
+        assert sum(guests.may_gossip(STRANGER) for _ in range(500)) == limits.STRANGER_GOSSIP_BURST
+        assert sum(guests.may_gossip(MEMBER) for _ in range(500)) == 500
+
+    run(main)
+
+
+def test_pace_waits_for_what_is_over_the_rate_and_for_nothing_else() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        pace = Pace(refusals)
+        began = trio.current_time()
+        for _ in range(int(limits.MESSAGES_BURST)):
+            await pace.read(100)
+        assert trio.current_time() == began
+        for _ in range(int(limits.MESSAGES_PER_S) * 2):
+            await pace.read(100)
+        assert trio.current_time() - began == pytest.approx(2.0)
+        await trio.sleep(60)
+        later = trio.current_time()
+        await pace.read(limits.MESSAGE_BURST_BYTES)
+        assert trio.current_time() == later
+        await pace.read(limits.MESSAGE_BYTES_PER_S)
+        assert trio.current_time() - later == pytest.approx(1.0, abs=0.01)
+
+    run(main)
+
+
+def test_rates_remember_few() -> None:
+    rates: Rates[int] = Rates(1, 2, limit=10)
+    for key in range(1000):
+        assert rates.take(key, 0.0)
+    assert len(rates) == 10
+    assert rates.take(999, 0.0)
+    assert not rates.take(999, 0.0)
+
+
+# -- on real hosts -------------------------------------------------------------------------------------------
+
+
+def test_half_open_connections_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two) as nursery:
+            port = int(one.host.addresses[0].split("/")[4])
+            for _ in range(limits.HALF_OPEN_LIMIT + 20):
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
+                nursery.start_soon(swallow, stream)
+            await two.join(one)
+            await assert_linked(one, two)
+            assert one.host.refusals.counts()[Reason.HALF_OPEN.value] > 0
+            assert len(one.host._half_open) <= limits.HALF_OPEN_LIMIT
+
+    run_nodes(main)
+
+
+async def swallow(stream: trio.SocketStream) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async with stream:
+            while await stream.receive_some():
+                pass
+
+
+def test_flood_of_connections_costs_its_address_its_allowance_and_members_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two) as nursery:
+            await two.join(one)
+            await assert_linked(one, two)
+            one.host._door = Door(one.host.refusals, address_per_s=(0.001, 5))
+            port = int(one.host.addresses[0].split("/")[4])
+            for _ in range(40):
+                with suppress(OSError):
+                    nursery.start_soon(swallow, await trio.open_tcp_stream("127.0.0.1", port))
+            await until(lambda: one.host.refusals.counts().get(Reason.HANDSHAKE_RATE.value, 0) >= 35)
+            assert one.linked() == {two.peer}
+            await assert_linked(one, two)
+
+    run_nodes(main)
+
+
+def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "STRANGER_DEADLINE_S", 0.3)
+    monkeypatch.setattr(members_module, "STRANGERS_LOOK_S", 0.05)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two), stranger(9) as silent:
+            await two.join(one)
+            await assert_linked(one, two)
+            await silent.host.dial(one.host.addresses[0], deadline_s=5)
+            await until(lambda: one.peer in silent.host.connected())
+            await until(lambda: one.peer not in silent.host.connected())
+            assert one.host.refusals.counts()[Reason.SILENT.value] == 1
+            await assert_linked(one, two)
+
+    run_nodes(main)
+
+
+def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "STRANGER_LIMIT", 1)
+    monkeypatch.setattr(members_module, "STRANGERS_LOOK_S", 0.05)
+
+    async def main() -> None:
+        one = Node(1)
+        async with running(one), stranger(8) as older, stranger(9) as newer:
+            await older.host.dial(one.host.addresses[0], deadline_s=5)
+            await newer.host.dial(one.host.addresses[0], deadline_s=5)
+            await until(lambda: one.peer not in older.host.connected())
+            assert one.peer in newer.host.connected()
+            assert one.host.refusals.counts()[Reason.STRANGERS.value] == 1
+
+    run_nodes(main)
+
+
+def test_stranger_that_opens_streams_without_end_loses_its_connection() -> None:
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two), stranger(9) as flood:
+            await two.join(one)
+            await assert_linked(one, two)
+            await flood.host.dial(one.host.addresses[0], deadline_s=5)
+            with suppress(NetworkError):
+                for _ in range(400):
+                    with suppress(NetworkError):
+                        await flood.host.request(one.peer, "/shoal/manifest/1", b"\x80", deadline_s=5)
+                    if one.peer not in flood.host.connected():
+                        break
+            assert one.peer not in flood.host.connected()
+            counts = one.host.refusals.counts()
+            assert counts[Reason.STREAM_RATE.value] >= limits.STRIKES_LIMIT
+            assert counts[Reason.FLOODING.value] >= 1
+            await assert_linked(one, two)
+
+    run_nodes(main)
+
+
+def test_hello_that_is_not_admitted_is_counted() -> None:
+    async def main() -> None:
+        one = Node(1)
+        async with running(one), stranger(9, swarm_id=one.manifest.swarm_id) as other:
+            await other.ask(one, other.hello(wire=99))
+            assert one.host.refusals.counts() == {Reason.ADMISSION.value: 1}
+
+    run_nodes(main)
+
+
+def test_member_over_its_rate_is_read_later_and_heard_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MESSAGES_BURST", 20.0)
+    monkeypatch.setattr(limits, "MESSAGES_PER_S", 40.0)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            await two.join(one)
+            await assert_linked(one, two)
+            before = len(one.heard)
+            words = [Leave(term=Term(), round=1000 + n, base=bytes(32)) for n in range(60)]
+            for word in words:
+                two.members.links.send(one.peer, word)
+            await until(lambda: (two.peer, words[-1]) in one.heard)
+            assert [message for peer, message in one.heard[before:] if message in words] == words
+            assert one.host.refusals.counts()[Reason.PACED.value] > 0
+
+    run_nodes(main)
