@@ -41,10 +41,17 @@ def through(values: F32) -> F32:
 
 
 def chosen(sent: Sequence[F32], clips: Sequence[int]) -> tuple[F32, F32]:
-    """The mean of what was sent, and which of its values the final has room for: per block the 48 largest."""
+    """The mean of what was sent, and which of its values the final has room for: per block the 48 largest.
+
+    Clipped by the smaller of the plan's clip and that to the median norm of the chunk.
+    """
     total = np.zeros(GRID.numel, np.float32)
-    for values, weight, clip in zip(sent, WEIGHTS, clips, strict=True):
-        total = total + np.float32(weight * clip / 65536) * values
+    for chunk in range(GRID.chunks):
+        at = slice(*GRID.span(chunk))
+        norms = [float(np.linalg.norm(values[at].astype(np.float64))) for values in sent]
+        for values, weight, clip, norm in zip(sent, WEIGHTS, clips, norms, strict=True):
+            smaller = min(clip, int(65536 * sorted(norms)[1] / norm))
+            total[at] = total[at] + np.float32(weight * smaller / 65536) * values[at]
     mean = total / np.float32(sum(WEIGHTS))
     kept = np.zeros_like(mean)
     for chunk in range(GRID.chunks):

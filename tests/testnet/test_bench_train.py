@@ -437,7 +437,7 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
         ({"seeds": "1,x"}, "--seeds"),
         ({"seeds": "1,1"}, "different numbers"),
         ({"settings": ["lr=3"]}, "not like sync.outer_lr"),
-        ({"options": ["width"]}, "not KEY=VALUE"),
+        ({"options": ["width"]}, "must be KEY=VALUE"),
         ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
         ({"in_process": True, "slow": 2.0}, "leave --in-process out"),
     ],

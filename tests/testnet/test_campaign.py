@@ -97,6 +97,7 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(
     assert [event["pid"] for event in started if os.path.exists(f"/proc/{event['pid']}")] == []
 
 
+@pytest.mark.long
 def test_faults_strike_as_drawn(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
     _, records, _ = done
     for record in records:
@@ -157,12 +158,14 @@ def remains(done: tuple[CampaignReport, list[RunRecord], Path], tmp_path: Path) 
     return Remains(done, tmp_path / "nodes")
 
 
+@pytest.mark.long
 def test_untouched_remains_are_faultless(remains: Remains) -> None:
     found = remains.examine()
     assert found.problems == ()
     assert found.rounds_checked == remains.window.last - remains.window.first + 1
 
 
+@pytest.mark.long
 def test_one_wrong_bit_in_an_applied_update_is_a_wrong_value(remains: Remains) -> None:
     data = bytearray(remains.file("applied").read_bytes())
     data[4 * 1234] ^= 1
@@ -172,6 +175,7 @@ def test_one_wrong_bit_in_an_applied_update_is_a_wrong_value(remains: Remains) -
     assert found.problems == (f"round {remains.window.first}: 1 wrong values",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["digest", "value"])
 def test_another_digest_or_value_is_a_fork(remains: Remains, key: str) -> None:
     remains.change_log(lambda e: [e | {key: "00" * 32} if e["event"] == "certified" else e])
@@ -184,6 +188,7 @@ def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
     return {"at": certified["at"], "event": event, "term": "0.0", "round": certified["round"], "view": view}
 
 
+@pytest.mark.long
 def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
     remains.change_log(lambda e: [e, vote := bound(e, "voted", 7), vote] if e["event"] == "certified" else [e])
     found = remains.examine()
@@ -191,6 +196,7 @@ def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
     assert "node 1 voted twice in view" in found.problems[0]
 
 
+@pytest.mark.long
 def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
     remains.change_log(
         lambda e: [e, bound(e, "view_changed", 9), bound(e, "voted", 8)] if e["event"] == "certified" else [e]
@@ -198,6 +204,7 @@ def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
     assert remains.examine().broken_votes == 1
 
 
+@pytest.mark.long
 def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
     by = remains.window.bound_s + 1
     remains.change_log(lambda e: [e | {"at": e["at"] + by} if e["event"] == "certified" else e])
@@ -206,12 +213,14 @@ def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
     assert "took node 1" in found.problems[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["applied", "plan", "finals"])
 def test_an_audit_file_that_is_gone_leaves_the_round_unverified(remains: Remains, name: str) -> None:
     remains.file(name).unlink()
     assert remains.examine().unverified >= 1
 
 
+@pytest.mark.long
 def test_another_contribution_than_was_promised_leaves_the_round_unverified(remains: Remains) -> None:
     data = bytearray(remains.file("contribution").read_bytes())
     data[-1] ^= 1
@@ -219,6 +228,7 @@ def test_another_contribution_than_was_promised_leaves_the_round_unverified(rema
     assert remains.examine().unverified >= 1
 
 
+@pytest.mark.long
 def test_a_round_that_nobody_certified_is_unverified(remains: Remains) -> None:
     for member in range(len(remains.members)):
         remains.change_log(lambda e: [] if e["event"] == "certified" else [e], member)
@@ -227,6 +237,7 @@ def test_a_round_that_nobody_certified_is_unverified(remains: Remains) -> None:
     assert f"nobody certified round {remains.window.first}" in found.problems
 
 
+@pytest.mark.long
 def test_the_chain_is_read_beside_its_node_up_to_a_record_that_is_cut_short(remains: Remains) -> None:
     folder = remains.members[0].folder
     with Store(folder) as store:

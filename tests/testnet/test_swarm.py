@@ -205,8 +205,8 @@ async def test_links_are_blocked_and_narrowed_for_as_long_as_is_said(
     links, made = NotedLinks(), []
 
     @contextmanager
-    def network(nodes: int, uplinks: tuple[Uplink, ...]) -> Iterator[NotedLinks]:
-        made.append((nodes, uplinks))
+    def network(nodes: int, uplinks: tuple[Uplink, ...], behind: tuple[int, ...]) -> Iterator[NotedLinks]:
+        made.append((nodes, uplinks, behind))
         yield links
 
     monkeypatch.setattr(swarm, "why_not", lambda: None)
@@ -221,7 +221,7 @@ async def test_links_are_blocked_and_narrowed_for_as_long_as_is_said(
     report, _ = await run(Scenario(nodes=3, rounds=6, faults=faults, uplinks=(uplink,)), tmp_path)
     assert [fault.error for fault in report.faults] == [None] * 4
     assert [(fault.node, fault.groups) for fault in report.faults[:2]] == [(None, ((0, 1), (2,))), (1, ())]
-    assert made == [(3, (uplink,))]
+    assert made == [(3, (uplink,), ())]
     first, second = frozenset({(0, 2), (1, 2)}), frozenset({(0, 2)})
     orders = [
         [("block", first, "lanes"), ("unblock", first, "lanes")],
