@@ -109,6 +109,7 @@ def test_members_follow_the_authority_but_for_whose_user_does_not(tmp_path: Path
         assert_exact(swarm.report(at + 1))
 
 
+@pytest.mark.long
 def test_two_processes_that_hold_a_model_together_follow_amended_settings_as_one_does() -> None:
     inner = InnerSettings(lr=1e-3, weight_decay=5.0)
     plain, retuned = Single(), Single()

@@ -183,6 +183,7 @@ def check_after_a_kill(ledger: CheckpointLedger, folder: Path) -> int:
 async def _nobody(_: object) -> None: ...
 
 
+@pytest.mark.long
 def test_last_good_one_loads_after_a_kill_at_any_of_200_instants() -> None:
     memory = Path("/dev/shm")  # a killed process loses nothing that it wrote, whatever holds the files
     scratch = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from shoal.protocol.manifest import render_manifest
 from tests.node import waiting_workload
@@ -16,6 +17,7 @@ STEP_S = (0.01, 0.01, 0.04)
 ROUNDS = 4
 
 
+@pytest.mark.long
 def test_a_slow_node_makes_fewer_steps_and_nobody_waits_for_it(tmp_path: Path) -> None:
     shutil.copy(waiting_workload.__file__, tmp_path / "waiting_workload.py")
     with Swarm(tmp_path, nodes=3, workload="waiting_workload:WaitingWorkload", options={}) as swarm:

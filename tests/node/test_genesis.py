@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.node.lab import Swarm, assert_exact
 
 DRAWN = '''
@@ -30,6 +32,7 @@ class Drawn(RegressionWorkload):
 '''
 
 
+@pytest.mark.long
 def test_founders_that_drew_other_parameters_take_the_first_founders(tmp_path: Path) -> None:
     (tmp_path / "drawn.py").write_text(DRAWN)
     with Swarm(tmp_path, nodes=2, workload="drawn:Drawn") as swarm:

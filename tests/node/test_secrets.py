@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import base58
+import pytest
 
 from shoal.node.control_client import request
 from shoal.node.credentials import keep_invite
@@ -58,6 +59,7 @@ def test_search_finds_every_spelling() -> None:
     assert leaks(Identity.generate().private_bytes() * 100, {"key": secret}) == []
 
 
+@pytest.mark.long
 def test_run_of_a_real_node_writes_no_secret_anywhere(tmp_path: Path) -> None:
     folder, manifest = tmp_path / "node", tmp_path / "swarm.toml"
     made = shoal(

@@ -31,6 +31,7 @@ def run(bench: Bench, folder: Path) -> Allreduce:
     return trio.run(partial(measure, bench, folder=folder))
 
 
+@pytest.mark.long
 def test_a_run_gives_every_figure_and_each_is_what_it_must_be(tmp_path: Path) -> None:
     result = run(Bench(peers=2, numel=NUMEL, codec="int8", iters=2), tmp_path)
     printed = json.loads(to_json(result))
