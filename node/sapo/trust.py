@@ -29,7 +29,7 @@ WEIGHTS = {
     Reason.TOO_LARGE: 2.0,
     Reason.HINT: 1.0,
     Reason.QUOTA: 0.02,
-    Reason.UNAVAILABLE: 0.2,
+    Reason.UNAVAILABLE: 0.05,  # who was killed and is back no longer has all that it offered
     Reason.STALE: 0.05,
 }
 """Demerits of each fault; what is not here is nobody's fault."""
