@@ -19,7 +19,7 @@ class JoinOptions:
 
     state_mb: Annotated[int, option("--state-mb", help="Size of the state: 8 bytes per parameter.")] = 1000
     donors: Annotated[int, option("--donors", help="How many serve it, each a process of its own.")] = 3
-    repetitions: Annotated[int, option("--repetitions", help="Measured transfers; one more warms up.")] = 3
+    repetitions: Annotated[int, option("--repetitions", help="Measured transfers; one more warms up.")] = 9
     training: Annotated[
         bool,
         option(

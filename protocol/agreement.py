@@ -218,6 +218,12 @@ class Agreement:
         """Whether a proposal of the current view is known here."""
         return self.view in self._proposals
 
+    def promised(self) -> dict[PeerId, int]:
+        """Below which view each member votes no more, as far as it said so by a move or a vote."""
+        voted = [(view, peer) for (view, _), row in self._votes.items() for peer in row]
+        moved = [(view, peer) for view, row in self._changes.items() for peer in row]
+        return {peer: view for view, peer in sorted(voted + moved)}
+
     def current(self) -> list[Message]:
         """This node's standing messages, to be sent again to whoever may have missed them."""
         if self.certificate is not None:
@@ -451,8 +457,7 @@ class Agreement:
         if cast:
             return self._propose(max(cast, key=lambda vote: vote.view).value)
         self._freed.add(self.view)
-        reports = tuple(c.report for c in changes.values() if c.report is not None)
-        return [FreeToPlan(self.view, reports)]
+        return [FreeToPlan(self.view, tuple(c.report for c in changes.values() if c.report is not None))]
 
     def _tally(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
         """Form the certificate when the votes of one view for one value are a quorum."""
@@ -481,18 +486,14 @@ class Agreement:
         return Propose(term=value.term, round=self.round, base=value.base, view=view, value=value)
 
     def _view_change(self) -> ViewChange:
-        report = self._latest_report()
         return ViewChange(
             term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
             view=self.view,
             highest=self._highest,
-            report=report,
+            report=next(reversed(self._computed.values()), None),
         )
-
-    def _latest_report(self) -> Report | None:
-        return next(reversed(self._computed.values()), None)
 
     def _leave_message(self) -> Leave:
         return Leave(term=self.previous.next_term, round=self.round, base=self.previous.hash)

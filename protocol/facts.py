@@ -12,7 +12,7 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Amendment, Consent, Held, Plan, Ready, Report, Target, Value
+from shoal.protocol.messages import MEMBER_LIMIT, Amendment, Consent, Held, Plan, Ready, Report, Target, Value
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.terms import verify_consent
 
@@ -21,6 +21,7 @@ from shoal.protocol.terms import verify_consent
 class RoundFacts:
     """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here.
 
+    `closed_to` are, by lineage, those from whom this node takes nothing more.
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
     certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
     """
@@ -39,6 +40,7 @@ class RoundFacts:
     planned_at: float = 0.0
     reports: dict[bytes, dict[PeerId, Report]] = field(default_factory=dict)
     held: dict[PeerId, Held] = field(default_factory=dict)
+    closed_to: dict[bytes, frozenset[PeerId]] = field(default_factory=dict)
     consents: dict[PeerId, Consent] = field(default_factory=dict)
     amend_consents: dict[PeerId, AmendConsent] = field(default_factory=dict)
     banned: frozenset[PeerId] = frozenset()
@@ -84,6 +86,20 @@ class RoundFacts:
         ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
         if ours and room_for(self.reports, sender):
             self.reports.setdefault(report.plan, {})[sender] = report
+
+    def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:
+        """This node takes nothing more from these in that reduction. All from whom it does not, in order.
+
+        A reduction stays closed to whoever was evicted from it once, whatever another lead makes of it.
+        """
+        closed = self.closed_to.get(lineage, frozenset()) | evicted
+        if self.plan is not None and self.plan.lineage == lineage:
+            closed |= frozenset(self.plan.evicted)
+        if len(closed) > MEMBER_LIMIT:  # more than take part in any reduction
+            return tuple(sorted(evicted))
+        if lineage in self.closed_to or len(self.closed_to) < MEMBER_LIMIT:
+            self.closed_to[lineage] = closed
+        return tuple(sorted(closed))
 
     def candidates(self) -> dict[PeerId, Ready]:
         """Everyone who may be in a plan, without those that are proven to have lied if the rest are a quorum."""

@@ -13,6 +13,8 @@ Safety never depends on any of it (see agreement.py).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from shoal.protocol.accusations import Detours, Pair
@@ -134,10 +136,15 @@ class Lead:
             since.append(view_since)
         return any(now - at >= REPLAN_SETTLE_S for at in since)
 
-    def _go_on_without(self, plan: Plan, lost: set[PeerId], now: float) -> Order | None:
-        """Repair the reduction if those who remain are enough; else begin another with everyone there is."""
+    def _go_on_without(
+        self, plan: Plan, lost: set[PeerId], now: float, *, parted: Collection[PeerId] = ()
+    ) -> Order | None:
+        """Repair the reduction if those who remain are enough; else begin another with everyone there is.
+
+        `parted` cannot go on with others in this reduction; nothing keeps them out of another.
+        """
         facts = self._facts
-        evicted = frozenset({*plan.evicted, *lost})
+        evicted = frozenset({*plan.evicted, *lost, *parted})
         remaining = facts.remaining(plan) - evicted
         if facts.me in remaining and facts.is_quorum(remaining):
             attempt = self._next_attempt(plan)
@@ -146,6 +153,7 @@ class Lead:
             self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
             return self.eviction
         self.eviction = None
+        evicted -= frozenset(parted)
         candidates = facts.candidates()
         kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
         if not facts.is_quorum(kept.keys()):
@@ -164,8 +172,14 @@ class Lead:
             return self._go_on_without(plan, {*eviction.evicted, *lost, *late}, now)
         if silent:
             return None
+        helds = {p: facts.held[p] for p in remaining}
+        parted = eviction.parted(helds, facts.me)
+        if parted:
+            order = self._go_on_without(plan, {*eviction.evicted, *lost}, now, parted=parted)
+            self.eviction = self.eviction or eviction  # it is not asked for again while too few are here to plan
+            return order
         seat = self._seat(eviction.attempt, tuple(sorted(eviction.evicted)))
-        return revise_plan(plan, seat, {p: facts.held[p] for p in remaining}, self._deal)
+        return revise_plan(plan, seat, helds, self._deal)
 
     def _reroute(self, plan: Plan, now: float) -> Order | None:
         """Give a pair of which one accuses the other a path through a third, or evict the accused after all."""

@@ -36,8 +36,21 @@ class Eviction:
     since: float
 
     def answered_by(self, held: Held | None) -> bool:
-        """Whether this is an answer to it."""
-        return held is not None and held.lineage == self.lineage and self.evicted == frozenset(held.evicted)
+        """Whether this is an answer to it: its sender takes nothing more from these, nor perhaps from others."""
+        return held is not None and held.lineage == self.lineage and self.evicted <= frozenset(held.evicted)
+
+    def parted(self, helds: Mapping[PeerId, Held], me: PeerId) -> set[PeerId]:
+        """Of those who remain, and gave these answers, whom the lineage must go on without too.
+
+        Where one takes nothing from another, by an eviction that this lead (`me`) does not know or makes no more, one
+        of the two goes. It is the other if two say so, or the lead does; else who says it, so that no lone word evicts
+        anybody but its speaker.
+        """
+        gone: set[PeerId] = set()
+        for peer in helds:
+            closed = {p for p, held in helds.items() if p != peer and peer in held.evicted}
+            gone |= {peer} if peer != me and (me in closed or len(closed) > 1) else closed
+        return gone
 
 
 def revise_plan(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], deal: Deal) -> Plan:

@@ -45,6 +45,7 @@ from shoal.protocol.facts import RoundFacts
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
+from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.messages import (
     Amendment,
     Certificate,
@@ -127,6 +128,7 @@ class RoundMachine:
         self._closed_off: Held | None = None
         self._patience = Patience(settings)
         self._others_reported = Since()
+        self._apart = Since()
         self._lead_heard_at = float("-inf")
         self._sent_at: float | None = None
 
@@ -178,7 +180,7 @@ class RoundMachine:
             round=self.round,
             base=self.previous.hash,
             lineage=asked.lineage,
-            evicted=tuple(sorted(asked.evicted)),
+            evicted=self._facts.close_to(asked.lineage, asked.evicted),
             chunks=chunks,
         )
         self._closed_off = self._facts.held[self.me] = held
@@ -448,7 +450,11 @@ class RoundMachine:
         view, facts = self.agreement.view, self._facts
         if not self.agreement.member or not self.has_quorum():
             self._patience.renew(now)
+            self._apart.at = None
             return []
+        meeting = meeting_view(self.previous, view, self.agreement.promised(), facts.alive, facts.leaves)
+        if self._apart.note(meeting > view, now) >= APART_S:
+            return self._of_agreement(self.agreement.move_to(meeting))
         leader = self.agreement.lead(view)
         gone = leader not in facts.alive or leader in self.agreement.leaves
         # What was said about a plan of an earlier view is no word against the lead of this one.

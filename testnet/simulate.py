@@ -27,6 +27,7 @@ from blake3 import blake3
 from shoal.collectives.codecs import F32
 from shoal.collectives.grid import Grid
 from shoal.protocol.certificate import genesis
+from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import State
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from shoal.protocol.messages import Message, Report, Value, domain_hash
@@ -54,7 +55,11 @@ IN_FLIGHT_S = 1.0
 
 
 class _NoQuorum(Exception):
-    """Members left or died for good, and the rest cannot certify without them: that is for a rebase to mend."""
+    """Members left or died for good, and the rest cannot certify without them: that is for a rebase to mend.
+
+    A promise to leave counts where everyone who could certify has heard it, and only there: whoever knows nothing of it
+    may hold the leaver for one that was merely cut off, and signs elsewhere. A promise that was lost is no violation.
+    """
 
 
 @dataclass
@@ -396,10 +401,17 @@ class Simulation:
         if before < 0:
             return
         head = max((peer.disk.chain[-1] for peer in self.peers), key=lambda value: value.round)
-        if outweighs(head, [peer.id for peer in self.peers if peer.running], ()):
+        if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and peer.disk.height < self._best]
             raise Violation("progress", f"none for {PROGRESS_S} s after round {self._best}; behind are {behind}")
         raise _NoQuorum
+
+    def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
+        """The promises to leave in the round after `head` that every running member of it has heard."""
+        members = [peer for peer in self.peers if peer.running and peer.id in head.members]
+        machines = [peer.course.machine for peer in members]
+        heard = [m.agreement.leaves if m is not None and m.previous.hash == head.hash else set() for m in machines]
+        return set.intersection(*heard) if heard else set()
 
     def _done(self) -> bool:
         rounds = self.scenario.rounds

@@ -240,9 +240,41 @@ def test_every_revision_is_in_order_and_says_something_new_about_the_lost_only(
 
 @pytest.mark.parametrize(
     ("lineage", "gone", "answers"),
-    [(PLAN.hash, (1, 3), True), (PLAN.hash, (3, 1), True), (PLAN.hash, (3,), False), (NO_HASH, (1, 3), False)],
+    [
+        (PLAN.hash, (1, 3), True),
+        (PLAN.hash, (3, 1), True),
+        (PLAN.hash, (1, 2, 3), True),
+        (PLAN.hash, (3,), False),
+        (PLAN.hash, (2, 3), False),
+        (NO_HASH, (1, 3), False),
+    ],
 )
 def test_answer_is_to_the_eviction_that_it_names(lineage: bytes, gone: tuple[int, ...], answers: bool) -> None:
     eviction = Eviction(view=0, attempt=1, lineage=lineage, evicted=frozenset({PEERS[1], PEERS[3]}), since=0.0)
     assert eviction.answered_by(held(gone, {})) == answers
     assert not eviction.answered_by(None)
+
+
+@pytest.mark.parametrize(
+    ("closed", "gone"),
+    [
+        ({}, set()),
+        ({1: {4}, 2: {4}}, set()),
+        ({1: {2}}, {1}),
+        ({0: {2}}, {2}),
+        ({1: {0}}, {1}),
+        ({1: {0}, 2: {0}}, {1, 2}),
+        ({1: {3}, 2: {3}}, {3}),
+        ({1: {2}, 2: {1}}, {1, 2}),
+        ({1: {2, 3}, 3: {2}}, {1, 2}),
+    ],
+)
+def test_of_two_between_whom_nothing_is_taken_one_goes(closed: Mapping[int, set[int]], gone: set[int]) -> None:
+    """4 is evicted anyhow; the lead is 0, which stays."""
+    eviction = Eviction(view=0, attempt=1, lineage=PLAN.hash, evicted=frozenset({PEERS[4]}), since=0.0)
+    helds = {PEERS[n]: held(sorted({4} | closed.get(n, set())), {}) for n in range(4)}
+    assert all(eviction.answered_by(word) for word in helds.values())
+    assert eviction.parted(helds, PEERS[0]) == {PEERS[n] for n in gone}
+    wider = Eviction(view=0, attempt=1, lineage=PLAN.hash, evicted=frozenset(PEERS[n] for n in {4} | gone), since=0.0)
+    rest = {peer: word for peer, word in helds.items() if peer not in wider.evicted}
+    assert wider.parted(rest, PEERS[0]) == set(), "who remains then takes everything from who remains"

@@ -244,19 +244,21 @@ def test_seeded_bug_is_found(bug: type, scope: dict[str, Any], kind: str, monkey
     assert kinds(explore(kit, **scope)) == [kind]
 
 
-# Member 2 owns the chunk, signs it, is evicted by the lead of view 0, and taken in again by the lead of view 1.
-TAKEN_IN_AGAIN = (
+# Member 2 owns the chunk and signs it. The lead of view 0 returns in another life and plans anew, which member 2
+# follows; the lead of view 1, who did not hear of that, repairs the first plan.
+TAKEN_UP_AGAIN = (
     "member 1 hears member 0 plan 0.0",
     "member 2 hears member 0 plan 0.0",
     "member 2 gets contribution to 0 of member 0, contribution to 0 of member 1",
-    "member 0 finds member 2 dead, and waits no longer for them",
-    "member 1 hears member 0 evict member 2 for 0.1",
-    "member 0 with word from member 1 finds member 2 dead",
-    "member 2 hears member 0 revision 0.1",
+    "member 0 is killed and returns with its contribution",
+    "member 0 hears member 1 ready",
+    "member 0 hears member 2 ready",
+    "member 2 hears member 0 plan 0.0, which was away",
     "member 1 finds nobody dead, and gives up the view",
     "member 2 finds nobody dead, and gives up the view",
     "member 1 with word from member 2 finds member 0 dead, and waits no longer for them",
     "member 2 hears member 1 evict member 0 for 1.0",
+    "member 1 with word from member 2 finds member 0 dead",
 )
 
 
@@ -274,9 +276,9 @@ def led(explorer: RepairExplorer, steps: Iterable[str]) -> RepairExplorer:
 @pytest.mark.parametrize(
     ("bug", "found"), [(KeepsNothing, ["two results signed for one chunk"]), (Reduction, [])], ids=["seeded", "product"]
 )
-def test_owner_that_is_taken_in_again_signs_what_it_signed(bug: type[Reduction], found: list[str]) -> None:
-    scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=1)
-    exploration = led(RepairExplorer(scope, Kit(reduction=bug)), TAKEN_IN_AGAIN).run(limit=400)
+def test_owner_whose_reduction_is_taken_up_again_signs_what_it_signed(bug: type[Reduction], found: list[str]) -> None:
+    scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=1, crashes=1)
+    exploration = led(RepairExplorer(scope, Kit(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
     assert kinds(exploration) == found
     assert exploration.repaired
 

@@ -92,6 +92,19 @@ def test_liar_is_left_out_and_blamed() -> None:
     assert any(not int.from_bytes(bits, "little") >> liar & 1 for bits in bitmaps)
 
 
+def test_peer_that_takes_nothing_from_the_next_lead_is_not_waited_for_in_the_same_reduction() -> None:
+    """A lead that slept wakes, evicts another, and is overtaken by it; the two that had all finals are no quorum."""
+    kill = Fault(kind="kill", peer=3, at_s=4.34, duration_s=13.9)
+    stops = (
+        Fault(kind="stop", peer=1, at_s=4.8, duration_s=11.12),
+        Fault(kind="stop", peer=0, at_s=11.7, duration_s=7.44),
+    )
+    outcome = run_scenario(Scenario(peers=4, rounds=2, seed=136, fault=(kill, *stops)))
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert (outcome.rounds_certified, outcome.forks, outcome.wrong_values) == (2, 0, 0)
+    assert outcome.virtual_s < 30
+
+
 # -- seeded bugs: each promise can be seen broken ----------------------------------------------------------------
 
 
