@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 
 from shoal.collectives.codecs import F32
 from shoal.node.flat_parameters import FlatParameters
+from shoal.node.micro_batches import to_device
 from shoal.node.workload import Assignment, Workload
 from shoal.protocol.errors import LocalError
 
@@ -60,13 +62,7 @@ class WorkMeter:
         return Work(self._loss(anchor, drawn), self._loss(np.subtract(anchor, contribution), drawn))
 
     @torch.no_grad()
-    def _loss(self, parameters: F32, batches: list[torch.Tensor]) -> float:
+    def _loss(self, parameters: F32, batches: list[Any]) -> float:
         self._flat.scatter(torch.from_numpy(np.array(parameters)))
-        losses = [self._workload.loss(self._model, _moved(batch, self._device)) for batch in batches]
+        losses = [self._workload.loss(self._model, to_device(batch, self._device)) for batch in batches]
         return sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)
-
-
-def _moved(batch: object, device: torch.device) -> torch.Tensor:
-    if not isinstance(batch, torch.Tensor):
-        raise LocalError("batches of a workload whose work cannot be weighed: they are no tensors")
-    return batch.to(device)

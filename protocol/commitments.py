@@ -12,6 +12,7 @@ was restarted and lost its contribution may make another one, in another life.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -23,6 +24,7 @@ from shoal.protocol.wire import canonical
 
 COMMITMENT_DOMAIN = b"shoal/commitment"
 CODEC_LIMIT_CHARS = 32
+"""Of a codec's name. Names are those of collectives/codecs.py."""
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +36,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     root: Hash
     seal: Hash
     squares: Hash
-    codec: str
+    codec: Annotated[str, msgspec.Meta(max_length=CODEC_LIMIT_CHARS)]
     numel: Count
     chunk_values: Count
     signature: Signature

@@ -28,7 +28,6 @@ from shoal.protocol.messages import (
     Plan,
     Propose,
     Ready,
-    RoundMessage,
     Value,
     ViewChange,
     Vote,
@@ -203,8 +202,3 @@ class Witness:
             first, second = sorted((one, other), key=lambda statement: (statement.result, statement.bitmap))
             found.append(DoubleResult(base=about.base, plan=origin, statements=(first, second)))
         return found
-
-
-def is_of_round(message: Message) -> bool:
-    """Whether the witness has a use for it."""
-    return isinstance(message, RoundMessage | Certificate)

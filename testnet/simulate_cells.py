@@ -84,7 +84,6 @@ JUDGES = 2
 SHARE_BYTES = 420
 VERDICT_BYTES = 330
 COMMIT_BYTES = 900
-LIMIT_S = 36_000.0
 
 
 class Seats(Simulation):

@@ -298,6 +298,13 @@ def test_node_that_was_restarted_may_commit_to_something_else() -> None:
         verify_evidence(pack(DoubleCommitment(base=BASE, commitments=(first, second))), SWARM)
 
 
+def test_commitment_with_an_endless_codec_is_refused_before_its_signature_is_checked() -> None:
+    evidence = double_commitment()
+    named = [msgspec.structs.replace(one, codec="x" * 33) for one in evidence.commitments]
+    with pytest.raises(RemoteError, match="length <= 32"):
+        verify_evidence(pack(DoubleCommitment(base=BASE, commitments=(named[0], named[1]))), SWARM)
+
+
 def test_commitment_with_its_own_seal_is_no_copy() -> None:
     encoded = encode(1, "fp32")
     evidence = CopiedCommitment(base=BASE, commitment=commitment(ready(encoded, 1), 1), top=top_of(encoded))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shoal.collectives.codecs import F32
+from shoal.node.regression import RegressionWorkload
 from shoal.node.trainer_messages import Assignment
 from shoal.node.useful_work import WorkMeter
 from shoal.protocol.errors import LocalError
@@ -53,6 +54,14 @@ def test_loss_is_of_the_members_own_first_batches_before_and_after() -> None:
     assert work.useful
     other = meter.weigh(vector(0), vector(-1), share(1))
     assert (other.before, other.after) == (16.0, 4.0)
+
+
+def test_batches_in_tuples_are_weighed() -> None:
+    workload = RegressionWorkload()
+    meter = WorkMeter(workload, CPU)
+    anchor = np.zeros(workload.inputs * workload.outputs + workload.outputs, np.float32)
+    assert meter.weigh(anchor, anchor, share(0)).before > 1.0
+    assert not meter.weigh(anchor, anchor, share(0)).useful
 
 
 @pytest.mark.parametrize("contribution", [1.0, 0.0, -5.0])
