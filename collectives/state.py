@@ -257,19 +257,21 @@ class StateAssembly:
         self._spoilt: set[tuple[StateKind, int]] = set()  # nobody knows whether somebody does
         self._aside: dict[tuple[StateKind, int], F32] = {}  # what is here, and not in its place
 
-    def accept(self, kind: StateKind, chunk: int, data: bytes | bytearray | memoryview) -> bool:
+    def accept(
+        self, kind: StateKind, chunk: int, data: bytes | bytearray | memoryview, digest: bytes | None = None
+    ) -> bool:
         """Take a chunk if its bytes are the certified ones; False if it was here already.
 
         data: of any memory, copied after the check, once; or the place that was lent for the chunk, which nobody writes
-        any more: from now on it is not lent. Raises RemoteError for other bytes: the chunk is not here then, and its
-        place, if it was that, is still lent.
+        any more: from now on it is not lent. digest: its `chunk_hash`, of who has made it. Raises RemoteError for other
+        bytes: the chunk is not here then, and its place, if it was that, is still lent.
         """
         if kind not in self._vectors or not 0 <= chunk < self._grid.chunks:
             raise RemoteError(f"chunk {chunk} of the {kind} of a state of {self._grid.chunks} chunks")
         size = 4 * self._grid.length(chunk)
         if len(data) != size:
             raise RemoteError(f"chunk {chunk} of the {kind} has {len(data)} bytes, not {size}")
-        if chunk_hash(data) != self.header.chunk_hash(kind, chunk):
+        if (digest or chunk_hash(data)) != self.header.chunk_hash(kind, chunk):
             raise RemoteError(f"chunk {chunk} of the {kind} is not the certified one")
         memory: object = data.obj if isinstance(data, memoryview) else data
         if memory is self._vectors[kind]:

@@ -193,7 +193,7 @@ class CatchUp:
             if peer != known:
                 await self._form(peer, plan.hash)
 
-        def accept(ref: ChunkRef, data: memoryview) -> None:
+        def accept(ref: ChunkRef, data: memoryview, _: bytes | None) -> None:
             found[ref.chunk] = form.open(ref.chunk, bytes(data))
 
         scope = plan.hash[:SCOPE_BYTES]
@@ -294,8 +294,8 @@ class CatchUp:
             if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
                 raise NetworkError("it has another initial state")
 
-        def accept(ref: ChunkRef, data: memoryview) -> None:
-            if assembly.accept(KINDS[ref.space], ref.chunk, data):
+        def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
+            if assembly.accept(KINDS[ref.space], ref.chunk, data, digest):
                 keeper.note(KINDS[ref.space], ref.chunk)
 
         scope, grid = header.digest[:SCOPE_BYTES], header.grid
@@ -310,6 +310,7 @@ class CatchUp:
             accept=accept,
             on_progress=on_chunk,
             places=_Places(assembly),
+            hashing=True,
         )
         self.donated = await self._fetch_and_keep(job, peers, keeper)
         self._unfinished = None

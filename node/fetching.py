@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -51,19 +51,20 @@ OnProgress = Callable[[int, int], Awaitable[None]]
 class Job:
     """What to fetch. `what` names it in errors. wanted: chunks and their sizes in bytes; here: which of them are.
 
-    introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread;
-    raises RemoteError if the bytes are wrong. places: where chunks are received, if not in a buffer. on_progress: told
-    how many chunks are here, of how many, at the start, at the end, and PROGRESS_STEPS times on the way; nothing more
-    is asked for until it returns.
+    introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread,
+    with its BLAKE3 hash if `hashing`; raises RemoteError if the bytes are wrong. places: where chunks are received, if
+    not in a buffer. on_progress: told how many chunks are here, of how many, at the start, at the end, and
+    PROGRESS_STEPS times on the way; nothing more is asked for until it returns.
     """
 
     what: str
     wanted: Sequence[tuple[ChunkRef, int]]
     here: Collection[int]
     introduce: Callable[[PeerId], Awaitable[None]]
-    accept: Callable[[ChunkRef, memoryview], None]
+    accept: Callable[[ChunkRef, memoryview, bytes | None], None]
     on_progress: OnProgress
     places: Places | None = None
+    hashing: bool = False
 
 
 class Fetcher:
@@ -81,7 +82,9 @@ class Fetcher:
 
         Cancellation: what was accepted stays with who accepted it; what still arrives is dropped.
         """
-        with self._chunks.fetch(lambda peer, ref, data: job.accept(ref, data), job.places) as fetch:
+        with self._chunks.fetch(
+            lambda peer, ref, data, digest: job.accept(ref, data, digest), job.places, hashing=job.hashing
+        ) as fetch:
             run = _Run(self, job, fetch, self._lanes)
             async with trio.open_nursery() as nursery:
                 await run.until_over(nursery, self.scores.ranked(peers, trio.current_time())[:DONOR_LIMIT])
@@ -225,7 +228,7 @@ def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterat
     donor, first, sizes = PeerId(""), ChunkRef(ChunkSpace.ANCHOR, b"", 0), list[int]()
     for ask in asks:
         ref, size = wanted[ask.chunk]
-        follows = ask.donor == donor and ref == replace(first, chunk=first.chunk + len(sizes))
+        follows = ask.donor == donor and ref == first._replace(chunk=first.chunk + len(sizes))
         if sizes and (not follows or len(sizes) == RUN_LIMIT):
             yield donor, first, sizes
             sizes = []

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from shoal.collectives.codecs import F32, codec
-from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipVector, decode_vector
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
@@ -74,8 +74,8 @@ class GossipExchange:
         scope, how = offer.root[:SCOPE_BYTES], codec(offer.codec)
         here: dict[int, bytes] = {}
 
-        def accept(ref: ChunkRef, data: memoryview) -> None:
-            if chunk_hash(data) != offer.chunk_hash(ref.chunk):
+        def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
+            if digest != offer.chunk_hash(ref.chunk):
                 raise RemoteError(f"chunk {ref.chunk} of its vector is not the one it offered", peer=peer)
             here[ref.chunk] = bytes(data)
 
@@ -89,6 +89,7 @@ class GossipExchange:
             introduce=_nothing_to_ask,
             accept=accept,
             on_progress=on_progress,
+            hashing=True,
         )
         await self._fetcher.fetch(job, [peer])
         chunks = tuple(here[chunk] for chunk in range(grid.chunks))
@@ -122,15 +123,16 @@ class GossipExchange:
             ],
             here=(),
             introduce=_nothing_to_ask,
-            accept=lambda ref, data: _take(assembly, ref, data),
+            accept=partial(_take, assembly),
             on_progress=on_progress,
+            hashing=True,
         )
         await self._fetcher.fetch(job, [peer])
         return assembly.finish(), header
 
 
-def _take(assembly: StateAssembly, ref: ChunkRef, data: memoryview) -> None:
-    assembly.accept(KINDS[ref.space], ref.chunk, data)
+def _take(assembly: StateAssembly, ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
+    assembly.accept(KINDS[ref.space], ref.chunk, data, digest)
 
 
 async def _nothing_to_ask(peer: PeerId) -> None:

@@ -30,7 +30,7 @@ from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 
 AHEAD_S: Final = 0.5
-WINDOW_FIRST_BYTES: Final = 1 << 20
+WINDOW_FIRST_BYTES: Final = 4 << 20
 """Asked of a donor whose rate is not known yet, to begin with."""
 WINDOW_LIMIT_BYTES: Final = 32 << 20
 WINDOW_MIN_CHUNKS: Final = 2

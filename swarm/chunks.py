@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import trio
+from blake3 import blake3
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -39,6 +40,8 @@ RUN_LIMIT = 256
 SPARE_BUFFERS = 16
 """Buffers of finished chunks that a fetch keeps for the next ones."""
 
+_BEING_HASHED = -1
+
 KINDS = frozenset({FrameKind.REQUEST, FrameKind.STATE, FrameKind.REFUSED})
 
 logger = logging.getLogger(__name__)
@@ -52,10 +55,13 @@ class ChunkSpace(IntEnum):
     FINAL = 2
     VECTOR = 3
     SECOND_MOMENT = 4
+    CONTRIBUTION = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRef:
+_SPACES: Final = {int(space): space for space in ChunkSpace}
+
+
+class ChunkRef(NamedTuple):
     """The name of a chunk. `scope`: the first 8 bytes of a state's digest, a plan's hash or an offer's root."""
 
     space: ChunkSpace
@@ -65,10 +71,10 @@ class ChunkRef:
     @staticmethod
     def of(header: FrameHeader) -> ChunkRef:
         """The chunk that a frame is about. Raises RemoteError."""
-        try:
-            return ChunkRef(ChunkSpace(header.flags), header.scope, header.chunk)
-        except ValueError:
-            raise RemoteError(f"asks for chunks of an unknown kind {header.flags}") from None
+        space = _SPACES.get(header.flags)
+        if space is None:
+            raise RemoteError(f"asks for chunks of an unknown kind {header.flags}")
+        return ChunkRef(space, header.scope, header.chunk)
 
 
 class Post(Protocol):
@@ -79,9 +85,10 @@ class Post(Protocol):
 
 
 Lookup = Callable[[ChunkRef], memoryview | None]
-Accept = Callable[[PeerId, ChunkRef, memoryview], None]
-"""Takes a complete chunk, in a lane's thread; raises RemoteError if the bytes are wrong. They last for the call, unless
-they are in a place that was lent: that is back with its owner from this call on."""
+Accept = Callable[[PeerId, ChunkRef, memoryview, bytes | None], None]
+"""Takes a complete chunk and, of a fetch that hashes, its BLAKE3 hash, in a lane's thread; raises RemoteError if the
+bytes are wrong. They last for the call, unless they are in a place that was lent: that is back with its owner from this
+call on."""
 
 
 class Places(Protocol):
@@ -127,12 +134,15 @@ class _Incoming:
 
     Each place is given out once. Else a second lane could write where the first has delivered, during the check.
     `data` is taken when the first frame comes. lent: it belongs to the fetch's `Places`. writing: frames whose place
-    was given out, and of which nothing was heard since.
+    was given out, and of which nothing was heard since. hasher: of a fetch that hashes; what has gone into it is
+    `hashed` bytes from the start on. Frames that come in order are hashed as they come, while the cache has them.
     """
 
     fetch: ChunkFetch
     size: int
     missing: int
+    hasher: blake3 | None
+    hashed: int = 0
     data: bytearray | memoryview | None = None
     lent: bool = False
     writing: int = 0
@@ -151,6 +161,28 @@ class _Incoming:
         self.writing += 1
         return memoryview(self.data)[header.offset : header.offset + length]
 
+    def claim_hashing(self, header: FrameHeader) -> bool:
+        """Whether the bytes of this frame are the next to be hashed. They are the caller's to `hash` then, alone."""
+        if self.hasher is None or self.hashed != header.offset:
+            return False
+        self.hashed = _BEING_HASHED
+        return True
+
+    def hash(self, header: FrameHeader) -> None:
+        """Hash the bytes of a frame that is in its place."""
+        assert self.data is not None
+        assert self.hasher is not None
+        end = header.offset + header.length
+        self.hasher.update(memoryview(self.data)[header.offset : end])
+        self.hashed = end
+
+    def digest(self) -> bytes | None:
+        """The hash of the whole chunk, all of which is here; None if nobody wants it."""
+        if self.hasher is None:
+            return None
+        assert self.data is not None
+        return (self.hasher if self.hashed == self.size else blake3(self.data)).digest()
+
     def give_up(self, ref: ChunkRef) -> None:
         """Nothing more is wanted of it."""
         if self.lent:
@@ -166,6 +198,8 @@ class ChunkExchange:
         self._lock = threading.Lock()
         self._incoming: dict[tuple[PeerId, ChunkRef], _Incoming] = {}
         self._fetches: list[ChunkFetch] = []
+        self.takes_up: Callable[[PeerId, ChunkRef], bool] = lambda peer, ref: False
+        """Called in lanes' threads: whether somebody takes it upon itself to `serve` this chunk to that peer later."""
 
     # -- called by the lanes ---------------------------------------------------------------------------------
 
@@ -189,19 +223,22 @@ class ChunkExchange:
             if incoming is None:
                 return
             incoming.fetch.count(peer, header.length)
-            if header.kind is FrameKind.STATE:
-                incoming.writing -= 1
-                incoming.missing -= header.length
-                if incoming.missing:
-                    return
-            else:
+            if header.kind is not FrameKind.STATE:
                 incoming.give_up(ref)
-            del self._incoming[peer, ref]
-        if header.kind is FrameKind.STATE:
+                del self._incoming[peer, ref]
+                incoming.fetch.tell(ChunkFailed(peer, ref, NetworkError("does not hold it (any more)")))
+                return
+            incoming.writing -= 1
+            incoming.missing -= header.length
+            is_complete = not incoming.missing
+            hashes = incoming.claim_hashing(header)
+            if is_complete:
+                del self._incoming[peer, ref]
+        if hashes:
+            incoming.hash(header)
+        if is_complete:
             assert incoming.data is not None
-            incoming.fetch.complete(peer, ref, incoming.data, lent=incoming.lent)
-        else:
-            incoming.fetch.tell(ChunkFailed(peer, ref, NetworkError("does not hold it (any more)")))
+            incoming.fetch.complete(peer, ref, incoming.data, incoming.digest(), lent=incoming.lent)
 
     def lane_closed(self, peer: PeerId) -> None:
         """Who fetches from this peer learns it now rather than at a deadline."""
@@ -214,10 +251,12 @@ class ChunkExchange:
         if further >= RUN_LIMIT:
             raise RemoteError(f"asks for {further + 1} chunks at once; {RUN_LIMIT} may be", peer=peer)
         for chunk in range(first.chunk, first.chunk + 1 + further):
-            self._serve_one(peer, ChunkRef(first.space, first.scope, chunk))
+            ref = ChunkRef(first.space, first.scope, chunk)
+            if not self.takes_up(peer, ref):
+                self.serve(peer, ref, self._lookup(ref))
 
-    def _serve_one(self, peer: PeerId, ref: ChunkRef) -> None:
-        data = self._lookup(ref)
+    def serve(self, peer: PeerId, ref: ChunkRef, data: memoryview | None) -> None:
+        """Send a chunk to who asked for it; None: it is not held. From any thread. Raises NetworkError."""
         if data is None:
             header = FrameHeader(kind=FrameKind.REFUSED, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
             self._post(peer, header, b"")
@@ -228,15 +267,15 @@ class ChunkExchange:
 
     # -- called by who wants chunks --------------------------------------------------------------------------
 
-    def fetch(self, accept: Accept, places: Places | None = None) -> ChunkFetch:
+    def fetch(self, accept: Accept, places: Places | None = None, *, hashing: bool = False) -> ChunkFetch:
         """Begin a fetch, to be used as a context manager in a trio task. Raises NetworkError if there are too many.
 
-        places: where the chunks belong; without, each comes in a buffer.
+        places: where the chunks belong; without, each comes in a buffer. hashing: `accept` is told their hashes.
         """
         with self._lock:
             if len(self._fetches) >= FETCH_LIMIT:
                 raise NetworkError(f"{FETCH_LIMIT} fetches are under way already")
-            fetch = ChunkFetch(self, accept, places)
+            fetch = ChunkFetch(self, accept, places, hashing)
             self._fetches.append(fetch)
         return fetch
 
@@ -252,7 +291,7 @@ class ChunkExchange:
             if len(self._incoming) + len(keys) > REQUEST_LIMIT:
                 raise NetworkError(f"{REQUEST_LIMIT} chunks are asked for already")
             for key, size in zip(keys, sizes, strict=True):
-                self._incoming[key] = _Incoming(fetch, size, missing=size)
+                self._incoming[key] = _Incoming(fetch, size, missing=size, hasher=blake3() if fetch.hashing else None)
         header = FrameHeader(
             kind=FrameKind.REQUEST,
             flags=first.space,
@@ -289,7 +328,8 @@ class ChunkExchange:
 class ChunkFetch:
     """One task's requests to several donors. A context manager: after it, bytes that still arrive are dropped."""
 
-    def __init__(self, exchange: ChunkExchange, accept: Accept, places: Places | None) -> None:
+    def __init__(self, exchange: ChunkExchange, accept: Accept, places: Places | None, hashing: bool) -> None:
+        self.hashing = hashing
         self._exchange = exchange
         self._accept = accept
         self._places = places
@@ -377,10 +417,12 @@ class ChunkFetch:
         """Bytes came. Called under the exchange's lock."""
         self._bytes[peer] = self._bytes.get(peer, 0) + size
 
-    def complete(self, peer: PeerId, ref: ChunkRef, data: bytearray | memoryview, *, lent: bool = False) -> None:
+    def complete(
+        self, peer: PeerId, ref: ChunkRef, data: bytearray | memoryview, digest: bytes | None, *, lent: bool
+    ) -> None:
         """All frames of a chunk are here, so nobody writes into `data` any more: have it checked."""
         try:
-            self._accept(peer, ref, memoryview(data))
+            self._accept(peer, ref, memoryview(data), digest)
         except Exception as error:  # whose fault it is, the fetching task decides
             if lent:
                 self.give_back(ref, clean=True)

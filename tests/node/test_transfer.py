@@ -160,7 +160,7 @@ def test_window_doubles_until_the_rate_is_known() -> None:
         asked.append(len(owed))
         while owed:
             transfer.arrived(FAST, owed.pop())
-    assert asked == [2, 2, 4, 8]
+    assert asked == [4, 4, 8, 16]
 
 
 def test_busy_time_is_that_of_the_donor_who_is_through_first() -> None:

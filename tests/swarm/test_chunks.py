@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import trio
+from blake3 import blake3
 from trio.testing import MockClock
 
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -94,19 +95,23 @@ class Taker:
 
     got: dict[ChunkRef, bytes] = field(default_factory=dict)
     sources: dict[ChunkRef, PeerId] = field(default_factory=dict)
+    digests: dict[ChunkRef, bytes | None] = field(default_factory=dict)
     refuse: Callable[[PeerId, ChunkRef, bytes], bool] = lambda peer, chunk, data: False
 
-    def __call__(self, peer: PeerId, chunk: ChunkRef, data: memoryview) -> None:
+    def __call__(self, peer: PeerId, chunk: ChunkRef, data: memoryview, digest: bytes | None) -> None:
         if self.refuse(peer, chunk, bytes(data)):
             raise RemoteError("not the certified one", peer=peer)
         assert chunk not in self.got
+        self.digests[chunk] = digest
         self.got[chunk] = bytes(data)
         self.sources[chunk] = peer
 
 
-async def fetch_from(here: ChunkExchange, peer: PeerId, wanted: dict[ChunkRef, bytes], taker: Taker) -> None:
+async def fetch_from(
+    here: ChunkExchange, peer: PeerId, wanted: dict[ChunkRef, bytes], taker: Taker, *, hashing: bool = False
+) -> None:
     """Ask one peer for everything, and wait for as many answers."""
-    with here.fetch(taker) as fetch:
+    with here.fetch(taker, hashing=hashing) as fetch:
         for chunk, data in wanted.items():
             fetch.ask(peer, chunk, len(data))
         for _ in wanted:
@@ -174,6 +179,68 @@ def test_fetch_takes_the_frames_of_a_chunk_in_any_order() -> None:
         net.add(THERE, table)
         await fetch_from(here, THERE, table, taker)
         assert taker.got == table
+
+    run(main)
+
+
+@pytest.mark.parametrize("size", [1, FRAME_LIMIT_BYTES, FRAME_LIMIT_BYTES + 1, 3 * FRAME_LIMIT_BYTES])
+@pytest.mark.parametrize("hashing", [True, False])
+def test_fetch_that_hashes_tells_the_hash_of_every_chunk(size: int, hashing: bool) -> None:
+    async def main() -> None:
+        net, taker, table = Net(), Taker(), held(0, 1, size=size)
+        here = net.add(HERE)
+        net.add(THERE, table)
+        await fetch_from(here, THERE, table, taker, hashing=hashing)
+        assert taker.digests == {chunk: blake3(data).digest() if hashing else None for chunk, data in table.items()}
+
+    run(main)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("slow", [None, 0, 1, 2])
+def test_hash_is_that_of_the_chunk_in_whatever_order_its_frames_come(order: tuple[int, ...], slow: int | None) -> None:
+    """Also while another lane's thread, the `slow` frame's, is still hashing: it goes on after the last has come."""
+
+    async def main() -> None:
+        data = content(ref(4), 2 * FRAME_LIMIT_BYTES + 5)
+        waiting: list[Frame] = []
+        net, taker = Net(on_frame=lambda frame: waiting.append(frame) if frame.payload else frame), Taker()
+        here = net.add(HERE)
+        net.add(THERE, {ref(4): data})
+        with here.fetch(taker, hashing=True) as fetch:
+            fetch.ask(THERE, ref(4), len(data))
+            (incoming,) = here._incoming.values()
+            hashing, go_on = threading.Event(), threading.Event()
+            hasher = incoming.hasher
+
+            class Held:
+                """Of the slow frame: waits in the middle."""
+
+                def update(self, part: memoryview) -> None:
+                    assert hasher is not None
+                    if slow is not None and threading.current_thread() is threads[slow]:
+                        hashing.set()
+                        assert go_on.wait(60)
+                    hasher.update(part)
+
+                def digest(self) -> bytes:
+                    assert hasher is not None
+                    return hasher.digest()
+
+            incoming.hasher = Held()  # type: ignore[assignment]
+            threads = [threading.Thread(target=net.deliver, args=(frame,)) for frame in waiting]
+            for number in order:
+                threads[number].start()
+                while number == slow and threads[number].is_alive() and not hashing.wait(0.001):
+                    pass  # until it hashes, or is done because its turn has not come
+                if number != slow:
+                    threads[number].join(60)
+            go_on.set()
+            for thread in threads:
+                thread.join(60)
+            assert isinstance(await fetch.next(), ChunkArrived)
+        assert taker.digests == {ref(4): blake3(data).digest()}
+        assert taker.got == {ref(4): data}
 
     run(main)
 
@@ -574,7 +641,9 @@ def test_answer_after_the_end_of_the_trio_run_is_dropped() -> None:
         await trio.lowlevel.checkpoint()
 
     run(main)
-    fetches[0].complete(THERE, ref(0), bytearray(1))  # a lane's thread may outlive the run by a moment
+    fetches[0].complete(
+        THERE, ref(0), bytearray(1), None, lent=False
+    )  # a lane's thread may outlive the run by a moment
     assert taker.got == {ref(0): bytes(1)}
 
 
@@ -612,7 +681,7 @@ def test_chunk_is_decrypted_where_it_belongs() -> None:
         places, seen, net = Shelf(), list[memoryview](), Net()
         here = net.add(HERE)
         net.add(THERE, held(0, size=TWO_FRAMES))
-        with here.fetch(lambda peer, chunk, data: seen.append(data), places) as fetch:
+        with here.fetch(lambda peer, chunk, data, digest: seen.append(data), places) as fetch:
             fetch.ask(THERE, ref(0), TWO_FRAMES)
             assert await fetch.next() == ChunkArrived(THERE, ref(0))
         assert seen[0].obj is places.memory[ref(0)]
