@@ -16,8 +16,9 @@ from shoal.swarm.lane import (
     LANE_WORN_BYTES,
     METER_SAMPLE_BYTES,
     METER_WINDOW_S,
-    RATE_BURST_S,
     RATE_LIMIT_MIN_BYTES_PER_S,
+    RATE_OWED_S,
+    RATE_SAVED_S,
     Lane,
     LaneLimits,
     RateLimit,
@@ -419,8 +420,18 @@ def test_rate_limit_spreads_bytes_over_time() -> None:
     assert limit.reserve(500_000) == pytest.approx(1.0)  # another thread queues behind the first
     now = 101.0
     assert limit.reserve(0) == 0.0
-    now = 200.0  # a long rest saves up no more than a burst
-    assert limit.reserve(1_000_000) == pytest.approx(1.0 - RATE_BURST_S)
+    now = 200.0  # a long rest saves up no more than this
+    assert limit.reserve(1_000_000) == pytest.approx(1.0 - RATE_SAVED_S)
+
+
+def test_rate_limit_has_nobody_wait_for_little_and_then_for_all() -> None:
+    now = 100.0
+    limit = RateLimit(1_000_000, clock=lambda: now)
+    little = int(1_000_000 * RATE_OWED_S)
+    assert limit.reserve(little) == 0.0
+    assert limit.reserve(1) == pytest.approx(RATE_OWED_S, abs=1e-5)
+    now += RATE_OWED_S / 2  # whoever comes meanwhile waits for what is left, and for what it takes
+    assert limit.reserve(little) == pytest.approx(1.5 * RATE_OWED_S, abs=1e-5)
 
 
 def test_rate_limit_refuses_a_rate_too_low() -> None:
