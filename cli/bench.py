@@ -12,8 +12,10 @@ from shoal.cli.bench_find import FindOptions, find
 from shoal.cli.bench_flood import FloodOptions, flood
 from shoal.cli.bench_join import JoinOptions, join
 from shoal.cli.bench_lane import LaneOptions, lane
+from shoal.cli.bench_partition import PartitionOptions, partition
 from shoal.cli.bench_sapo import SapoOptions, sapo
 from shoal.cli.bench_train import TrainOptions, TrainTableOptions, train, train_table
+from shoal.cli.bench_wan import WanOptions, wan
 from shoal.cli.options import command_of
 
 bench = typer.Typer(help="Measure what rounds cost on this machine.", no_args_is_help=True)
@@ -24,6 +26,8 @@ bench.command("flood")(command_of(FloodOptions, flood))
 bench.command("join")(command_of(JoinOptions, join))
 bench.command("dashboard")(command_of(DashboardOptions, dashboard))
 bench.command("lane")(command_of(LaneOptions, lane))
+bench.command("partition")(command_of(PartitionOptions, partition))
+bench.command("wan")(command_of(WanOptions, wan))
 bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
 bench.command("restart")(command_of(RestartOptions, restart))
 bench.command("train")(command_of(TrainOptions, train))

@@ -44,11 +44,13 @@ def to_lines(result: FloodResult) -> list[str]:
     refused = ", ".join(f"{count} {reason}" for reason, count in result.refused.items())
     shares = (result.daemon_share_alone, result.attacker_share, result.daemon_share_attacked)
     alone, attacker, attacked = (f"{share:.1%} of a core" for share in shares)
+    trainers = (result.trainers_share_alone, result.trainers_share_control, result.trainers_share_attacked)
     return [
         f"left alone    {result.alone_tokens_per_s:.0f} tokens/s; the daemon takes {alone}",
         f"control       {result.control_tokens_per_s:.0f} tokens/s, beside a process that takes {attacker}",
         f"under attack  {result.attacked_tokens_per_s:.0f} tokens/s; the daemon takes {attacked}",
         f"ratio         {result.ratio:.3f} of the control, {result.wall_ratio:.3f} of what it is alone",
+        "trainers      {:.2f} cores alone, {:.2f} in the control, {:.2f} under attack".format(*trainers),
         f"each second   {made}",
         f"refused       {refused}",
     ]

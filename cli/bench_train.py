@@ -133,7 +133,14 @@ def summary(result: TrainResult) -> list[str]:
 class TrainTableOptions:
     """What the user asked `shoal bench train-table` for."""
 
-    results: Annotated[list[Path], typer.Argument(help="Files train.json.", metavar="FILE…")]
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Files train.json; those of other seeds and nothing else are one row.", metavar="FILE…"),
+    ]
+    tried: Annotated[
+        list[Path],
+        option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
+    ] = field(default_factory=list)
     out: Annotated[
         Path | None, option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
     ] = None
@@ -142,11 +149,11 @@ class TrainTableOptions:
 def train_table(options: TrainTableOptions) -> None:
     """Write the page of training results, and plots of all of them together."""
     from shoal.node.store import write_atomically
-    from shoal.testnet.bench_train import load_result
+    from shoal.testnet.bench_train import load_result, merged
     from shoal.testnet.bench_train_page import draw, render
 
-    results = [load_result(path) for path in options.results]
-    page = render(results)
+    results = merged([load_result(path) for path in options.results])
+    page = render(results, merged([load_result(path) for path in options.tried]))
     if options.out is None:
         typer.echo(page)
         return

@@ -49,8 +49,8 @@ class DoctorOptions:
 def doctor(options: DoctorOptions) -> None:
     """Look at versions, ports, clock, disk, memory, GPU and speed, and say what to do where something is wrong.
 
-    With a manifest also whether this node may join that swarm, and how fast it would train. Takes up to 20 seconds.
-    Ends with exit code 1 if something keeps the node from taking part.
+    With a manifest also whether this node may join that swarm, and how fast it would train. Takes some 20 seconds,
+    longer on a busy machine. Ends with exit code 1 if something keeps the node from taking part.
     """
     from shoal.node.doctor import Examination, examine
 

@@ -41,9 +41,11 @@ def export(options: ExportOptions) -> None:
     from shoal.node.gossip_export import check_own_state
 
     expected, toml = expected_manifest(options.manifest), options.checkpoint / "swarm.toml"
+    if toml.exists() and load_manifest(toml).sync.strategy == "rollouts":
+        _export_policy(load_manifest(toml), expected, options)
+        return
     if toml.exists() and load_manifest(toml).sync.strategy == "gossip":
-        if expected is not None and load_manifest(toml).swarm_id != expected.swarm_id:
-            raise ConfigError(f"nothing is exported: {options.checkpoint} is of another swarm than --manifest")
+        _check_same_swarm(load_manifest(toml), expected, options)
         header = check_own_state(options.checkpoint)
         round, digest = header.round, header.digest.hex()
     else:
@@ -55,7 +57,25 @@ def export(options: ExportOptions) -> None:
     typer.echo(f"wrote {model}: round {round}, digest {digest[:16]}…")
     own = load_manifest(toml)
     if _export_own_format(own, model, options):
-        typer.echo(f"wrote the format of workload {in_one_line(own.workload.name)!r} beside it")
+        typer.echo(f"wrote the format of {in_one_line(own.workload.name)!r} beside it")
+
+
+def _check_same_swarm(own: Manifest, expected: Manifest | None, options: ExportOptions) -> None:
+    if expected is not None and own.swarm_id != expected.swarm_id:
+        raise ConfigError(f"nothing is exported: {options.checkpoint} is of another swarm than --manifest")
+
+
+def _export_policy(own: Manifest, expected: Manifest | None, options: ExportOptions) -> None:
+    """The node's own policy, which nobody certified."""
+    from shoal.node.sapo.policy_export import export_policy
+
+    _check_same_swarm(own, expected, options)
+    model, round, has_format = export_policy(
+        options.checkpoint, own, options.out, data=options.data, force=options.force
+    )
+    typer.echo(f"wrote {model}: this node's policy after {round} rounds")
+    if has_format:
+        typer.echo(f"wrote the format of policy {in_one_line(own.workload.name)!r} beside it")
 
 
 def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) -> bool:
@@ -63,6 +83,10 @@ def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) 
     from shoal.node.checkpoint_export import export_by_workload
     from shoal.node.workload import installed_workloads, load_workload
 
+    if manifest.rollouts is not None:
+        from shoal.node.sapo.policy_export import export_averaged
+
+        return export_averaged(model, manifest, data=options.data)
     try:
         check_workload_allowed(
             manifest, from_peer=True, entry_points=installed_workloads(), allowed=options.allow_workload

@@ -13,16 +13,13 @@ from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAM
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.protocol.manifest_rollouts import AVERAGING, DEFAULT_POLICY, DEFAULT_ROLLOUTS
 from shoal.protocol.strategies import STRATEGY_DEFAULTS
 
 DEFAULT_INNER_STEPS = 100
+DEFAULT_AGENT_ROUNDS = 8
+"""Inner steps where policies are averaged: each is a round of an agent."""
 DEFAULT_WORKLOAD = "text"
-DEFAULT_POLICY = "char-policy"
-DEFAULT_ROLLOUTS = {
-    "tasks": [{"family": name, "config": "easy"} for name in ("base_conversion", "basic_arithmetic", "lcm")],
-    "completion_tokens": 8,
-}
-"""Short answers, that the built-in policy learns to give in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +57,12 @@ def init(options: InitOptions) -> None:
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
     """The manifest of a new swarm with `node` as its one founder. Raises ConfigError."""
+    from shoal.node.sapo.policies import installed_policies
+
     implied = "inner_steps" in STRATEGY_DEFAULTS.get(options.strategy, {})
-    shares = options.strategy == "rollouts"
+    averages = options.strategy == AVERAGING and options.workload in installed_policies()
+    shares = options.strategy == "rollouts" or averages
+    inner_steps = DEFAULT_AGENT_ROUNDS if averages else DEFAULT_INNER_STEPS
     tables = {
         "swarm": {
             "name": options.name,
@@ -70,7 +71,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
             "admission": options.admission,
         },
         "workload": {"name": DEFAULT_POLICY if shares and options.workload == DEFAULT_WORKLOAD else options.workload},
-        "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": DEFAULT_INNER_STEPS})},
+        "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": inner_steps})},
     }
     if shares:
         tables["rollouts"] = DEFAULT_ROLLOUTS

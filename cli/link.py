@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,12 @@ class InviteOptions:
 
 
 def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Print the line with which another machine joins: `shoal run 'shoal:…'`. Takes a running node."""
+    """Print the line with which another machine joins: `shoal run 'shoal:…'`. Takes a running node.
+
+    Into a pipe or a file goes the link alone.
+    """
     reply = _ask_link(data_dir)
-    typer.echo(reply.link)
+    typer.echo(f"shoal run '{reply.link}'" if sys.stdout.isatty() else reply.link)
     if not reply.admits:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
         typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)

@@ -22,6 +22,7 @@ import typer.main
 from shoal.cli.amend import amend
 from shoal.cli.bench import bench
 from shoal.cli.campaign import CampaignOptions, campaign
+from shoal.cli.chaos import ChaosOptions, chaos
 from shoal.cli.doctor import DoctorOptions, doctor
 from shoal.cli.evidence import EvidenceOptions, evidence
 from shoal.cli.explore import ExploreOptions, explore
@@ -36,6 +37,7 @@ from shoal.cli.report import MergeOptions, report
 from shoal.cli.rollback import rollback
 from shoal.cli.run import RunOptions, run
 from shoal.cli.simulate import SimulateOptions, simulate
+from shoal.cli.soak import SoakOptions, soak
 from shoal.cli.status import leave, pause, resume, status
 from shoal.cli.testnet import TestnetOptions, testnet
 from shoal.cli.text import in_one_line
@@ -81,6 +83,8 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "testnet": command_of(TestnetOptions, testnet),
         "simulate": command_of(SimulateOptions, simulate),
         "campaign": command_of(CampaignOptions, campaign),
+        "chaos": command_of(ChaosOptions, chaos),
+        "soak": command_of(SoakOptions, soak),
         "explore": command_of(ExploreOptions, explore),
     },
 }

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
-from shoal.cli.text import count, in_one_line, number, quantity
+from shoal.cli.text import count, in_one_line, number, quantity, who_contributed
 from shoal.node.control_client import Status
 from shoal.node.outcome import (
     Notice,
+    Outcome,
     PhaseChanged,
     Progress,
     RoundCertified,
@@ -105,6 +106,13 @@ class RunProgress:
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
 
+    def end(self, outcome: Outcome) -> None:
+        """Say how it ended, and what comes next; a failure has said so."""
+        if outcome is Outcome.DONE:
+            log.info("done; `shoal run` with the same --data-dir goes on, `shoal export` takes the model away")
+        elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
+            log.info("left the swarm; `shoal run` with the same --data-dir comes back to it")
+
     def _show_phase(self, round: int) -> None:
         """The phase in the live line, and in JSON records."""
         if self._phase:
@@ -115,7 +123,7 @@ class RunProgress:
 
 def certified_line(event: RoundCertified) -> str:
     """`round 3 certified: 4 of 5 members contributed, loss 1.2345, 8.1 s`."""
-    who = f"{event.contributors} of {count(event.members, 'member')} contributed"
+    who = who_contributed(event.contributors, event.members)
     loss = "" if event.loss is None else f", loss {event.loss:.4f}"
     return f"round {event.round} certified: {who}{loss}, {event.seconds:.1f} s"
 
@@ -152,7 +160,7 @@ def status_lines(status: Status) -> list[str]:
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
-        *(() if status.dashboard is None else (("page", status.dashboard),)),
+        *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", number(status.loss)),
@@ -160,7 +168,16 @@ def status_lines(status: Status) -> list[str]:
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
-    return lines + settings_lines(status) + rollback_lines(status) + missing_lines(status)
+    return lines + settings_lines(status) + ban_lines(status) + rollback_lines(status) + missing_lines(status)
+
+
+def ban_lines(status: Status) -> list[str]:
+    """Who is banned, since when and for how long."""
+    return [
+        f"banned     {in_one_line(ban.peer_id)} by round {ban.round}, "
+        + ("for ever" if ban.until is None else f"until round {ban.until}")
+        for ban in status.bans
+    ]
 
 
 def _speed(status: Status) -> str:

@@ -49,7 +49,7 @@ def check_rollout_options(options: RolloutOptions, manifest: Manifest) -> None:
         ("--external-groups", options.external_groups, 0, GROUPS_LIMIT),
         ("--group-size", options.group_size, COMPLETION_LEAST, COMPLETION_LIMIT),
     )
-    if manifest.sync.strategy != STRATEGY:
+    if manifest.rollouts is None:
         for name, value, *_ in numbers:
             if value is not None:
                 raise ConfigError(f"{name}: this swarm's strategy is {manifest.sync.strategy}; leave it out")
@@ -59,9 +59,13 @@ def check_rollout_options(options: RolloutOptions, manifest: Manifest) -> None:
     for name, value, least, most in numbers:
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{name}: {value} is not in {least}..{most}")
+    if manifest.sync.strategy != STRATEGY and options.rollouts != "train":
+        raise ConfigError(
+            f"--rollouts {options.rollouts}: this swarm averages its policies too, and every node trains; leave it out"
+        )
     policies = installed_policies()
     if manifest.workload.name not in policies:
         raise ConfigError(
-            f"with strategy rollouts [workload] names a policy, and {manifest.workload.name!r} is none"
+            f"with a section [rollouts] [workload] names a policy, and {manifest.workload.name!r} is none"
             f"{nearest(manifest.workload.name, policies)}; installed are {', '.join(policies)}"
         )

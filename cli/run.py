@@ -178,7 +178,9 @@ def run(options: RunOptions) -> None:
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
         if options.log_format == "json":
             logs.context.peer = Identity.load_or_create(options.data_dir / NODE_KEY_NAME).peer_id
-        outcome = run_to_end(config, RunProgress(show_now))
+        progress = RunProgress(show_now)
+        outcome = run_to_end(config, progress)
+        progress.end(outcome)
     raise typer.Exit(EXIT_CODES[outcome])
 
 

@@ -37,6 +37,14 @@ class TestnetOptions(ReportOptions):
     codec: Annotated[
         str | None, option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
     ] = None
+    profile: Annotated[
+        str | None,
+        option(
+            "--profile",
+            help="A line of its own for every node: home, continental, intercontinental or mobile; needs root.",
+            metavar="NAME",
+        ),
+    ] = None
     out: RunFolder = None
 
 
@@ -57,6 +65,10 @@ def testnet(options: TestnetOptions) -> None:
         strategy=options.strategy,
         codec=options.codec,
     )
+    if options.profile is not None:
+        from shoal.testnet.wan_profiles import with_profile
+
+        scenario = with_profile(scenario, options.profile)
     from shoal.cli.testnet_report import summary
     from shoal.testnet.report import ok, to_json
 

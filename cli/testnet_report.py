@@ -6,8 +6,17 @@ import logging
 from pathlib import Path
 
 from shoal.cli.render import ShowNow
-from shoal.cli.text import count, in_one_line, number, quantity
-from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone, StepDone
+from shoal.cli.text import count, in_one_line, number, quantity, who_contributed
+from shoal.testnet.progress import (
+    FaultInjected,
+    GroupsShared,
+    LossMeasured,
+    NodeEnded,
+    NodeJoined,
+    Progress,
+    RoundDone,
+    StepDone,
+)
 from shoal.testnet.report import FaultReport, Report, digests_word, ok
 from shoal.testnet.scenario import Fault, whom
 
@@ -40,6 +49,15 @@ class TestnetProgress:
                 self._show_now(
                     f"{event.round} of {count(self._rounds, 'round')} done{self._loss}", event.round / self._rounds
                 )
+            case GroupsShared():
+                reward = "" if event.reward is None else f", reward {event.reward:.3f}"
+                log.info(
+                    "round %d of %d done on %d own and %d other groups%s, %.1f s",
+                    *(event.round, self._rounds, event.own, event.external, reward, event.total_s),
+                )
+                self._show_now(
+                    f"{event.round} of {count(self._rounds, 'round')} done{reward}", event.round / self._rounds
+                )
             case LossMeasured():
                 self._loss = f", loss {event.loss:.4f} {event.metric}"
                 log.info("after round %d: loss %.4f %s", event.round, event.loss, event.metric)
@@ -54,8 +72,8 @@ class TestnetProgress:
 def round_line(event: RoundDone, rounds: int) -> str:
     """`round 3 of 8 certified: 4 of 4 members contributed, 100% of their chunks, 8.1 s`."""
     return (
-        f"round {event.round} of {rounds} certified: {event.contributors} of {count(event.members, 'member')} "
-        f"contributed, {event.coverage:.0%} of the chunks, {event.total_s:.1f} s"
+        f"round {event.round} of {rounds} certified: {who_contributed(event.contributors, event.members)}, "
+        f"{event.coverage:.0%} of the chunks, {event.total_s:.1f} s"
     )
 
 
@@ -77,7 +95,8 @@ def summary(report: Report, out: Path) -> list[str]:
         f"exactness  {count(report.forks, 'fork')}, {count(report.wrong_values, 'wrong value')}, "
         f"digests {digests_word(report, 'DIFFER')}",
         f"bytes      {quantity(report.bytes.lanes_sent, 'B')} of tensors, "
-        f"{quantity(report.bytes.control_sent, 'B')} of control: {saved:.0f} times less than fp32 at every step",
+        f"{quantity(report.bytes.control_sent, 'B')} of control"
+        + (f": {saved:.0f} times less than fp32 at every step" if saved else ""),
         f"report     {out / 'report.json'}, {out / 'report.html'}",
         *(["all is as it should be"] if ok(report) else _failures(report)),
     ]

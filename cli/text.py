@@ -31,6 +31,13 @@ def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def who_contributed(contributors: int, members: int) -> str:
+    """`4 of 5 members contributed`. Of a round in which members died, more may have than are members after it."""
+    if contributors > members:
+        return f"{contributors} contributed, {count(members, 'member')} go on"
+    return f"{contributors} of {count(members, 'member')} contributed"
+
+
 def count(value: int, noun: str) -> str:
     """`1 member`, `2 members`."""
     return f"{value} {noun}{'' if value == 1 else 's'}"

@@ -17,6 +17,8 @@ from shoal.cli.text import count
 from shoal.cli.watch_model import Picture, Watcher
 
 PERIOD_S: Final = 0.5
+NARROW_COLUMNS: Final = 96
+"""Below which PeerIds are cut to their ends, by which people tell nodes apart."""
 PANES: Final = ("members", "loss", "faults")
 
 
@@ -122,7 +124,7 @@ class WatchApp(App[None]):
         self.pictures += 1
         here = picture.status is not None
         self.query_one("#headline", Static).update(Text(picture.headline if here else "no node answers"))
-        self.query_one("#trouble", Static).update(Text(_trouble(picture)))
+        self.query_one("#trouble", Static).update(Text("\n".join(picture.advice)))
         self.query_one("#phases", Static).update(Text(picture.phase_line))
         self.query_one("#round", ProgressBar).update(progress=100 * picture.round_share if here else 0)
         self.query_one("#bytes", Static).update(Text(picture.bytes_line))
@@ -134,7 +136,11 @@ class WatchApp(App[None]):
     def _show_members(self, picture: Picture) -> None:
         """Change the cells that changed, so that the cursor stays where it is."""
         table = self.query_one("#table", DataTable)
-        rows = {row.peer: (row.peer, row.phase, row.speed, row.reach) for row in picture.members}
+        narrow = self.size.width < NARROW_COLUMNS
+        rows = {
+            row.peer: (f"…{row.peer[-6:]}" if narrow else row.peer, row.phase, row.speed, row.reach)
+            for row in picture.members
+        }
         if [key.value for key in table.rows] != list(rows):
             table.clear()
             for peer, cells in rows.items():
@@ -181,16 +187,3 @@ class WatchApp(App[None]):
         """Show the pane after this one."""
         panes = self.query_one(TabbedContent)
         panes.active = PANES[(PANES.index(panes.active) + 1) % len(PANES)]
-
-
-def _trouble(picture: Picture) -> str:
-    """What to do: of a node that is not there, or of members that are not."""
-    if picture.status is None:
-        return f"{picture.trouble} (this view goes on by itself as soon as it answers)"
-    from shoal.cli.render import missing_lines
-
-    return (
-        "\n".join(line for line in missing_lines(picture.status) if line.startswith("help"))
-        .removeprefix("help")
-        .strip()
-    )

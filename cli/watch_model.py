@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.cli.render import missing_lines
 from shoal.cli.text import in_one_line, number, quantity
 from shoal.node.control_client import Status, request
 from shoal.protocol.errors import ShoalError
@@ -25,16 +26,16 @@ READ_LIMIT_BYTES: Final = 4 << 20
 LINE_LIMIT_BYTES: Final = 1 << 20
 LOSSES_KEPT: Final = 400
 FAULTS_KEPT: Final = 300
-PEERS_KEPT: Final = 4096
+BANS_SHOWN: Final = 3
 PHASES: Final = ("train", "plan", "reduce", "certify")
 
-_REACH: Final = {
-    "linked": "linked",
-    "revived": "linked",
-    "lost": "no link",
-    "detoured": "through others",
-    "suspected": "suspected",
+_REACH: Final = {"self": "this node", "direct": "directly", "gone": "missing"}
+"""For people; other words are the node's own."""
+_SAID: Final = {
     "died": "gone",
+    "detoured": "slow to answer, others pass on what it says:",
+    "lost": "lost the link to",
+    "stranded": "nobody reaches this node",
 }
 _TOLD: Final = frozenset(
     {
@@ -71,6 +72,7 @@ class WatchedEvent(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     message: str = ""
     reason: str = ""
+    left: bool = False
 
 
 _event = msgspec.json.Decoder(WatchedEvent)
@@ -129,6 +131,28 @@ class Picture:
         return min(max((self.seen_at - self.round_began_at) / self.usual_round_s, 0.0), 1.0)
 
     @property
+    def advice(self) -> tuple[str, ...]:
+        """What stands in the way, and what to do about it; empty where all is well."""
+        known = self.status
+        if known is None:
+            return (f"{self.trouble} (this view goes on by itself as soon as it answers)",)
+        told = []
+        missing = [line.removeprefix("help").strip() for line in missing_lines(known) if line.startswith("help")]
+        banned = [
+            f"{_whose(ban.peer_id, known)} banned {_until(ban.until)}, by round {ban.round}" for ban in known.bans
+        ]
+        if any(ban.peer_id == known.peer_id for ban in known.bans):
+            told.append(
+                "the swarm has banned this node; the proof is in evidence/ of the others: `shoal evidence` checks it"
+            )
+        if known.phase == "paused":
+            told.append("paused: it votes and keeps the state, and trains nothing; r goes on")
+        if banned:
+            more = f"; and {len(banned) - BANS_SHOWN} more" if len(banned) > BANS_SHOWN else ""
+            told.append("; ".join(banned[:BANS_SHOWN]) + more)
+        return (*missing, *told)
+
+    @property
     def bytes_line(self) -> str:
         """What was sent and received, how fast it goes, and how this node is reached."""
         if self.status is None:
@@ -181,7 +205,6 @@ class Watcher:
     data_dir: Path
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     _faults: deque[str] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
-    _reach: dict[str, str] = field(default_factory=dict)
     _metric: str = ""
     _round_began_at: float | None = None
     _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
@@ -233,11 +256,6 @@ class Watcher:
                 self._round_began_at = event.at
             case "certified" | "stepped":
                 self._round_s.append(event.total_s)
-            case "started":
-                self._reach.clear()
-        reach = _REACH.get(event.event)
-        if event.peer is not None and reach is not None and len(self._reach) < PEERS_KEPT:
-            self._reach[event.peer] = reach
         if event.event in _TOLD:
             self._faults.append(_told(event))
 
@@ -259,23 +277,24 @@ class Watcher:
                 peer=in_one_line(member.peer_id),
                 phase=in_one_line(member.phase),
                 speed=number(member.tokens_per_s, 1),
-                reach=self._reach_of(member.peer_id, status),
+                reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
             )
             for member in status.members
         ]
 
-    def _reach_of(self, peer: str, status: Status) -> str:
-        if peer == status.peer_id:
-            return "this node"
-        if peer in status.missing:
-            return "missing"
-        return self._reach.get(peer, "not linked")
+
+def _whose(peer: str, status: Status) -> str:
+    return "this node is" if peer == status.peer_id else f"…{in_one_line(peer[-6:])} is"
+
+
+def _until(round: int | None) -> str:
+    return "for ever" if round is None else f"until round {round}"
 
 
 def _told(event: WatchedEvent) -> str:
     """`12:30:59 died …4f9aQz`, a line for people."""
     at = time.strftime("%H:%M:%S", time.localtime(min(max(event.at, 0.0), 1e11)))
-    what = event.event.replace("_", " ")
+    what = "left in good order:" if event.left else _SAID.get(event.event, event.event.replace("_", " "))
     peer = "".join(f" …{name[-6:]}" for name in ((event.peer,) if event.peer is not None else event.peers[:8]))
     where = f" in round {event.round}" if event.round else ""
     back = "" if event.to is None else f", to round {event.to}"

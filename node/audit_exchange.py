@@ -1,4 +1,4 @@
-"""Both sides of /shoal/audit/1: asking others for evidence, contributions and statements, and answering them."""
+"""Both sides of /shoal/audit/1: asking others for evidence and owners' statements, and answering them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from shoal.node.evidence_shelf import EvidenceShelf
 from shoal.protocol.audit_messages import (
     AUDIT_PROTOCOL,
     CHARGES_LIMIT,
+    COMMITMENTS_LIMIT,
     PART_LIMIT_BYTES,
     STATEMENTS_LIMIT,
     AuditAnswer,
     AuditRequest,
     Charge,
+    Commitments,
     EvidenceHeld,
-    GetContribution,
+    GetCommitments,
     GetEvidence,
     GetStatements,
     Part,
     Stated,
     StatementsPart,
 )
+from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES
 from shoal.protocol.identity import PeerId
@@ -72,11 +75,10 @@ class AuditClient:
             peer, lambda offset: GetEvidence(digest=digest, offset=offset), limit=EVIDENCE_LIMIT_BYTES
         )
 
-    async def contribution(self, peer: PeerId, root: bytes, chunk: int, size: int) -> bytes:
-        """What a peer has as the payload of that chunk, `size` bytes. Raises NetworkError, RemoteError."""
-        return await self._whole(
-            peer, lambda offset: GetContribution(root=root, chunk=chunk, offset=offset), limit=size
-        )
+    async def commitments(self, peer: PeerId, base: bytes) -> tuple[Commitment, ...]:
+        """What a peer heard others commit to in the round after that value. Raises NetworkError, RemoteError."""
+        answer = await self._ask(peer, GetCommitments(base=base))
+        return answer.commitments if isinstance(answer, Commitments) else ()
 
     async def _whole(self, peer: PeerId, request: Callable[[int], AuditRequest], *, limit: int) -> bytes:
         deadline, data = trio.current_time() + WHOLE_DEADLINE_S, bytearray()
@@ -117,19 +119,19 @@ class AuditClient:
 class AuditDesk:
     """Answers other nodes.
 
-    contribution: the payload of a chunk under a root, if it may be shown. finals: those of a plan, if they are here.
+    finals: those of a plan, if they are here. commitments: what was heard in the round after the value with that hash.
     """
 
     def __init__(
         self,
         shelf: EvidenceShelf,
-        contribution: Callable[[bytes, int], memoryview | None],
         finals: Callable[[bytes], Finals | None],
+        commitments: Callable[[bytes], Sequence[Commitment]],
         linked: Callable[[], frozenset[PeerId]],
     ) -> None:
         self._shelf = shelf
-        self._contribution = contribution
         self._finals = finals
+        self._commitments = commitments
         self._linked = linked
         self._room = trio.Semaphore(ANSWERS_LIMIT)
         self.charged: Callable[[PeerId, Sequence[Charge]], None] = lambda peer, charges: None
@@ -144,7 +146,10 @@ class AuditDesk:
             raise RemoteError(f"a request of {len(data)} bytes", peer=stream.peer)
         request: AuditRequest = decode(data, AuditRequest, peer=stream.peer)  # type: ignore[arg-type]
         async with self._room:
-            answer = await trio.to_thread.run_sync(self.answer, request)
+            if isinstance(request, GetCommitments):  # it is of what the engine's task changes
+                answer = self.answer(request)
+            else:
+                answer = await trio.to_thread.run_sync(self.answer, request)
             await stream.send(canonical(answer), deadline_s=REQUEST_DEADLINE_S)
         if isinstance(request, EvidenceHeld):
             self.charged(stream.peer, request.charges)
@@ -154,16 +159,13 @@ class AuditDesk:
         """What this node has of what is asked for. Blocks for evidence. Raises StorageError."""
         if isinstance(request, EvidenceHeld):
             return EvidenceHeld(charges=self.charges())
+        if isinstance(request, GetCommitments):
+            return Commitments(commitments=tuple(self._commitments(request.base))[:COMMITMENTS_LIMIT])
         if isinstance(request, GetStatements):
             finals = self._finals(request.plan)
             return Refusal(reason="not held here") if finals is None else _statements(finals, request.first)
-        if isinstance(request, GetEvidence):
-            part = self._shelf.part(request.digest, request.offset, PART_LIMIT_BYTES)
-            return Refusal(reason="not held here") if part is None else Part(total=part[0], data=part[1])
-        payload = self._contribution(request.root, request.chunk)
-        if payload is None:
-            return Refusal(reason="not held here, or not to be shown yet")
-        return Part(total=len(payload), data=bytes(payload[request.offset : request.offset + PART_LIMIT_BYTES]))
+        part = self._shelf.part(request.digest, request.offset, PART_LIMIT_BYTES)
+        return Refusal(reason="not held here") if part is None else Part(total=part[0], data=part[1])
 
     def charges(self) -> tuple[Charge, ...]:
         """What this node holds, the newest last."""

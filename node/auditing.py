@@ -6,10 +6,11 @@
                                                         │ told to all neighbours; they fetch, verify, tell theirs
                                                         └► the round machine: no plan with the accused, and a ban
 
-Nothing of it holds a round up: it is done beside, one chunk after the other, and after each this node rests so long
-that audits take no more than the manifest's share of its time, and so of its links. What is drawn and not done when
-AUDITS_LIMIT rounds wait is dropped. Contributions of the last CONTRIBUTIONS_KEPT rounds are held to be shown to other
-auditors; that of the round under way is not shown to anybody, for who has not committed yet could copy it.
+Nothing of it holds a round up: it is done beside, one chunk after the other, in the pauses between reductions, and
+after each this node rests so long that audits take no more than the manifest's share of its time and of its downlink.
+What is drawn and not done when AUDITS_LIMIT rounds wait is dropped. Contributions of the last CONTRIBUTIONS_KEPT rounds
+are held to be shown to other auditors, who get the same share of its uplink; that of the round under way is not shown
+to anybody, for who has not committed yet could copy it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from shoal.collectives.overlap import lookalikes_in_chunk
 from shoal.collectives.progress import Exclusion, Reason
 from shoal.collectives.proofs import is_unsound, is_wrong, proves_itself, top_in
 from shoal.node.audit_exchange import AuditClient, AuditDesk
+from shoal.node.audit_lanes import ContributionDesk, ContributionFetch, Pause, Wanted
 from shoal.node.contributions import Made
 from shoal.node.engine import Engine
 from shoal.node.evidence_shelf import EvidenceShelf
 from shoal.node.outcome import Notice
 from shoal.node.round_observer import RoundObserver
+from shoal.node.work_audit import WorkAudit
 from shoal.protocol.audit_messages import AUDIT_PROTOCOL, Charge
 from shoal.protocol.auditing import beacon, drawn, ticket
 from shoal.protocol.bans import named
@@ -60,6 +63,8 @@ CONTRIBUTIONS_KEPT = 3
 CONTRIBUTIONS_LIMIT_BYTES = 1 << 30
 """Of the last rounds' contributions together; the newest is held whatever it takes."""
 FINALS_KEPT = 2
+UNKNOWN_BYTES_PER_S = 1 << 24
+"""An uplink's or downlink's rate, of which audits take their share, before a reduction measured it."""
 NEED_RETRY_S = 0.5
 NEED_LIMIT_S = 60.0
 """How long evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
@@ -91,13 +96,20 @@ class Auditing(RoundObserver):
         self.suspicion = Suspicion()
         self.shelf = EvidenceShelf(daemon.store.folder, daemon.swarm_id)
         self._client = AuditClient(daemon.host)
-        self._desk = AuditDesk(self.shelf, self.contribution, self._finals_of, lambda: self._links.linked())
+        self._desk = AuditDesk(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
         self._desk.charged = self._charged
+        self._pause = Pause()
+        self._shown = ContributionDesk(
+            daemon.chunks, self._pause, held=self._held, rate=lambda: self._settings.share * self._rates()[0]
+        )
+        self._fetch_lanes = ContributionFetch(daemon.lanes, daemon.chunks, self._pause)
         self._made: dict[bytes, tuple[bytes, EncodedContribution]] = {}  # base and bytes by root, the oldest first
         self._finals: dict[bytes, tuple[Finals, Report]] = {}  # by plan, the oldest first
         self._jobs, self._job_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
         self._audits, self._audit_queue = trio.open_memory_channel[Job](AUDITS_LIMIT)
         self._needs, self._need_queue = trio.open_memory_channel[Job](1)
+        self._work_audit = WorkAudit(daemon, self._sound_chunks, self._found_useless)
+        self._weighings, self._weighing_queue = trio.open_memory_channel[Job](1)
         self._pulls, self._pull_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
         self._compared: set[tuple[bytes, PeerId]] = set()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -111,8 +123,10 @@ class Auditing(RoundObserver):
         await trio.to_thread.run_sync(self.shelf.load)
         self._daemon.host.serve(AUDIT_PROTOCOL, self._desk.serve)
         async with trio.open_nursery() as nursery:
-            for queue in (self._job_queue, self._audit_queue, self._need_queue, self._pull_queue):
+            queues = self._job_queue, self._audit_queue, self._need_queue, self._pull_queue, self._weighing_queue
+            for queue in queues:
                 nursery.start_soon(self._work, queue)
+            nursery.start_soon(self._shown.run)
             task_status.started()
 
     def heard(self, change: Change) -> None:
@@ -139,6 +153,7 @@ class Auditing(RoundObserver):
         """The round after `base` begins."""
         self._witness.begin(base, settings)
         self._compared.clear()
+        self._pause.begin()
 
     def said(self, peer: PeerId, message: Message) -> None:
         """A round message came from `peer`, who signed it."""
@@ -146,10 +161,13 @@ class Auditing(RoundObserver):
             self._charge(evidence)
         if isinstance(message, Report):
             self._compare_with(peer, message)
+        elif isinstance(message, Plan) and self._witness.disputes(message) and message.planner != self._me:
+            self._do(partial(self._settle_dispute, message))
 
     def planned(self, plan: Plan) -> None:
         """A plan is followed here."""
         self._witness.hear(plan.planner, plan)
+        self._pause.end()
 
     def contributed(self, made: Made) -> None:
         """This node's contribution is announced; it is shown from the next round on."""
@@ -169,6 +187,7 @@ class Auditing(RoundObserver):
     def certified(self, certificate: Certificate) -> None:
         """A round that was under way here is decided."""
         value = certificate.value
+        self._pause.begin()
         for evidence in self._witness.hear(self._me, certificate):
             self._charge(evidence)
         finals, report = self._finals.get(value.plan, (None, None))
@@ -198,6 +217,15 @@ class Auditing(RoundObserver):
         if encoded is None or base == self._daemon.chain.head.hash or not 0 <= chunk < encoded.grid.chunks:
             return None
         return encoded.payload(chunk)
+
+    def _held(self, scope: bytes, chunk: int) -> memoryview | None:
+        root = next((root for root in self._made if root.startswith(scope)), None)
+        return None if root is None else self.contribution(root, chunk)
+
+    def _rates(self) -> tuple[float, float]:
+        """Bytes per second up and down: as the last reductions measured, under the user's caps."""
+        config, (up, down) = self._daemon.config, self._daemon.reduce.rates
+        return _lowest(config.max_upload, up), _lowest(config.max_download, down)
 
     def _finals_of(self, plan_hash: bytes) -> Finals | None:
         found = self._finals.get(plan_hash)
@@ -319,6 +347,12 @@ class Auditing(RoundObserver):
         for evidence in self._witness.compare(finals.plan, mine, theirs):
             self._charge(evidence)
 
+    async def _settle_dispute(self, plan: Plan) -> None:
+        """A plan clips otherwise than is right: see whether a contributor told its planner something else."""
+        theirs = await self._client.commitments(plan.planner, plan.base)
+        for evidence in self._witness.hear_commitments(plan.base, theirs):
+            self._charge(evidence)
+
     # -- sums ------------------------------------------------------------------------------------------------
 
     async def _audit(self, value: Value, finals: Finals) -> None:
@@ -329,30 +363,61 @@ class Auditing(RoundObserver):
         await self._look_for_copies(plan)
         stated = [(final.result, final.bitmap) for final in finals.chunks]
         mark = ticket(self._daemon.identity, beacon(value.hash, stated))
+        base = self._witness.base(plan.base)
+        weighing = None if base is None else self._work_audit.drawn(base, plan, mark)
+        if weighing is not None:
+            self._do(partial(self._work_audit.weigh, weighing), self._weighings)
         done = 0
         for chunk in drawn(mark, len(stated), self._settings.chunks):
-            began = trio.current_time()
-            done += await self._audit_chunk(plan, finals.chunks[chunk])
-            spent_s = trio.current_time() - began
-            await trio.sleep(spent_s * (1 / self._settings.share - 1))
+            took_s = await self._audit_chunk(plan, finals.chunks[chunk])
+            done += took_s is not None
+            await trio.sleep((took_s or 0.0) * (1 / self._settings.share - 1))
         self._daemon.events.write("audited", round=value.round, chunks=done)
 
-    async def _audit_chunk(self, plan: Plan, final: FinalChunk) -> bool:
-        """Whether the owner's sum could be recomputed; what it proves is kept."""
+    async def _audit_chunk(self, plan: Plan, final: FinalChunk) -> float | None:
+        """Recompute an owner's sum, and keep what that proves. None if it cannot be recomputed.
+
+        Returns for how long, in seconds, it kept this node or its downlink busy.
+        """
         if final.owner == self._me:
-            return False
+            return None
+        wanted = {place: self._wanted(plan, place, final.chunk) for place in self._places(plan, final)}
+        shown = await self._show(list(wanted.values()))
         payloads: dict[int, U8] = {}
-        for place in bitmap_indices(final.bitmap, len(plan.participants)):
-            payload = await self._payload(plan, place, final.chunk)
+        began = trio.current_time()
+        for place, one in wanted.items():
+            payload = await self._sound(plan, place, final.chunk, shown.get(one))
             if payload is None:
-                return False
+                return None
             payloads[place] = payload
         base, statement = self._witness.base(plan.base), final.statement
         if base is not None and await trio.to_thread.run_sync(is_wrong, plan, statement, payloads):
             attachment = b"".join(payloads[place].tobytes() for place in sorted(payloads))
             self._charge(WrongSum(base=base, plan=plan, statement=statement), attachment)
         await self._look_for_lookalikes(plan, final.chunk, payloads)
-        return True
+        moved = sum(one.size for one in wanted.values() if one.peer != self._me)
+        return trio.current_time() - began + moved / self._rates()[1]
+
+    @staticmethod
+    def _places(plan: Plan, final: FinalChunk) -> tuple[int, ...]:
+        """Whose contributions are in a chunk."""
+        return bitmap_indices(final.bitmap, len(plan.participants))
+
+    @staticmethod
+    def _wanted(plan: Plan, place: int, chunk: int) -> Wanted:
+        participant = plan.participants[place]
+        return Wanted(participant.peer, participant.root, chunk, payload_bytes(Grid.of(plan), codec(plan.codec), chunk))
+
+    async def _show(self, wanted: Sequence[Wanted]) -> dict[Wanted, bytes]:
+        """The payloads that are shown; it is held against a peer that it shows none. Raises NetworkError."""
+        mine = {one: self.contribution(one.root, one.chunk) for one in wanted if one.peer == self._me}
+        shown = await self._fetch_lanes.payloads([one for one in wanted if one.peer != self._me])
+        shown |= {one: bytes(held) for one, held in mine.items() if held is not None}
+        for one in wanted:
+            if one not in shown and one.peer != self._me:
+                logger.info("%s does not show chunk %d of its contribution", one.peer, one.chunk)
+                self.suspicion.add(one.peer, UNANSWERED, trio.current_time())
+        return shown
 
     async def _look_for_lookalikes(self, plan: Plan, chunk: int, payloads: Mapping[int, U8]) -> None:
         """Hold it against two members that what they learnt is nearly the same: which of them copied cannot be seen."""
@@ -360,23 +425,25 @@ class Auditing(RoundObserver):
             for peer in pair:
                 self.suspicion.add(peer, USELESS / 2, trio.current_time())
 
-    async def _payload(self, plan: Plan, place: int, chunk: int) -> U8 | None:
-        """A participant's payload of a chunk, from itself, if it shows it; a payload that is unsound is charged."""
-        peer, root = plan.participants[place].peer, plan.participants[place].root
-        size = payload_bytes(Grid.of(plan), codec(plan.codec), chunk)
-        try:
-            held = self.contribution(root, chunk) if peer == self._me else None
-            data = held if held is not None else await self._client.contribution(peer, root, chunk, size)
-        except (NetworkError, RemoteError) as error:
-            logger.info("an audit of chunk %d of round %d comes to nothing: %s", chunk, plan.round, error)
-            self.suspicion.add(peer, UNANSWERED, trio.current_time())
+    async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
+        """What a participant showed, if it is what the plan's root commits to; what is unsound in it is charged."""
+        if data is None:
             return None
         payload = np.frombuffer(data, np.uint8)
         if await trio.to_thread.run_sync(proves_itself, plan, place, chunk, payload) is None:
-            self.suspicion.add(peer, UNANSWERED, trio.current_time())
+            self.suspicion.add(plan.participants[place].peer, UNANSWERED, trio.current_time())
             return None
         await self._look_at(plan, place, chunk, payload)
         return payload
+
+    async def _sound_chunks(self, plan: Plan, place: int, chunks: Sequence[int]) -> dict[int, U8]:
+        """Payloads of one participant, those that are shown and are what it committed to."""
+        shown = await self._show([self._wanted(plan, place, chunk) for chunk in chunks])
+        payloads = {one.chunk: await self._sound(plan, place, one.chunk, data) for one, data in sorted(shown.items())}
+        return {chunk: payload for chunk, payload in payloads.items() if payload is not None}
+
+    def _found_useless(self, peer: PeerId) -> None:
+        self.suspicion.add(peer, USELESS, trio.current_time())
 
     async def _look_at(self, plan: Plan, place: int, chunk: int, payload: U8) -> None:
         """Charge a contributor whose payload is not what it signed about it."""
@@ -403,15 +470,19 @@ class Auditing(RoundObserver):
     async def _top_of(self, commitment: Commitment, root: bytes) -> bytes | None:
         """The hash under a root, from who committed to it, if it shows anything of it."""
         try:
-            held = self.contribution(root, 0) if commitment.peer == self._me else None
             size = payload_bytes(Grid(commitment.numel, commitment.chunk_values), codec(commitment.codec), 0)
-            data = held if held is not None else await self._client.contribution(commitment.peer, root, 0, size)
-        except (NetworkError, RemoteError, LocalError) as error:
+        except LocalError as error:
             logger.info("%s", error)
             return None
-        return top_in(commitment, 0, np.frombuffer(data, np.uint8))
+        wanted = Wanted(commitment.peer, root, 0, size)
+        data = (await self._show([wanted])).get(wanted)
+        return None if data is None else top_in(commitment, 0, np.frombuffer(data, np.uint8))
 
     def _check_seal(self, commitment: Commitment, top: bytes | None) -> None:
         charge = None if top is None else self._witness.copied(commitment, top)
         if charge is not None and top is not None and seal_of(top, commitment.peer) != commitment.seal:
             self._charge(charge)
+
+
+def _lowest(cap: int | None, measured: int) -> float:
+    return min((rate for rate in (cap, measured) if rate), default=UNKNOWN_BYTES_PER_S)

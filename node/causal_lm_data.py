@@ -18,6 +18,7 @@ import blake3
 import msgspec
 import torch
 
+from shoal.node.outsiders import share_of_order
 from shoal.node.text_data import FILES_LIMIT
 from shoal.node.workload import Assignment, one_line
 from shoal.protocol.errors import ConfigError
@@ -50,7 +51,8 @@ class Documents(Protocol):
         """Yield what is dealt to a member, once each, in the order of its pass number `turn`.
 
         Shares of the members of a round are disjoint, in every pass, and cover everything. A peer outside the
-        electorate draws from all, in an order of its own. Raises `ConfigError` if members outnumber documents.
+        electorate reads all, in an order of its own: where documents can be read at any place, first those that no
+        member comes to. Raises `ConfigError` if members outnumber documents.
         """
 
     def everything(self) -> Iterator[str]:
@@ -151,15 +153,14 @@ class _Table:
         self._what = what
 
     def share(self, assignment: Assignment, turn: int) -> Iterator[str]:
-        """Members shuffle the indices alike, by seed and round; member m of n takes places m, m + n, ..."""
+        """All shuffle the indices alike, by seed and round, and each reads its share of that order (`outsiders`)."""
         count = len(self._rows)
         if count < assignment.members:
             raise ConfigError(
                 f"{self._what}: {count} documents for {assignment.members} members; give it more with --data"
             )
-        outside = assignment.member >= assignment.members
-        place = slice(None) if outside else slice(assignment.member, None, assignment.members)
-        own = torch.randperm(count, generator=_generator(assignment, 0))[place]
+        common = msgspec.structs.replace(assignment, member=0)
+        own = share_of_order(torch.randperm(count, generator=_generator(common, 0)), assignment)
         return self._read(own if turn == 0 else own[torch.randperm(len(own), generator=_generator(assignment, turn))])
 
     def everything(self) -> Iterator[str]:

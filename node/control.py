@@ -233,7 +233,8 @@ def _retire_predecessor(data_dir: Path) -> None:
         probe.settimeout(1.0)
         probe.connect(str(path))
         raise ConfigError(
-            f"a node is already running on {data_dir}; stop it with `shoal leave` or choose another --data-dir"
+            f"a node is already running on {data_dir}; stop it with `shoal leave --data-dir {data_dir}` "
+            "or choose another --data-dir"
         )
     if path.is_socket():
         _remove(path)

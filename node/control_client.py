@@ -43,18 +43,23 @@ class ControlRefused(ShoalError):
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One member as the asked node sees it."""
+    """One member as the asked node sees it.
+
+    reach: "self", "direct", "through others", "silent" or "gone"; "" from a node that does not say.
+    """
 
     peer_id: str
     phase: str
     tokens_per_s: float | None
+    reach: str = ""
 
 
 class BytesStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes since this node started, lanes and control."""
+    """Bytes since this node started, lanes and control. passed_on: between others, as their relay."""
 
     sent: int
     received: int
+    passed_on: int = 0
 
 
 class RollbackStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,19 @@ class AmendStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     settings: dict[str, bool | int | float | str]
     asked: bool
+
+
+class BanStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer that takes no part: banned by the certificate of `round`, on the evidence of that digest, in hex.
+
+    until: the last round for which it holds; None has no end.
+    """
+
+    peer_id: str
+    term: str
+    round: int
+    until: int | None
+    evidence: str
 
 
 class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +113,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
-    settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any.
+    settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
+    dashboard_link: the same with its token, to whom the page obeys.
     """
 
     peer_id: str
@@ -112,6 +131,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: list[RollbackStatus] = []
     amendments: list[AmendStatus] = []
     settings: dict[str, bool | int | float | str] = {}
+    bans: list[BanStatus] = []
     loss: float | None
     tokens_per_s: float | None
     bytes: BytesStatus
@@ -119,6 +139,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
     dashboard: str | None = None
+    dashboard_link: str | None = None
 
 
 def socket_path(data_dir: Path) -> Path:

@@ -50,7 +50,7 @@ from shoal.node.round_log import RoundLog
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.services import services_of
 from shoal.node.states import StateShelf
-from shoal.node.status import node_record
+from shoal.node.status import node_record, parting
 from shoal.node.store import Store, disk_errors, write_atomically
 from shoal.node.trainer import Restarted, TrainerEvent, TrainerFailed
 from shoal.node.trainer_messages import Contribution, Evaluated, Restored
@@ -162,6 +162,7 @@ class Daemon:
             done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
         self.engine = self._new_engine()
+        self.sharing = self.engine if isinstance(self.engine, RolloutEngine) else None
         self.reaching = Reaching(self)
         self.services = services_of(self)
         self.outcome = Outcome.DONE
@@ -406,7 +407,8 @@ class Daemon:
 
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
-            self.events.write(change.kind, peer=change.peer)
+            record = self.members.record_of(change.peer)
+            self.events.write(change.kind, peer=change.peer, **parting(change, record))
             for service in self.services:
                 service.heard(change)
             if change.kind == "revoked":
@@ -417,7 +419,6 @@ class Daemon:
             elif change.kind == "linked" and not isinstance(self.engine, RolloutEngine):  # models of their own
                 nursery.start_soon(self.layouts.watch, change.peer)
             if change.kind in ("linked", "detoured"):
-                record = self.members.record_of(change.peer)
                 self.engine.linked(change.peer, (Term(), 0) if record is None else (Term(*record.term), record.round))
 
     async def _request_lane(self, peer: PeerId, offer: bytes) -> bytes:
@@ -488,9 +489,11 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
         _check_same_swarm(store, config.manifest)
         events = EventLog(store.folder / "events.jsonl")
         try:
-            daemon = Daemon
-            if config.manifest.sync.strategy == "rollouts":
-                from shoal.node.sapo.daemon import RolloutDaemon as daemon  # it is made of the one above
+            daemon: type[Daemon] = Daemon
+            if config.manifest.rollouts is not None:
+                from shoal.node.sapo.daemon import daemon_of  # they are made of the one above
+
+                daemon = daemon_of(config.manifest)
             return await daemon(config, store, events, on_progress or (lambda _: None)).run()
         finally:
             events.close()

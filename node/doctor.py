@@ -39,6 +39,7 @@ DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20
 DISK_SLOW_BYTES_PER_S: Final = 20e6
 TRIAL_DEADLINE_S: Final = 14.0
+LATE: Final = "it took more than"
 TRIAL_REPORT_LIMIT_BYTES: Final = 1 << 16
 TOOL_DEADLINE_S: Final = 5.0
 FILES_WANTED: Final = 1024
@@ -360,7 +361,7 @@ def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:
 
 
 def _is_tried(manifest: Manifest) -> bool:
-    return manifest.sync.strategy != "rollouts" and manifest.workload.name != OWN_LOOP
+    return manifest.rollouts is None and manifest.workload.name != OWN_LOOP
 
 
 def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
@@ -372,7 +373,7 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
         )
         said, last = done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:400]
     except subprocess.TimeoutExpired as late:
-        said, last = late.stdout or b"", f"it took more than {deadline_s:g} s"
+        said, last = late.stdout or b"", f"{LATE} {deadline_s:g} s"
     reports = [line for line in said[:TRIAL_REPORT_LIMIT_BYTES].split(b"\n") if line.startswith(b'{"torch"')]
     if not reports:
         return TrialReport(error=last or "the trainer's process said nothing")
@@ -384,6 +385,13 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
 def device(report: TrialReport) -> Check:
     """What training runs on, and whether a GPU lies idle because torch cannot use it."""
     driver = _nvidia()
+    if not report.device and _late(report):
+        return Check(
+            name="device",
+            ok=True,
+            detail=f"not seen: {report.error}; the machine is busy, or its disk slow",
+            remedy="give it longer with --trial SECONDS",
+        )
     if not report.device:
         detail = report.error or "the trainer's process did not start"
         return Check(
@@ -399,6 +407,11 @@ def device(report: TrialReport) -> Check:
     memory = f", {report.device_memory_bytes / 1e9:.0f} GB" if report.device_memory_bytes else ""
     shown = f"{report.device} {report.device_name}".strip() + memory
     return Check(name="device", ok=True, detail=f"{shown}; {driver or 'no NVIDIA driver'}; torch {report.torch}")
+
+
+def _late(report: TrialReport) -> bool:
+    """Whether nothing was wrong but that time ran out."""
+    return report.error is not None and report.error.startswith(LATE)
 
 
 def _nvidia() -> str:
@@ -446,10 +459,10 @@ def speed(manifest: Manifest, report: TrialReport) -> Check:
     if report.tokens_per_s is not None:
         detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
         return Check(name="speed", ok=True, detail=detail)
-    late = report.error is not None and report.error.startswith("it took more")
+    late = _late(report)
     return Check(
         name="speed",
         ok=late,
-        detail=report.error or "the trial ended early",
+        detail=f"{'not measured: ' if late else ''}{report.error or 'the trial ended early'}",
         remedy="give it longer with --trial SECONDS" if late else "correct the workload or its options in the manifest",
     )

@@ -303,7 +303,8 @@ def _seal(memory: int) -> None:
 def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandoned: Callable[[], None]) -> Trainer:
     """The trainer that the manifest's workload asks for: a process of the daemon's, or a loop of its user's own."""
     spec = _trainer_spec(config)
-    if config.manifest.workload.name != OWN_LOOP:
+    averages = config.manifest.rollouts is not None  # an agent's policy: the agent attaches as a loop does
+    if config.manifest.workload.name != OWN_LOOP and not averages:
         return Trainer(spec)
     if config.manifest.sync.exchanges_gradients:
         raise ConfigError(
@@ -316,7 +317,7 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
         peer_id=identity.peer_id,
         path=lambda: trainer_socket_path(config.data_dir),
         known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
-        patience_s=config.loop_patience_s,
+        patience_s=None if averages else config.loop_patience_s,
         on_abandoned=abandoned,
     )
 

@@ -6,8 +6,9 @@ It stands where `Engine` stands for the other strategies. One task takes one inp
     obtain state ─► train ─► vector ─► partner ─► fetch its vector ─► outer step ─► train …
                                           └─ nobody: outer step alone ──▲
 
-Everything of a node is its own: weights, momentum, round. They are saved beside the rounds, and a restart goes on from
-what is on disk. Nothing that a node signs here can contradict what it signed before, so nothing waits for the disk.
+Everything of a node is its own: weights, momentum, round, and the moments of its optimizer. They are saved beside the
+rounds, and a restart goes on from what is on disk. Nothing that a node signs here can contradict what it signed before,
+so nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -20,24 +21,18 @@ from functools import partial
 import trio
 
 from shoal.collectives.codecs import F32
-from shoal.collectives.gossip import (
-    GossipSettings,
-    GossipVector,
-    decode_vector,
-    dither_of,
-    encode_vector,
-    outer_step,
-)
-from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, StateHeader, frozen
+from shoal.collectives.gossip import GossipVector
+from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.engine_parts import EngineParts
 from shoal.node.gossip_exchange import GossipExchange
+from shoal.node.gossip_moments import GossipMoments
 from shoal.node.gossip_start import GossipStart
+from shoal.node.gossip_step import GossipSteps
 from shoal.node.inbox import Heard, Inbox, Input, Linked, Ordered, Own, SetPaused, Tick
 from shoal.node.outcome import PhaseChanged, RoundStepped
 from shoal.node.state_saver import StateSaver
 from shoal.node.trainer import Restarted
-from shoal.node.trainer_messages import Contribution
+from shoal.node.trainer_messages import Contribution, Snapshotted
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import (
@@ -49,7 +44,7 @@ from shoal.protocol.gossip_messages import (
     Withdraw,
 )
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Message, Term
+from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
 
 PATIENCE_MIN_S = 3.0
@@ -78,14 +73,13 @@ class GossipEngine:
         self._p = parts
         self._exchange = exchange
         self._me = parts.identity.peer_id
-        self._settings = GossipSettings.of(manifest.sync)
-        self._codec = manifest.sync.codec
         self._founders = manifest.swarm.founders
         self._grace_s = manifest.round.grace_s
         self._inbox = Inbox()
         self._saver = StateSaver(parts.shelf)
+        self._moments = GossipMoments(parts.store.folder, parts.desk)
         self._alive: frozenset[PeerId] = frozenset()
-        self._grid: Grid
+        self._steps: GossipSteps
         self._start: GossipStart | None = None
         self._state: CertifiedState | None = None
         self._made: _Made | None = None
@@ -157,7 +151,7 @@ class GossipEngine:
         Raises StorageError when the state cannot be written, ConfigError when a peer's parameters are others.
         Cancellation: the newest state is saved.
         """
-        self._grid = Grid(numel, self._p.config.manifest.round.chunk_values)
+        self._steps = GossipSteps(self._p.config.manifest, self._me, numel)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._saver.run)
             nursery.start_soon(self._fetch_wanted)
@@ -202,11 +196,12 @@ class GossipEngine:
         self.machine = PairingMachine(
             me=self._me,
             swarm=self._p.config.manifest.swarm_id,
-            shape=(self._codec, self._grid.numel, self._grid.chunk_values),
+            shape=(self._steps.codec, self._steps.grid.numel, self._steps.grid.chunk_values),
             patience_s=PATIENCE_MIN_S,
             round=state.round,
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
+        await self._moments.restore(state.round)
         await self._p.desk.stand_on(state, taken=0)
         return True
 
@@ -221,7 +216,10 @@ class GossipEngine:
             await self._set_paused(event.paused)
         elif isinstance(event, Contribution):
             await self._make(event)
+        elif isinstance(event, Snapshotted):
+            await self._moments.heard(event)
         elif isinstance(event, Restarted):
+            self._moments.interrupted()
             if machine.phase is Phase.TRAINING:
                 await self._train()
         elif isinstance(event, Tick):
@@ -313,6 +311,7 @@ class GossipEngine:
             await self._p.desk.stand_on(self._state, taken=self._taken, fresh=True)
             await self._train()
             return
+        await self._moments.made(made.vector.offer.round)
         self._exchange.shelf.put(made.vector)
         await trio.to_thread.run_sync(self._p.audit.vector, made.vector, made.delta)
         self._p.log.contributed(event, event.tokens)
@@ -322,16 +321,8 @@ class GossipEngine:
 
     def _encode(self, event: Contribution, round: int) -> _Made:
         assert self._state is not None
-        delta = -self._p.desk.pseudo_gradient(self._grid.numel)
-        vector = encode_vector(
-            self._state.anchor,
-            delta,
-            self._settings,
-            grid=self._grid,
-            codec_name=self._codec,
-            round=round,
-            dither=dither_of(self._p.config.manifest.swarm_id, round, self._me),
-        )
+        delta = -self._p.desk.pseudo_gradient(self._state.numel)
+        vector = self._steps.vector(self._state, delta, round)
         return _Made(event=event, delta=delta, vector=vector)
 
     async def _fetch_wanted(self) -> None:
@@ -417,21 +408,12 @@ class GossipEngine:
         await self._begin_round_or_finish()
 
     def _work_out(self, made: _Made, values: F32 | None) -> tuple[CertifiedState, StateHeader]:
-        before, vector = self._state, made.vector
+        before = self._state
         assert before is not None
-        anchor, momentum = (self._p.shelf.vectors.take(before.numel) for _ in range(2))
-        exchanged = None if values is None else (decode_vector(vector.chunks, vector.grid, self._codec), values)
-        outer_step(
-            before.anchor, before.momentum, made.delta, self._settings, exchanged=exchanged, out=(anchor, momentum)
-        )
-        state = CertifiedState(
-            term=Term(),
-            round=vector.offer.round,
-            # What the swarm trained on, by what this node sees: schedules are to run alike at all.
-            tokens=before.tokens + made.event.tokens * (len(self.others) + 1),
-            layout_hash=before.layout_hash,
-            anchor=frozen(anchor),
-            momentum=frozen(momentum),
+        # What the swarm trained on, by what this node sees: schedules are to run alike at all.
+        tokens = made.event.tokens * (len(self.others) + 1)
+        state = self._steps.stepped(
+            before, made.delta, made.vector, other=values, tokens=tokens, memory=self._p.shelf.vectors.take
         )
         return state, self._p.shelf.header(state)
 

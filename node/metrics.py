@@ -82,7 +82,7 @@ class Metrics:
     def hear(self, record: Mapping[str, EventField]) -> None:
         """Count an event of this life of the node."""
         kind = record.get("event")
-        if kind in FAULTS:
+        if kind in FAULTS and record.get("left") is not True:
             self._faults.labels(kind).inc()
         elif kind == "contributed":
             self._tokens.inc(_number(record, "tokens"))

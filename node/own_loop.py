@@ -129,7 +129,7 @@ class Swarm:
         """
         atexit.register(self.close)
         try:
-            self._daemon = found_or_started(self._manifest, self._data_dir, peers=self._peers, options=self._options)
+            self._daemon = self._found()
             self._client = client = self._daemon.attach(
                 layout=self._flat.layout, metric=self._metric, device=str(self._device)
             )
@@ -168,6 +168,10 @@ class Swarm:
                 client.close()
             if daemon is not None:
                 daemon.end()
+
+    def _found(self) -> LoopDaemon:
+        """The daemon to attach to."""
+        return found_or_started(self._manifest, self._data_dir, peers=self._peers, options=self._options)
 
     @property
     def active(self) -> bool:
@@ -296,6 +300,8 @@ class Swarm:
             if order is not None:
                 self._follow(order, client)
                 quiet_since, silences = time.monotonic(), 0
+            elif client.gone and self._held:
+                self._follow(self._held.popleft(), client)  # the last anchor, for which no more steps are made
             elif client.gone:
                 self._go_on_alone(client)
             elif not idle:

@@ -124,6 +124,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
         except MappingFailed:
             raise
-        except Exception as error:  # see above
-            raise MappingFailed(str(error) or type(error).__name__) from error
+        except Exception as error:  # see above; where nobody answers at all it raises the text of errno 0
+            reason = "no router answers to UPnP" if str(error) == "Success" else str(error) or type(error).__name__
+            raise MappingFailed(reason) from error
     raise MappingFailed(f"the router did not answer within {CALL_DEADLINE_S:g} s")

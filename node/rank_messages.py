@@ -80,8 +80,12 @@ class Measure(Message, frozen=True, kw_only=True):
     """Evaluate the model as it is."""
 
 
-class EmptyCache(Message, frozen=True, kw_only=True):
-    """Give back the device memory that is held for later use."""
+class Rest(Message, frozen=True, kw_only=True):
+    """Leave the device to others: what this rank has on it goes to the host."""
+
+
+class Wake(Message, frozen=True, kw_only=True):
+    """Take back from the host what `Rest` put there."""
 
 
 RankOrder = (
@@ -97,7 +101,8 @@ RankOrder = (
     | GatherInner
     | ScatterInner
     | Measure
-    | EmptyCache
+    | Rest
+    | Wake
 )
 
 _ORDERS: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)

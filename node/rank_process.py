@@ -18,7 +18,6 @@ from shoal.node.rank_messages import (
     Backward,
     Clip,
     Decay,
-    EmptyCache,
     Gather,
     GatherGradients,
     GatherInner,
@@ -27,8 +26,10 @@ from shoal.node.rank_messages import (
     Open,
     RankOrder,
     RankStart,
+    Rest,
     Scatter,
     ScatterInner,
+    Wake,
     unpack_order,
 )
 from shoal.node.ranks import END_DEADLINE_S
@@ -94,6 +95,7 @@ def _follow(order: RankOrder, shard: Shard) -> None:
             shard.share_buffers()
         case Measure():
             shard.measure()
-        case EmptyCache():
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        case Rest():
+            shard.rest()
+        case Wake():
+            shard.wake()

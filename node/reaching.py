@@ -31,9 +31,11 @@ from shoal.swarm.lane_reach import Way
 from shoal.swarm.members import Change
 from shoal.swarm.networks import is_private, own_hosts
 from shoal.swarm.passages import PassageDesk, ask_passage
+from shoal.swarm.punching import Puncher
 from shoal.swarm.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
 from shoal.swarm.seal import format_address as format_lane
 from shoal.swarm.seal import parse_address as parse_lane
+from shoal.swarm.sightings import SightingDesk
 
 if TYPE_CHECKING:
     from shoal.node.daemon import Daemon
@@ -84,7 +86,10 @@ class Reaching:
         limit = self._config.max_upload
         self.passages = PassageDesk(self._host, upload=None if limit is None else RateLimit(limit))
         DialBackDesk(self._host, self._is_linked)
-        self._lanes.use(self, knocks=self._host.knocks, passages=self.passages)
+        self.sightings = SightingDesk(self._host)
+        puncher = Puncher(self._host, self, self._evidence.hosts)
+        desks = (self.passages, self.sightings)
+        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=puncher)
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 
@@ -117,6 +122,11 @@ class Reaching:
     def capabilities(self) -> tuple[str, ...]:
         """What this node's record says it does for others."""
         return (RELAY,) if self._host.relay.admits is not None else ()
+
+    @property
+    def bytes_passed(self) -> int:
+        """What it has passed on between others: of circuits and lanes."""
+        return self._host.relay.bytes_passed + self.passages.bytes_passed
 
     # -- what its lanes ask --------------------------------------------------------------------------------------
 
@@ -253,7 +263,8 @@ class Reaching:
         self.proven = tuple(format_address(host, port, me) for port in control for host in self._evidence.reached(port))
         self.proven_lanes = tuple(format_lane(host, port) for port in lanes for host in self._evidence.reached(port))
         offers = self._config.relay and bool(self.proven) and bool(self.proven_lanes)
-        self._host.relay.admits = self.passages.admits = self._is_linked if offers else None
+        admits = self._is_linked if offers else None
+        self._host.relay.admits = self.passages.admits = self.sightings.admits = admits
         self._lanes.addresses = self.lane_addresses
         self._tell()
 
@@ -365,9 +376,9 @@ class Reaching:
 def stranded_text(control_port: int, lane_port: int) -> str:
     """What the user of a node reads that nobody can reach."""
     return (
-        "no member is linked that others can reach, and neither can this node be reached from outside: members behind "
-        "routers meet only through one that is. Start one where it can be reached, join it with --join, or forward "
-        f"TCP ports {control_port} and {lane_port} of the router to this machine"
+        "nobody outside reaches this node, nor any member that it is linked with. Within one network that does not "
+        "matter; for members elsewhere start one that can be reached and join it with --join, or forward TCP ports "
+        f"{control_port} and {lane_port} of the router to this machine"
     )
 
 

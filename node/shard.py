@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.node.adamw import EPSILON
 from shoal.node.flat_parameters import FlatParameters
+from shoal.node.host_copies import HostCopies
 from shoal.node.micro_batches import deal_batch, to_device
 from shoal.node.ranks import GROUP_TIMEOUT_S, LOOPBACK
 from shoal.node.trainer_messages import Assignment, Start
@@ -95,6 +96,7 @@ class Shard:
         self.moved_names = () if self._optimizer is None else tuple(self._trained)
         self._batches: Iterator[Any] = iter(())
         self._random = torch.get_rng_state()  # of the batches, which are the same in all ranks
+        self._resting: HostCopies | None = None
 
     def open(self, assignment: Assignment, drawn: int) -> None:
         """Begin with this share of the data after its first `drawn` batches."""
@@ -242,9 +244,33 @@ class Shard:
         finally:
             self.model.train()
 
+    def rest(self) -> None:
+        """Give what this rank has on an accelerator back to it, until `wake`, but for buffers. No collective."""
+        if self._device.type == "cuda":
+            self.give_back()
+            torch.cuda.empty_cache()
+
+    def give_back(self) -> None:
+        """Copy this rank's rows, and their moments, to the host, and free the memory that they had."""
+        self.model.zero_grad(set_to_none=True)
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        self._resting = HostCopies(_local(tensor) for tensor in [*self.model.parameters(), *held])
+
+    def wake(self) -> None:
+        """Come back from `rest`, with nothing changed. No collective."""
+        if self._resting is not None:
+            self._resting.put_back()
+            self._resting = None
+
     def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
         return torch.split(vector, sizes)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's rows."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _shard(model: torch.nn.Module, device: torch.device, processes: int) -> None:

@@ -7,17 +7,17 @@ one tells the other ranks what is to be done and does its own part of it (`shard
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from shoal.node.inner_loop import Replica
-from shoal.node.inner_state import keepable, room_bytes
+from shoal.node.inner_state import InnerState, keepable, room_bytes
 from shoal.node.rank_messages import (
     Backward,
     Clip,
     Decay,
-    EmptyCache,
     Gather,
     GatherGradients,
     GatherInner,
@@ -25,11 +25,14 @@ from shoal.node.rank_messages import (
     Move,
     Open,
     RankStart,
+    Rest,
     Scatter,
     ScatterInner,
+    Wake,
 )
 from shoal.node.ranks import Ranks
 from shoal.node.shard import Shard, join_group, rank_device
+from shoal.node.shared_tensors import Vector
 from shoal.node.trainer_messages import Assignment, Start
 from shoal.node.workload import Workload
 
@@ -101,6 +104,7 @@ class ShardedReplica(Replica):
         self.device_type = device.type
         self._start = start
         self._ranks = ranks
+        self._resting = False
         for rank in range(1, ranks.processes):
             ranks.tell_rank(rank, RankStart(start=start, rank=rank, processes=ranks.processes))
         join_group(ranks.store, rank=0, processes=ranks.processes, device=device)
@@ -155,10 +159,42 @@ class ShardedReplica(Replica):
         return moments + room_bytes([*buffers, self.new_vector()] if self.accounts.mixes else buffers)
 
     def rest(self) -> None:
-        """Give back what device memory is held for later use; the parts stay on their devices."""
-        self._ranks.tell(EmptyCache())
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        """Leave the devices to others until `wake`: the parts go to the host, at a step boundary.
+
+        What is asked of them meanwhile, a new anchor or an evaluation, takes them back for as long as it takes.
+        """
+        self._ranks.tell(Rest())
+        self._shard.rest()
+        self._resting = True
 
     def wake(self) -> None:
         """Come back from `rest`, with nothing changed."""
+        self._ranks.tell(Wake())
+        self._shard.wake()
+        self._resting = False
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        resting = self._resting
+        if resting:
+            self.wake()
+        try:
+            yield
+        finally:
+            if resting:
+                self.rest()
+
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
+        """As of one process."""
+        with self._awake():
+            super().apply(anchor, round=round, taken=taken, fresh=fresh)
+
+    def evaluate(self) -> float:
+        """As of one process."""
+        with self._awake():
+            return super().evaluate()
+
+    def inner_state(self, round: int) -> InnerState:
+        """As of one process."""
+        with self._awake():
+            return super().inner_state(round)

@@ -144,6 +144,11 @@ class StateShelf:
             kept.asked_at = self._clock()
             return kept.header
 
+    def state(self, round: int) -> CertifiedState | None:
+        """The state of a round that is still held."""
+        kept = self._states.get(round)
+        return None if kept is None else kept.state
+
     def newest_round(self) -> int | None:
         """The newest round whose state is held."""
         return max(self._states, default=None)

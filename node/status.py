@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
-from shoal.node.control_client import AmendStatus
+from shoal.node.control_client import AmendStatus, BanStatus
 from shoal.node.dashboard.service import PageService
 from shoal.node.gossip_engine import GossipEngine
 from shoal.node.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
+from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import NodeRecord
+from shoal.swarm.members import Change
 
 if TYPE_CHECKING:
     from shoal.node.daemon import Daemon
@@ -62,6 +64,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         amendments = [] if machine is None else _amendments(machine.amend_consents())
         missing = [] if machine is None else [str(peer) for peer in machine.missing()]
         amended = daemon.chain.amended(head.next_round)
+    page = next((page for page in daemon.services if isinstance(page, PageService)), None)
     document = Status(
         peer_id=daemon.identity.peer_id,
         swarm_id=daemon.swarm_id.hex(),
@@ -76,20 +79,28 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         rollbacks=rollbacks,
         amendments=amendments,
         settings=amended_settings(daemon.config.manifest, amended),
+        bans=_bans(daemon.chain.banned),
         missing=missing,
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,
         blocked_fraction=daemon.desk.blocked_fraction,
-        rollouts=engine.status if isinstance(engine, RolloutEngine) else None,
+        rollouts=None if daemon.sharing is None else daemon.sharing.status,
         refused=daemon.host.refusals.counts() | daemon.lanes.refusals.counts(),
-        dashboard=next((page.url for page in daemon.services if isinstance(page, PageService)), None),
+        dashboard=None if page is None else page.url,
+        dashboard_link=None if page is None else page.link,
         bytes=BytesStatus(
             sent=daemon.lanes.bytes_sent + traffic.bytes_sent,
             received=daemon.lanes.bytes_received + traffic.bytes_received,
+            passed_on=daemon.reaching.bytes_passed,
         ),
     )
     built: dict[str, JsonValue] = msgspec.to_builtins(document)
     return built
+
+
+def parting(change: Change, record: NodeRecord | None) -> dict[str, bool]:
+    """What an event says beside a peer's death: that it had taken its leave."""
+    return {"left": True} if change.kind == "died" and record is not None and record.phase == "leaving" else {}
 
 
 def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:
@@ -106,11 +117,28 @@ def _amendments(consents: Mapping[PeerId, AmendConsent]) -> list[AmendStatus]:
     ]
 
 
+def _bans(banned: Mapping[PeerId, Sentence]) -> list[BanStatus]:
+    return [
+        BanStatus(
+            peer_id=peer,
+            term=term_text(sentence.decided[0]),
+            round=sentence.decided[1],
+            until=None if sentence.until == FOR_EVER else sentence.until,
+            evidence=sentence.evidence.hex(),
+        )
+        for peer, sentence in sorted(banned.items())
+    ]
+
+
 def _member(daemon: Daemon, peer: str) -> MemberStatus:
     if peer == daemon.identity.peer_id:
-        return MemberStatus(peer_id=peer, phase=daemon.record_phase, tokens_per_s=daemon.desk.tokens_per_s)
+        speed = None if daemon.record_phase == "paused" else daemon.desk.tokens_per_s
+        return MemberStatus(peer_id=peer, phase=daemon.record_phase, tokens_per_s=speed, reach="self")
     record = daemon.members.record_of(peer)  # type: ignore[arg-type]
     gone = peer not in daemon.members.alive()
     if record is None or gone:
-        return MemberStatus(peer_id=peer, phase="missing", tokens_per_s=None)
-    return MemberStatus(peer_id=peer, phase=record.phase, tokens_per_s=record.tokens_per_s)
+        return MemberStatus(peer_id=peer, phase="missing", tokens_per_s=None, reach="gone")
+    silent, linked = peer in daemon.members.suspected(), peer in daemon.members.links.linked()
+    reach = "silent" if silent else "direct" if linked else "through others"
+    speed = None if record.phase in ("paused", "leaving") else record.tokens_per_s
+    return MemberStatus(peer_id=peer, phase=record.phase, tokens_per_s=speed, reach=reach)

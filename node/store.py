@@ -211,7 +211,8 @@ class Store:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"a node is already running on {self.folder}; stop it with `shoal leave` or choose another --data-dir"
+                f"a node is already running on {self.folder}; stop it with `shoal leave --data-dir {self.folder}` "
+                "or choose another --data-dir"
             ) from None
 
     def _read_agreement(self) -> list[DurableRecord]:

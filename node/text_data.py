@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from shoal.node.outsiders import share_of_order
 from shoal.node.workload import Assignment
 from shoal.protocol.errors import ConfigError
 
@@ -112,18 +113,14 @@ def _tensor(content: bytes) -> torch.Tensor:
 def deal_windows(count: int, assignment: Assignment) -> Iterator[int]:
     """Yield window indices below `count`, without end, that no other member of the round is dealt.
 
-    Members shuffle the windows alike, by seed and round, and member `m` of `n` takes places m, m + n,
-    m + 2n, ... Only a round that uses up all windows begins a second pass, and only there may they repeat. A
-    peer outside the electorate (``m >= n``) has no place of its own yet and draws from a shuffle of its own.
+    All shuffle the windows alike, by seed and round, and each reads its share of that order (`outsiders`). Only a round
+    that uses up all windows begins a second pass, and only there may members' windows repeat.
 
     Raises `ConfigError` if there are fewer windows than members.
     """
-    member, members = assignment.member, assignment.members
+    members = assignment.members
     if not 0 < members <= count:
         raise ConfigError(f"{count} windows of text for {members} members; give it more text with --data")
-    outside = member >= members
-    dealer = assignment if outside else msgspec.structs.replace(assignment, member=0)
-    place = slice(None) if outside else slice(member, None, members)
-    generator = torch.Generator().manual_seed(dealer.stream_seed)
+    generator = torch.Generator().manual_seed(msgspec.structs.replace(assignment, member=0).stream_seed)
     while True:
-        yield from torch.randperm(count, generator=generator)[place].tolist()
+        yield from share_of_order(torch.randperm(count, generator=generator), assignment).tolist()

@@ -25,8 +25,10 @@ from shoal.node.trainer_messages import (
     InnerSettings,
     Pause,
     Progress,
+    Restore,
     Resume,
     Retune,
+    Snapshot,
     SyncSettings,
     Train,
     Trained,
@@ -151,6 +153,14 @@ class TrainingDesk:
         await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
         await self._trainer.send(Evaluate(round=state.round))
 
+    async def snapshot(self, round: int, path: str) -> None:
+        """Have it write what it knows beside the anchor, with the inner steps of `round` in it; see `Snapshot`."""
+        await self._trainer.send(Snapshot(round=round, path=path))
+
+    async def restore_moments(self, round: int, path: str) -> None:
+        """Have it take over the optimizer's moments and the buffers that it wrote there, before its first anchor."""
+        await self._trainer.send(Restore(path=path, round=round, exact=False))
+
     async def retune(self, manifest: Manifest) -> None:
         """Go on by these settings, from the next order on."""
         self._inner_steps = manifest.sync.round_steps
@@ -167,7 +177,7 @@ class TrainingDesk:
             order=self._orders,
             round=previous.next_round,
             steps=self._fair_steps(previous.members) if contribute else self._inner_steps,
-            assignment=self._assignment(previous, me),
+            assignment=self.assignment(previous, me),
             certified_tokens=tokens,
             contribute=contribute,
         )
@@ -180,7 +190,7 @@ class TrainingDesk:
             order=self._orders,
             round=round,
             steps=self._inner_steps,
-            assignment=Assignment(seed=self._seed, round=round, member=_number(me, numbered), members=len(numbered)),
+            assignment=Assignment(seed=self._seed, round=round, member=share_of(me, numbered), members=len(numbered)),
             certified_tokens=tokens,
         )
         await self._trainer.send(order)
@@ -190,10 +200,11 @@ class TrainingDesk:
             return self._inner_steps
         return fair_steps(self._inner_steps, self.steady_tokens_per_s, self._speeds(members))
 
-    def _assignment(self, previous: Value, me: PeerId) -> Assignment:
+    def assignment(self, previous: Value, me: PeerId) -> Assignment:
+        """The share of the data that is `me`'s in the round after `previous`."""
         members = previous.members
         seed = _seed_of(self._seed, previous.next_term)
-        return Assignment(seed=seed, round=previous.next_round, member=_number(me, members), members=len(members))
+        return Assignment(seed=seed, round=previous.next_round, member=share_of(me, members), members=len(members))
 
     def is_current(self, event: Contribution) -> bool:
         """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
@@ -219,7 +230,8 @@ class TrainingDesk:
             await self._evaluated.wait()
 
 
-def _number(me: PeerId, members: Sequence[PeerId]) -> int:
+def share_of(me: PeerId, members: Sequence[PeerId]) -> int:
+    """The number of `me`'s share of a round's data: a member's place, for others a number beyond all of them."""
     return members.index(me) if me in members else len(members) + _draw(me)
 
 

@@ -161,6 +161,10 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's code, which may raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"workload {shown!r}: there is no module {error.name!r}; start this where its file lies, or install it"
+            ) from None
         raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; install what it needs") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):

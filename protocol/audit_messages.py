@@ -1,4 +1,4 @@
-"""What nodes ask each other for the sake of audits: evidence, contributions to past rounds, owners' statements.
+"""What nodes ask each other for the sake of audits: evidence, owners' statements, what contributors announced.
 
 One request and one answer on a stream of /shoal/audit/1. What is longer than a part is asked for part by part.
 """
@@ -9,7 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.protocol.messages import CHUNK_LIMIT, MEMBER_LIMIT, Count, Hash, Message, Peer, Place, Signature, Term
+from shoal.protocol.commitments import Commitment
+from shoal.protocol.messages import MEMBER_LIMIT, Count, Hash, Message, Peer, Place, Signature, Term
 from shoal.protocol.peering import Refusal
 
 AUDIT_PROTOCOL = "/shoal/audit/1"
@@ -17,8 +18,7 @@ PART_LIMIT_BYTES = 1 << 19
 CHARGES_LIMIT = 256
 STATEMENTS_LIMIT = 2048
 """Of one answer."""
-
-Chunk = Annotated[int, msgspec.Meta(ge=0, lt=CHUNK_LIMIT)]
+COMMITMENTS_LIMIT = 4 * MEMBER_LIMIT
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -43,19 +43,23 @@ class GetEvidence(Message, frozen=True, kw_only=True):
     offset: Count = 0
 
 
-class GetContribution(Message, frozen=True, kw_only=True):
-    """Asks for the sender's payload of a chunk, from `offset` on, in the contribution of that root: of a past round."""
-
-    root: Hash
-    chunk: Chunk
-    offset: Count = 0
-
-
 class GetStatements(Message, frozen=True, kw_only=True):
     """Asks for what the owners stated about the chunks of a plan, from chunk `first` on."""
 
     plan: Hash
     first: Count = 0
+
+
+class GetCommitments(Message, frozen=True, kw_only=True):
+    """Asks for what contributors committed to in the round after that value, as the one asked heard it."""
+
+    base: Hash
+
+
+class Commitments(Message, frozen=True, kw_only=True):
+    """What contributors signed, each in each of its lives."""
+
+    commitments: Annotated[tuple[Commitment, ...], msgspec.Meta(max_length=COMMITMENTS_LIMIT)]
 
 
 class Part(Message, frozen=True, kw_only=True):
@@ -80,5 +84,5 @@ class StatementsPart(Message, frozen=True, kw_only=True):
     statements: Annotated[tuple[Stated, ...], msgspec.Meta(max_length=STATEMENTS_LIMIT)]
 
 
-AuditRequest = EvidenceHeld | GetEvidence | GetContribution | GetStatements
-AuditAnswer = EvidenceHeld | Part | StatementsPart | Refusal
+AuditRequest = EvidenceHeld | GetEvidence | GetStatements | GetCommitments
+AuditAnswer = EvidenceHeld | Part | StatementsPart | Commitments | Refusal

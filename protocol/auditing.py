@@ -3,6 +3,8 @@
     beacon = H("audit-beacon", hash of the certified value, root over (result, bitmap) of every chunk)
     ticket = the auditor's signature of the beacon
     chunks = distinct numbers from BLAKE3(ticket), extended output, 8 bytes each modulo the number of chunks
+    work   = two numbers of 8 bytes from BLAKE3(ticket ‖ "work"): weighed if the first ÷ 2^64 is below the share, the
+             contribution in plan order whose number is the second modulo how many there are
 
 The beacon depends on every owner's signed results, so nothing is drawn before all are signed. Who signs last could try
 many results and keep one whose beacon suits it; but what follows from a beacon it cannot know, for it cannot sign for
@@ -41,3 +43,10 @@ def drawn(ticket: bytes, chunks: int, count: int) -> list[int]:
         found[int.from_bytes(stream.digest(length=_NUMBER_BYTES, seek=at), "little") % chunks] = None
         at += _NUMBER_BYTES
     return list(found)
+
+
+def drawn_work(ticket: bytes, contributors: int, share: float) -> int | None:
+    """Whose work is weighed in a round, of so many contributors; None in a round in which nobody's is."""
+    stream = blake3(ticket + b"work").digest(length=2 * _NUMBER_BYTES)
+    chance, whose = (int.from_bytes(part, "little") for part in (stream[:_NUMBER_BYTES], stream[_NUMBER_BYTES:]))
+    return whose % contributors if contributors and chance < share * 2 ** (8 * _NUMBER_BYTES) else None

@@ -2,7 +2,7 @@
 
     double vote            two votes of one member in one view of one round
     double result          two statements of one owner about one chunk of one plan
-    double commitment      two contributions that one node announced in one life of one round
+    double commitment      two contributions, or norms of one, that a node announced in one life of one round
     copied commitment      a root whose seal shows that who signed it did not know what is under it
     unsound contribution   bytes under a signed root that do not decode, or have not the sum of squares that was signed
     wrong sum              a signed result that is not what the plan makes of the contributions that its bitmap names
@@ -20,7 +20,7 @@ signed by the accused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
@@ -109,10 +109,21 @@ class DoubleResult(_About, frozen=True, kw_only=True):
             _check_statement(statement, self.plan, self.base)
 
 
+def _announced(commitment: Commitment) -> tuple[bytes, bytes, bytes]:
+    """What a node says once in a life."""
+    return commitment.root, commitment.seal, commitment.squares
+
+
 class DoubleCommitment(_About, frozen=True, kw_only=True):
-    """A node announced two contributions in one life; the lower root first."""
+    """A node announced two contributions in one life, or two norms of one; ordered by root, seal and squares."""
 
     commitments: tuple[Commitment, Commitment]
+
+    @classmethod
+    def of(cls, base: Value, one: Commitment, other: Commitment) -> Self | None:
+        """What these come to, of one node in one life; None if they agree."""
+        first, second = sorted((one, other), key=_announced)
+        return cls(base=base, commitments=(first, second)) if _announced(first) < _announced(second) else None
 
     @property
     def accused(self) -> PeerId:
@@ -124,7 +135,7 @@ class DoubleCommitment(_About, frozen=True, kw_only=True):
         first, second = self.commitments
         if (first.peer, first.life) != (second.peer, second.life):
             raise RemoteError("commitments of two nodes, or of one that was restarted")
-        if not first.root < second.root:
+        if not _announced(first) < _announced(second):
             raise RemoteError("commitments that agree, or in another order")
         for commitment in self.commitments:
             _check_commitment(commitment, self.base)
@@ -245,7 +256,7 @@ def describe(kind: str) -> str:
     return {
         "doublevote": "two votes in one view",
         "doubleresult": "two results for one chunk of one plan",
-        "doublecommitment": "two contributions in one life of one round",
+        "doublecommitment": "two contributions, or two norms of one, in one life of one round",
         "copiedcommitment": "a commitment copied from another",
         "unsoundcontribution": "a contribution that does not decode, or has another norm than was signed",
         "wrongsum": "a result that is not what the contributions come to",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, Participant, Ready
+from shoal.protocol.messages import MEMBER_LIMIT, Participant, Plan, Ready
 from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING
 
 READIES_LIMIT = 4 * MEMBER_LIMIT
@@ -46,6 +46,15 @@ class Gathering:
     def get(self, peer: PeerId) -> Ready | None:
         """What `peer` announced."""
         return self._readies.get(peer)
+
+    def squares(self, plan: Plan) -> dict[PeerId, tuple[float, ...]]:
+        """What those told of their contributions whom `plan` counts, without who is proven to lie."""
+        readies = ((p, self._readies.get(p.peer)) for p in plan.participants if p.weight and p.peer not in self.shunned)
+        return {
+            p.peer: r.squares
+            for p, r in readies
+            if r is not None and r.role == CONTRIBUTOR and (r.root, r.life) == (p.root, p.life)
+        }
 
     def receive(self, sender: PeerId, ready: Ready) -> None:
         """Take a peer's announcement. Raises RemoteError if it breaks the protocol."""

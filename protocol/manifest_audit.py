@@ -24,3 +24,12 @@ class AuditSection(Message, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=2**53, description="For how many rounds who is proven to have lied is out; 0 is for ever."),
     ] = 0
+    work: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Of the rounds, in so many a node weighs what one member's work does to the loss on the data "
+            "assigned to that member; 0 for none. It fetches that whole contribution, and takes some forward passes.",
+        ),
+    ] = 0.0

@@ -11,6 +11,16 @@ from msgspec import Meta
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
 from shoal.protocol.wire import Message
 
+DEFAULT_POLICY = "char-policy"
+DEFAULT_ROLLOUTS = {
+    "tasks": [{"family": name, "config": "easy"} for name in ("base_conversion", "basic_arithmetic", "lcm")],
+    "completion_tokens": 8,
+}
+"""A section for a founder who says nothing: short answers, that the built-in policy learns to give in minutes."""
+
+AVERAGING = "diloco"
+"""The strategy with which a section [rollouts] means both: rollouts are shared, and the policies averaged."""
+
 TASK_LIMIT = 256
 GROUPS_LIMIT = 256
 """Of one round."""
@@ -34,7 +44,7 @@ class TaskEntry(Message, frozen=True, kw_only=True):
 
 
 class RolloutsSection(Message, frozen=True, kw_only=True):
-    """With strategy = rollouts: what the policies are asked, and how they train on each other's answers."""
+    """What policies are asked, and how they train on each other's answers: strategy = rollouts, or diloco beside it."""
 
     tasks: Annotated[
         list[TaskEntry],
@@ -67,6 +77,13 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
     staleness_rounds: Annotated[
         int, Meta(ge=0, le=1000, description="An offered group may be taken for so many of the taker's rounds.")
     ] = 4
+    adaptive: Annotated[
+        bool,
+        Meta(
+            description="Whether a node takes fewer groups of others, and makes more itself, while its reward "
+            "oscillates from round to round."
+        ),
+    ] = False
     sampling: Annotated[
         Literal["uniform", "weighted"],
         Meta(
@@ -84,11 +101,14 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
 
 
 def check_rollouts(section: RolloutsSection | None, sync: msgspec.Struct) -> None:
-    """Raise ValueError unless `section` is there just with strategy = rollouts, and [sync] says nothing else then."""
+    """Raise ValueError unless `section` is there with rollouts, where [sync] says nothing else, or with diloco."""
     given = msgspec.structs.asdict(sync)
-    if given.pop("strategy") != "rollouts":
-        if section is not None:
-            raise ValueError('[rollouts] has a meaning with strategy = "rollouts" only')
+    strategy = given.pop("strategy")
+    if strategy != "rollouts":
+        if section is not None and strategy != AVERAGING:
+            raise ValueError(
+                f'[rollouts] has a meaning with strategy = "rollouts", or "{AVERAGING}" to average the policies too'
+            )
         return
     if section is None:
         raise ValueError(

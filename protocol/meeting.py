@@ -2,8 +2,8 @@
 
 A member that moved ahead votes in no lower view. Where the others are a quorum without it they go on, and it hears of
 the certificate. Where they are not, their view decides nothing: no plan of its lead, whatever the attempt, is reported
-by everyone that is needed. It happens to who was started while the lead's link was not up: for a moment it saw a quorum
-without a lead. Then others leave or die, and it is needed.
+by everyone that is needed. It happens to whose link to the lead comes up late (following.py): for a while it sees a
+quorum without a lead. Then others leave or die, and it is needed.
 
 So each member looks for the lowest view, from its own on, in which those who live and have not promised more are a
 quorum. Every member that knows the same promises finds the same view; who stands highest of those that are needed is

@@ -28,7 +28,7 @@ Source: NoLoCo, arXiv 2506.10911 (random pairs, no collective).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -102,18 +102,30 @@ def candidates(swarm: bytes, round: int, me: PeerId, others: Collection[PeerId])
     return found
 
 
+Propose = Callable[[bytes, int, PeerId, Collection[PeerId]], list[PeerId]]
+"""As `candidates`."""
+
+
 class PairingMachine:
     """One node's exchanges, round after round, of which `round` is done.
 
-    shape: of its vectors, as in `Offer`. patience_s: how long a candidate may take to answer.
+    shape: of its vectors, as in `Offer`. patience_s: how long a candidate may take to answer. propose: whom it asks.
     """
 
     def __init__(
-        self, *, me: PeerId, swarm: bytes, shape: tuple[str, int, int], patience_s: float, round: int = 0
+        self,
+        *,
+        me: PeerId,
+        swarm: bytes,
+        shape: tuple[str, int, int],
+        patience_s: float,
+        round: int = 0,
+        propose: Propose = candidates,
     ) -> None:
         self._me = me
         self._swarm = swarm
         self._shape = shape
+        self._propose = propose
         self.patience_s = patience_s
         self.round = round
         self.phase = Phase.OVER
@@ -170,7 +182,7 @@ class PairingMachine:
         if self.phase not in (Phase.TRAINING, Phase.PAUSED) or offer.round != self.round:
             raise LocalError(f"a vector of round {offer.round} in round {self.round}, {self.phase}")
         self._offer, self._reasons, self._tried = offer, [], set()
-        self._candidates = candidates(self._swarm, self.round, self._me, others)
+        self._candidates = self._propose(self._swarm, self.round, self._me, others)
         waiting = [peer for peer in self._held if peer in others]
         if not waiting:
             return self._next(now)

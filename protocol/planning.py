@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, gcd, sqrt
+from math import fsum, gcd, inf, sqrt
 from typing import Self
 
 import msgspec
@@ -102,7 +102,11 @@ def norm_clips(squares: Mapping[PeerId, Sequence[float]]) -> dict[PeerId, int]:
     norms = {peer: fsum(parts) for peer, parts in squares.items()}
     counted = sorted(norm for norm in norms.values() if norm > 0)
     median = counted[(len(counted) - 1) // 2] if counted else 0.0
-    return {p: int(CLIP_UNIT * sqrt(median / norm)) if norm > median else CLIP_UNIT for p, norm in norms.items()}
+    return {peer: _clip(norm, median) for peer, norm in norms.items()}
+
+
+def _clip(norm: float, median: float) -> int:
+    return int(CLIP_UNIT * sqrt(median / norm)) if norm > median else CLIP_UNIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +221,40 @@ def _check_clips(plan: Plan, sender: PeerId, *, norm_clip: bool) -> None:
     rest = [clip for clip, p in zip(plan.clips, plan.participants, strict=True) if not p.weight]
     if CLIP_UNIT not in weighty or any(clip != CLIP_UNIT for clip in rest):
         raise RemoteError("a plan that clips all contributions, or who contributes nothing", peer=sender)
+
+
+def check_norms(plan: Plan, sender: PeerId, squares: Mapping[PeerId, Sequence[float]]) -> None:
+    """Hold the clips of a plan against what contributors announced, as far as that is known here.
+
+    squares: of those whose contribution the plan counts. Of the others the norm may be anything, so the median lies
+    between two of the known norms; with everyone's it is one, and the clips are `norm_clips`.
+
+    Raises RemoteError, naming the contributor, if the plan says of one what its announcement cannot lead to.
+    """
+    if isinstance(plan.clips, msgspec.UnsetType):
+        return
+    counted = [plan.participants[place].peer for place in plan.contributors()]
+    norms = {peer: fsum(squares[peer]) for peer in counted if peer in squares}
+    for peer in norms:
+        if len(squares[peer]) != plan.chunks:
+            raise RemoteError(f"a plan that counts {peer}, which told no norm of every chunk", peer=sender)
+    low, high = _median_between(sorted(norm for norm in norms.values() if norm > 0), len(counted) - len(norms))
+    for place in plan.contributors():
+        norm = norms.get(plan.participants[place].peer)
+        if norm is not None and not _clip(norm, low) <= plan.clip(place) <= _clip(norm, high):
+            raise RemoteError(
+                f"a plan that clips {plan.participants[place].peer} to {plan.clip(place)} of {CLIP_UNIT}; "
+                f"by the norms that were announced it is {_clip(norm, low)} to {_clip(norm, high)}",
+                peer=sender,
+            )
+
+
+def _median_between(norms: Sequence[float], unknown: int) -> tuple[float, float]:
+    """Between what the lower median lies of these, ascending, and of `unknown` others, of which zeros are left out."""
+    if not norms:
+        return 0.0, inf if unknown else 0.0
+    middle = (len(norms) + unknown - 1) // 2
+    return norms[middle - unknown] if middle >= unknown else 0.0, norms[middle] if middle < len(norms) else inf
 
 
 def _check_owners(plan: Plan, sender: PeerId) -> None:

@@ -11,8 +11,8 @@ Theory. A round passes through phases; each waits for one thing, under a deadlin
 
 The lead of the view has the extra duties of `leading.Lead`: close the set, plan, repair the reduction when somebody is
 lost, and propose once every living participant reported. A lead that dies or dawdles is replaced by moving to the next
-view; safety never depends on who leads (see agreement.py). A member that is late is still a participant of weight zero:
-it receives the finals, votes, and stays a member; its contribution counts in the next round.
+view (following.py); safety never depends on who leads (agreement.py). A member that is late is still a participant of
+weight zero: it receives the finals, votes, and stays a member; its contribution counts in the next round.
 
 A repair (see repair.py) interrupts REDUCE or CERTIFY: `CloseOff` asks this node to take nothing more from the evicted
 and to say, by `closed_off`, which finals it holds; the revised plan comes as `Repair`.
@@ -27,7 +27,6 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from shoal.protocol import patience
 from shoal.protocol.agreement import (
     VIEWS_AHEAD_LIMIT,
     Agreement,
@@ -42,10 +41,10 @@ from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.facts import RoundFacts
+from shoal.protocol.following import LeadWatch
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
-from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.messages import (
     Amendment,
     Certificate,
@@ -66,8 +65,8 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
-from shoal.protocol.patience import SILENCE_S, Patience, Since, doubled
-from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_plan
+from shoal.protocol.patience import SILENCE_S
+from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
 
@@ -126,10 +125,7 @@ class RoundMachine:
         self._lead = Lead(self._facts, deal)
         self._planner_died = False
         self._closed_off: Held | None = None
-        self._patience = Patience(settings)
-        self._others_reported = Since()
-        self._apart = Since()
-        self._lead_heard_at = float("-inf")
+        self._watch = LeadWatch(self._facts)
         self._sent_at: float | None = None
 
     @property
@@ -191,6 +187,7 @@ class RoundMachine:
         before, facts = self._facts.alive, self._facts
         facts.suspected = frozenset(suspected)
         facts.alive = frozenset(alive) | {self.me}
+        self._watch.look()
         for peer in before - facts.alive:
             facts.dead_since.setdefault(peer, now)
             self._planner_died |= self.plan is not None and peer == self.plan.planner
@@ -329,10 +326,11 @@ class RoundMachine:
 
     def _receive_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
         if plan == self.plan and sender == plan.planner:
-            self._lead_heard_at = now
+            self._watch.heard(now)
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
         check_plan(plan, sender, self.previous, self._facts.settings)
+        check_norms(plan, sender, self._gathering.squares(plan))
         effects = [] if self._is_of_earlier_life(plan) else self._adopt(plan, now)
         # A lead plans in a later view only once a quorum moved there, whether or not this node heard them.
         return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
@@ -390,9 +388,9 @@ class RoundMachine:
         effects: list[Effect] = []
         if self.agreement.certificate is None:
             self._gathering.note_half_ready(self._facts.alive, self.agreement.leaves, now)
-            self._note_stage(now)
+            self._watch.note_stage(now)
             effects += self._lead_on(now)
-            self._note_stage(now)
+            self._watch.note_stage(now)
             effects += self._watch_lead(now)
         period_s = SILENCE_S / 2 if self._is_waited_for() else RESEND_S
         if self._sent_at is None:
@@ -414,7 +412,7 @@ class RoundMachine:
         return [effect for effect in effects if not isinstance(effect, FreeToPlan)]
 
     def _lead_on(self, now: float) -> list[Effect]:
-        order = self._lead.next_order(now, view_since=self._patience.since)
+        order = self._lead.next_order(now, view_since=self._watch.stage_since)
         if isinstance(order, Plan):
             return [Broadcast(order), *self._adopt(order, now)]
         if isinstance(order, Eviction):
@@ -432,62 +430,9 @@ class RoundMachine:
             evicted=tuple(sorted(eviction.evicted)),
         )
 
-    # -- patience with the lead ------------------------------------------------------------------------------
-
-    def _note_stage(self, now: float) -> None:
-        self._patience.note(self.agreement.view, self._stage(), self.plan, now)
-
-    def _stage(self) -> str:
-        if self.agreement.proposed:
-            return patience.VOTE
-        if self._facts.my_report() is not None:
-            return patience.PROPOSE
-        if self.plan is not None:
-            return patience.REDUCE
-        return patience.TRAIN if self._gathering.half_ready_at is None else patience.PLAN
-
     def _watch_lead(self, now: float) -> list[Effect]:
-        view, facts = self.agreement.view, self._facts
-        if not self.agreement.member or not self.has_quorum():
-            self._patience.renew(now)
-            self._apart.at = None
-            return []
-        meeting = meeting_view(self.previous, view, self.agreement.promised(), facts.alive, facts.leaves)
-        if self._apart.note(meeting > view, now) >= APART_S:
-            return self._of_agreement(self.agreement.move_to(meeting))
-        leader = self.agreement.lead(view)
-        gone = leader not in facts.alive or leader in self.agreement.leaves
-        # What was said about a plan of an earlier view is no word against the lead of this one.
-        accused = (
-            self.plan is not None
-            and self.plan.view == view
-            and leader in facts.accusations.believed(self.plan, facts.alive, facts.suspected) - {self.me}
-        )
-        silent = self._is_silent(leader, now)
-        if not gone and not accused and not silent and not self._patience.over(now):
-            return []
-        return self._of_agreement(self.agreement.move_to(self._next_view(view)))
-
-    def _is_silent(self, leader: PeerId, now: float) -> bool:
-        """Whether the lead should have proposed, or planned, and either has had its time or cannot be reached."""
-        view, facts, stage = self.agreement.view, self._facts, self._stage()
-        plan = self.plan
-        waits = stage == patience.PROPOSE and plan is not None and plan.view == view
-        all_reported = waits and plan is not None and facts.remaining(plan) - {leader} <= facts.reported(plan)
-        waited_s = self._others_reported.note(all_reported and leader != self.me, now)
-        if self._others_reported.at is not None:
-            took_s = self._others_reported.at - facts.planned_at
-            if min(waited_s, now - self._lead_heard_at) >= doubled(max(SILENCE_S, took_s), view):
-                return True
-        return stage in (patience.PLAN, patience.PROPOSE) and leader in facts.suspected
-
-    def _next_view(self, view: int) -> int:
-        """The next view whose lead is believed alive."""
-        for ahead in range(view + 1, view + 1 + len(self.previous.members)):
-            leader = self.agreement.lead(ahead)
-            if leader in self._facts.alive and leader not in self.agreement.leaves:
-                return ahead
-        return view + 1
+        view = self._watch.wanted_view(now)
+        return [] if view is None else self._of_agreement(self.agreement.move_to(view))
 
 
 def _fixed(plan: Plan) -> tuple[object, ...]:

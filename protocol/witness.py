@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from shoal.protocol.certificate import verify_vote
 from shoal.protocol.commitments import Commitment, commitment_of
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import (
     CopiedCommitment,
     DoubleCommitment,
@@ -32,7 +33,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
-from shoal.protocol.planning import RoundSettings
+from shoal.protocol.planning import RoundSettings, check_norms
 
 ROUNDS_KEPT = 3
 LIVES_LIMIT = 4
@@ -98,15 +99,20 @@ class Witness:
         commitment = commitment_of(sender, ready, about.settings)
         if commitment is None:
             return []
-        known = about.commitments.get(sender, {})
-        before = known.get(ready.life)
-        if before is not None and before.root != commitment.root:
-            first, second = sorted((before, commitment), key=lambda one: one.root)
-            return [DoubleCommitment(base=about.base, commitments=(first, second))]
+        return self._hear_commitment(about, commitment, ready.squares)
+
+    def _hear_commitment(
+        self, about: _Round, commitment: Commitment, squares: tuple[float, ...] | None = None
+    ) -> list[Evidence]:
+        known = about.commitments.get(commitment.peer, {})
+        before = known.get(commitment.life)
+        if before is not None:
+            found = DoubleCommitment.of(about.base, before, commitment)
+            return [] if found is None else [found]
         room = len(known) < LIVES_LIMIT and (known or len(about.commitments) < READIES_LIMIT)
-        if before is None and room and commitment.valid():
-            about.commitments.setdefault(sender, {})[ready.life] = commitment
-            about.squares[commitment.squares] = ready.squares
+        if squares is not None and room and commitment.valid():
+            about.commitments.setdefault(commitment.peer, {})[commitment.life] = commitment
+            about.squares[commitment.squares] = squares
         return []
 
     def _hear_vote(
@@ -156,6 +162,30 @@ class Witness:
         about = self._rounds.get(base)
         known = {} if about is None else about.commitments.get(peer, {})
         return next((one for one in known.values() if one.root == root), None)
+
+    def commitments(self, base: bytes) -> list[Commitment]:
+        """All that was committed to in a round, as far as it was heard."""
+        about = self._rounds.get(base)
+        by_peer = () if about is None else about.commitments.values()
+        return [one for known in by_peer for one in known.values()]
+
+    def disputes(self, plan: Plan) -> bool:
+        """Whether a plan clips somebody otherwise than what was heard of the norms leads to."""
+        about = self._rounds.get(plan.base)
+        if about is None:
+            return False
+        heard = {p.peer: about.commitments.get(p.peer, {}).get(p.life) for p in plan.participants}
+        known = {peer: about.squares[one.squares] for peer, one in heard.items() if one is not None}
+        try:
+            check_norms(plan, plan.planner, known)
+        except RemoteError:
+            return True
+        return False
+
+    def hear_commitments(self, base: bytes, others: Iterable[Commitment]) -> list[Evidence]:
+        """What others' commitments in a round, as somebody else heard them, prove together with what was heard here."""
+        about = self._rounds.get(base)
+        return [] if about is None else [e for one in others for e in self._hear_commitment(about, one)]
 
     def alike(self, base: bytes) -> dict[bytes, list[Commitment]]:
         """The roots to which several peers committed in a round, with their commitments."""

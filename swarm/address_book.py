@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import Address
 from shoal.protocol.wire import Message, PeerIdField
+from shoal.swarm.circuit_address import parse_any
 
 BOOK_LIMIT_PEERS = 256
 BOOK_LIMIT_BYTES = 1 << 20
@@ -106,7 +106,7 @@ class AddressBook:
 def _usable(peer: PeerId, addresses: Iterable[str]) -> Iterable[str]:
     for text in addresses:
         try:
-            if parse_address(text).peer == peer:
+            if parse_any(text).peer == peer:
                 yield text
         except ConfigError:
             continue

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -165,6 +166,8 @@ class Circuits:
 
     def __init__(self, network: Any, libp2p_host: Any) -> None:
         self._network = network
+        self.lets_in: Callable[[str], bool] = lambda source: True
+        """Whether one more call is worth a handshake, by the relay that it comes through."""
         self._reserved: set[PeerId] = set()
         self._pending = 0
         libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)
@@ -220,7 +223,7 @@ class Circuits:
     async def _stopped_at(self, stream: Any) -> None:
         """Somebody calls through a relay. The handler lives as long as the connection."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
-        if relay not in self.reserved or self._pending >= PENDING_LIMIT:
+        if relay not in self.reserved or self._pending >= PENDING_LIMIT or not self.lets_in(f"relay {relay}"):
             await reset(stream)
             return
         self._pending += 1

@@ -205,6 +205,11 @@ class Evidence:
         reached = sum(port in finding.reached for finding in asked)
         return reached >= 2 or (reached > 0 and 2 * reached >= len(asked))
 
+    def hosts(self) -> frozenset[str]:
+        """Where this node is seen, by two members, or by at least half of those who knocked."""
+        seen = [finding.host for finding in self._findings.values()]
+        return frozenset(host for host in seen if seen.count(host) >= 2 or 2 * seen.count(host) >= len(seen))
+
     def outside(self) -> bool:
         """Whether anybody has seen this node at an address that means something everywhere."""
         return any(not is_private(finding.host) for finding in self._findings.values())

@@ -21,8 +21,9 @@ import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.swarm import transport
+from shoal.swarm import incoming, transport
 from shoal.swarm.address import (
+    Address,
     ListenAddress,
     parse_listen_address,
     reachable_addresses,
@@ -30,9 +31,9 @@ from shoal.swarm.address import (
 from shoal.swarm.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.circuits import Circuits
+from shoal.swarm.dial_targets import DialTargets, worth_dialling
 from shoal.swarm.gossip import Gossip, GossipMessage
 from shoal.swarm.identify import tell_addresses
-from shoal.swarm.incoming import address_of, reset
 from shoal.swarm.knocking import Knocks
 from shoal.swarm.limits import (
     CONNECTION_LIMIT,
@@ -46,7 +47,6 @@ from shoal.swarm.limits import (
     Refusals,
 )
 from shoal.swarm.muxer import Muxer
-from shoal.swarm.networks import in_dialling_order
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)
@@ -105,14 +105,18 @@ class Host:
         self.refusals = Refusals()
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer belongs here; strangers are given less."""
-        self._door = Door(self.refusals)
+        self.is_known: Callable[[str], bool] = lambda address: False
+        """Whether an IP address is one of a member: it is let in before others when many come."""
+        self._door = Door(self.refusals, is_known=lambda address: self.is_known(address))
         self._half_open = Crowd(
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
         )
+        self._targets = DialTargets()
         self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
         guests = Guests(self.refusals, lambda peer: self.is_admitted(peer))
         self._libp2p = transport.make_host(self._network, guests)
         self.circuits = Circuits(self._network, self._libp2p)
+        self.circuits.lets_in = self._lets_in
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.knocks = Knocks()
         self._gossip = Gossip(self._libp2p, self.traffic, guests)
@@ -130,7 +134,7 @@ class Host:
         async with transport.running(self._network), self._gossip.running(), trio.open_nursery() as nursery:
             self._streams = nursery
             try:
-                await nursery.start(trio.serve_listeners, self._accept, listeners)
+                await nursery.start(incoming.take_in, listeners, self._lets_in, self._accept)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -178,7 +182,7 @@ class Host:
     def _note_fault(self, error: Exception, protocol: str, peer: PeerId) -> None:
         if _blames_peer(error):
             self.remote_errors += 1
-            log.info("%s: %s", protocol, error)
+            log.log(logging.INFO if self.is_admitted(peer) else logging.DEBUG, "%s: %s", protocol, error)
         elif isinstance(error, NetworkError):
             log.debug("%s with %s: %s", protocol, peer, error)
         else:
@@ -196,19 +200,21 @@ class Host:
         parsed = parse_any(address)
         if parsed.peer == self.peer_id:
             raise ConfigError(f"{address} is this node's own address; give the address of another node")
+        self._targets.named(parsed)
         await self._network.dial(parsed, deadline_s=deadline_s)
         return parsed.peer
 
     async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
         """Connect to `peer` at the first of `addresses` that works, each given an equal share of the time left.
 
-        Those that are likely to work come first. Addresses come from peers' records, so malformed ones and those of
-        other peers are passed over. Raises NotReached if none works. Cancellation as for `dial`.
+        Those that are likely to work come first. Addresses come from peers' records, so malformed ones, those of other
+        peers, and those that may not be dialled (`dial_targets`) are passed over. Raises NotReached if none works.
+        Cancellation as for `dial`.
         """
         end = trio.current_time() + deadline_s
         reasons: list[str] = []
         refused, silent = set[str](), set[str]()
-        addresses = in_dialling_order(addresses)
+        addresses = worth_dialling(addresses)
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
             try:
@@ -218,8 +224,13 @@ class Host:
             except ConfigError as error:
                 reasons.append(str(error))
                 continue
+            if not self._may_dial(address):
+                reasons.append(f"{text} leads back here, or was dialled too often in vain")
+                silent.add(RELAYED if isinstance(address, CircuitAddress) else address.host)
+                continue
             try:
                 await self._network.dial(address, deadline_s=max(share_s, 0))
+                self._targets.reached(address)
                 return
             except NetworkError as error:
                 reasons.append(str(error))
@@ -232,6 +243,14 @@ class Host:
             refused=frozenset(refused),
             silent=frozenset(silent - refused),
         )
+
+    def _may_dial(self, address: Address | CircuitAddress) -> bool:
+        """Whether that costs no third party more than it may."""
+        first = address.relay.peer if isinstance(address, CircuitAddress) else address.peer
+        if first == self.peer_id:
+            return False
+        needs_no_dial = self.is_direct(first) if isinstance(address, CircuitAddress) else first in self.connected()
+        return needs_no_dial or self._targets.may_dial(address)
 
     def connected(self) -> frozenset[PeerId]:
         """The peers connected now."""
@@ -352,12 +371,11 @@ class Host:
             undo.pop_all()
         return listeners
 
-    async def _accept(self, stream: trio.SocketStream) -> None:
+    def _lets_in(self, address: str) -> bool:
+        return self._door.lets_in(address)
+
+    async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None
-        address = address_of(stream)
-        if not self._door.lets_in(address):
-            reset(stream)
-            return
         with self._half_open.entering(address):
             if await self.knocks.took(stream):
                 return
@@ -365,7 +383,7 @@ class Host:
         if muxer is None:
             self.refusals.note(Reason.HANDSHAKE_FAILED)
         else:
-            await muxer.event_closed.wait()  # trio closes the socket when this task returns
+            await muxer.event_closed.wait()  # the socket is closed when this task returns
 
     def _changed(self, peer: PeerId, connected: bool) -> None:
         self._watchers[:] = [watcher for watcher in self._watchers if not watcher.closed]

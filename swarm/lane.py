@@ -30,6 +30,7 @@ from typing import Protocol
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.frame import BULK_KINDS, FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lane_choice import path_of
 from shoal.swarm.lane_queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, Frame, FrameQueue
 from shoal.swarm.lane_socket import MSG_WAITALL, frame_buffers, prepare
 from shoal.swarm.moved import Moved, moved
@@ -40,6 +41,7 @@ CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
 LANE_WORN_BYTES = LANE_LIMIT_BYTES - LANE_LIMIT_BYTES // 16
 BATCH_BYTES = 64 * 1024  # of small frames in one send
+ASIDE_S = 0.05  # a lane that has left a frame to others looks again
 
 RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
 RATE_SAVED_S = 0.05
@@ -193,6 +195,7 @@ class Lane:
     ) -> None:
         self.peer = peer
         self.dialled = dialled  # by us
+        self.relayed = False  # through a third; its pool says so
         self.bytes_sent = 0
         self.bytes_received = 0
         self.payload_sent = 0  # bytes of payload given to the kernel
@@ -322,8 +325,8 @@ class Lane:
         """Let go of the frames in hand and wait for the next; [] when the lane is closing and need send no more."""
         with self._changed:
             self._let_go()
-            while not (self._dead or self._closing or self._queue.waits):
-                self._changed.wait()
+            while not (self._dead or self._closing or self._takes_next()):
+                self._changed.wait(ASIDE_S if self._queue.waits else None)
             self._raise_if_dead()
             if self._closing and self._queue.open_lanes > 0:
                 return []
@@ -332,9 +335,21 @@ class Lane:
         self._queue.observe()
         return frames
 
+    def _takes_next(self) -> bool:
+        """Whether there is a frame, and this is a lane for it; if a resting one is, that one is woken."""
+        queue = self._queue
+        if not queue.waits or queue.open_lanes < 2 or (path := path_of(self._socket)) is None:
+            return queue.waits
+        now, size, waiting = time.monotonic(), queue.next_bytes, queue.queued_bytes
+        takes = queue.lineup.takes(self, path, now, size=size, waiting=waiting)
+        if not takes and queue.lineup.someone_else_would(self, now, size=size, waiting=waiting):
+            self._changed.notify()
+        return takes
+
     def _let_go(self) -> None:
         self._queue.done(self._in_hand)
         self._in_hand = 0
+        self._queue.lineup.rests(self)
 
     def _send_all(self, view: memoryview, payload: int) -> None:
         """Send `view`, which holds `payload` bytes of payload."""
@@ -452,6 +467,7 @@ class Lane:
         """Take nothing more from the queue, unless as the last one."""
         if self.usable:
             self._queue.open_lanes -= 1
+            self._queue.lineup.goes(self)
 
     def _leave(self) -> None:
         with self._changed:

@@ -4,6 +4,10 @@
          ▲                                                     │
          └──────────── did not: hold off, each time twice as long ┘
 
+Up to HELD_LANES, if a buffer held the lanes back for HELD_SHARE of the time before, it is enough that nothing fell:
+each of the more lanes is further from its limit, and they fill a gap that one of them leaves (after a loss, or when BBR
+empties its path to measure it). Beyond that what lies in buffers may be no more than the link's own queue.
+
 More connections move more where each is held back by itself (loss on a long link, a policer, a window); where they
 share one narrow link they move the same and cost threads. Which it is cannot be known beforehand. Only time in which
 frames waited without a break is measured, so a pair that exchanges for a moment is left alone; and not in the first
@@ -14,11 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.swarm.moved import Moved
 from shoal.swarm.seal import LANES_PER_PEER_LIMIT
 
 MEASURE_S = 2.0
 SETTLE_S = 1.0
 RISE = 1.15
+HELD_SHARE = 0.1
+HELD_LANES = 4
 HOLD_OFF_MIN_S = 60.0
 HOLD_OFF_LIMIT_S = 3600.0
 RATE_MIN_BYTES_PER_S = 64 * 1024  # who takes less has stalled, and no lane more will help
@@ -26,10 +33,10 @@ RATE_MIN_BYTES_PER_S = 64 * 1024  # who takes less has stalled, and no lane more
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A measurement: since when, and how many bytes had moved by then."""
+    """A measurement: since when, and what had moved by then."""
 
     start_s: float
-    start_bytes: int
+    start: Moved
 
 
 class LaneCount:
@@ -41,7 +48,7 @@ class LaneCount:
     def __init__(self, *, least: int = 1, limit: int = LANES_PER_PEER_LIMIT) -> None:
         self.wanted = least
         self._kept = least  # what `wanted` falls back to
-        self._kept_rate = 0.0  # bytes/s with that many; known while trying
+        self._rate_to_reach = 0.0  # bytes/s with more of them; known while trying
         self._limit = limit
         self._window: _Window | None = None
         self._steady_since: float | None = None  # since when there are as many lanes as wanted
@@ -53,11 +60,11 @@ class LaneCount:
         """Whether it is open if `wanted` lanes move more."""
         return self.wanted > self._kept
 
-    def sample(self, now: float, *, lanes: int, busy_since: float | None, moved_bytes: int) -> None:
+    def sample(self, now: float, *, lanes: int, busy_since: float | None, moved: Moved) -> None:
         """Look at the pair, and decide anew how many lanes are `wanted`. To be called often while it is busy.
 
-        lanes: usable ones. busy_since: since when frames have waited without a break. moved_bytes: to the peer, ever;
-        what the peer's kernel has acknowledged says more than what was given to ours.
+        lanes: usable ones. busy_since: since when frames have waited without a break. moved: to the peer, ever; what
+        the peer's kernel has acknowledged says more than what was given to ours.
         """
         if lanes < self.wanted:
             self._steady_since = self._window = None
@@ -68,30 +75,30 @@ class LaneCount:
             self._window = None
             return
         if self._window is None or self._window.start_s < busy_since:
-            self._window = _Window(now, moved_bytes)
+            self._window = _Window(now, moved)
             return
-        seconds = now - self._window.start_s
+        seconds, start = now - self._window.start_s, self._window.start
         if seconds >= MEASURE_S:
-            rate = (moved_bytes - self._window.start_bytes) / seconds
             self._window = None
-            self._judge(now, rate)
+            held = moved.held_s - start.held_s >= HELD_SHARE * (moved.busy_s - start.busy_s) > 0
+            self._judge(now, (moved.taken - start.taken) / seconds, held=held)
 
     def give_up(self, now: float) -> None:
         """The lanes wanted cannot be had: stay with what there was."""
         if self.trying:
             self._fall_back(now)
 
-    def _judge(self, now: float, rate: float) -> None:
-        """Decide on a rate measured with `wanted` lanes."""
-        if self.trying and rate < RISE * self._kept_rate:
+    def _judge(self, now: float, rate: float, *, held: bool) -> None:
+        """Decide on a rate measured with `wanted` lanes. held: by a buffer, much of the time."""
+        if self.trying and rate < self._rate_to_reach:
             self._fall_back(now)
             return
         if self.trying:
             self._kept = self.wanted
             self._hold_off_s = HOLD_OFF_MIN_S
         if now >= self._hold_until and self.wanted < self._limit and rate >= RATE_MIN_BYTES_PER_S:
-            self._kept_rate = rate
             self.wanted = min(2 * self._kept, self._limit)
+            self._rate_to_reach = rate if held and self.wanted <= HELD_LANES else RISE * rate
             self._steady_since = None
 
     def _fall_back(self, now: float) -> None:

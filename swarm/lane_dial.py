@@ -13,10 +13,12 @@ from shoal.swarm.lane_connect import connect
 from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.lane_listener import Adopt
 from shoal.swarm.lane_reach import Everywhere, LaneReach
+from shoal.swarm.punching import Puncher
 from shoal.swarm.seal import (
     ADDRESS_LIMIT,
     LaneKeys,
     LaneProposal,
+    LanePunch,
     LaneVia,
     Opener,
     Sealer,
@@ -38,6 +40,7 @@ class LaneDialler:
 
     def __init__(self, *, me: PeerId, swarm_id: bytes, request: Request, adopt: Adopt) -> None:
         self.reach: LaneReach = Everywhere()
+        self.puncher: Puncher | None = None
         self._me = me
         self._swarm_id = swarm_id
         self._request = request
@@ -95,6 +98,34 @@ class LaneDialler:
                 await self._introduce(stream, keys)
         finally:
             await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
+
+    async def punch(self, peer: PeerId, lanes: int) -> bool:
+        """Bring up one lane through holes in both routers, if that may be tried now; whether it came up."""
+        puncher = self.puncher
+        relay = None if puncher is None else puncher.relay(peer)
+        if puncher is None or relay is None:
+            return False
+        try:
+            await self._punch(puncher, relay, peer, lanes)
+        except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            logger.info("no hole to %s: %s", peer, error)
+            puncher.failed(peer)
+            return False
+        return True
+
+    async def _punch(self, puncher: Puncher, relay: PeerId, peer: PeerId, lanes: int) -> None:
+        async with puncher.port(relay) as port:
+            punch = LanePunch(relay=relay, address=port.address)
+            proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=lanes, punch=punch)
+            answer = decode_answer(await self._request(peer, encode_handshake(proposal.offer)), peer=peer)
+            keys = proposal.keys(answer)
+            await puncher.aim(port, relay, peer, answer.addresses[0])
+            stream = await port.meet()
+            try:
+                with trio.fail_after(HELLO_DEADLINE_S):
+                    await self._introduce(stream, keys)
+            finally:
+                await trio.aclose_forcefully(stream)
 
     async def meet(self, via: LaneVia) -> trio.SocketStream:
         """A connection to where another wants to meet this node. Raises NetworkError."""

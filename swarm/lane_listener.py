@@ -8,7 +8,7 @@ stranger who saw it cannot use it up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.incoming import address_of, reset
+from shoal.swarm import incoming
 from shoal.swarm.knocking import Knocks
 from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.limits import (
@@ -31,7 +31,6 @@ from shoal.swarm.limits import (
     Reason,
     Refusals,
 )
-from shoal.swarm.passages import PassageDesk
 from shoal.swarm.seal import (
     ADDRESS_LIMIT,
     LANE_ID_BYTES,
@@ -75,6 +74,16 @@ class _Pending:
     connections: int = 0
 
 
+class Desk(Protocol):
+    """Takes connections at the lanes' port that are no lanes of this node's."""
+
+    def claims(self, ticket: bytes) -> bool:
+        """Whether a connection that began with these LANE_ID_BYTES is its own."""
+
+    async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
+        """Own it until it is over; called at once after `claims`."""
+
+
 class LaneListener:
     """Listens at (host, port), an empty host meaning every IPv4 address, and hands authentic connections to `adopt`."""
 
@@ -90,12 +99,13 @@ class LaneListener:
             Reason.LANE_RATE,
             per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
             address_per_s=(LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST),
+            newcomers_per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
         )
         self._strangers = Crowd(
             self.refusals, Reason.LANE_STRANGERS, limit=UNAUTHENTICATED_LIMIT, per_address=UNAUTHENTICATED_LIMIT
         )
         self.knocks: Knocks | None = None
-        self.passages: PassageDesk | None = None
+        self.desks: Sequence[Desk] = ()
 
     async def open(self) -> list[trio.SocketListener]:
         """The listening sockets, for `serve`. Raises ConfigError if the address cannot be had."""
@@ -107,7 +117,7 @@ class LaneListener:
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Take connections until cancelled."""
-        await trio.serve_listeners(self._greet, listeners)
+        await incoming.take_in(listeners, self._door.lets_in, self._greet)
 
     def accept(self, peer: PeerId, offer: LaneOffer, addresses: tuple[str, ...]) -> LaneAnswer:
         """Agree on a lane with `peer`, which has PENDING_DEADLINE_S to connect at one of `addresses`.
@@ -133,29 +143,22 @@ class LaneListener:
         if len(self._pending) >= PENDING_LIMIT:
             raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
 
-    async def _greet(self, stream: trio.SocketStream) -> None:
+    async def _greet(self, stream: trio.SocketStream, address: str) -> None:
         """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""
-        first, address = b"", address_of(stream)
-        if not self._door.lets_in(address):
-            reset(stream)
-            return
+        desk: Desk | None = None
         try:
             with self._stranger(address):
                 first = await receive_exactly(stream, LANE_ID_BYTES)
-                if self._is_passage(first):
-                    pass  # it may last
-                elif self.knocks is None or not await self.knocks.answer(stream, first):
+                desk = next((desk for desk in self.desks if desk.claims(first)), None)
+                if desk is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
                     await self._authenticate(stream, first)
-            if self.passages is not None and self._is_passage(first):
-                await self.passages.hold(first, stream)
+            if desk is not None:  # it may last
+                await desk.hold(first, stream)
         except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
             self.refusals.note(Reason.LANE_HELLO)
             logger.debug("a stranger was turned away: %r", error)
         finally:
             await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
-
-    def _is_passage(self, first: bytes) -> bool:
-        return self.passages is not None and self.passages.claims(first)
 
     async def meet(self, stream: trio.SocketStream) -> None:
         """The listener's side of the hello on a connection that this node dialled, to where the two meet."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+import trio
 
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lane_count import LaneCount
 from shoal.swarm.lane_queue import FrameQueue
 from shoal.swarm.moved import Moved
 
+Jobs = trio.MemorySendChannel[Callable[[], Awaitable[object]]]
+"""Where a pool takes what it is to run beside all else."""
 IDLE_PAIRS_LIMIT = 1024
 """Peers without a lane that are remembered: many times those of a reduction, which looks at how much has moved."""
 

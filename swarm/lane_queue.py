@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.frame import FRAME_LIMIT_BYTES, FrameHeader
+from shoal.swarm.lane_choice import Lineup
 from shoal.swarm.seal import SEAL_OVERHEAD_BYTES
 
 # Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
@@ -57,6 +58,7 @@ class FrameQueue:
         self.open_lanes = 0  # of those, the ones that will go on taking frames
         self.queued_bytes = 0  # of payload, posted and not yet given to the kernel
         self.busy_since: float | None = None  # since when there always was something queued
+        self.lineup = Lineup()
         self._limit_frames = limit_frames
         self._limit_bytes = limit_bytes
         self._clock = clock
@@ -67,6 +69,11 @@ class FrameQueue:
     def waits(self) -> bool:
         """Whether there is a frame to take."""
         return bool(self._turns)
+
+    @property
+    def next_bytes(self) -> int:
+        """About how large the next frame is, on the wire; something must wait."""
+        return self._scopes[self._turns[0]].frames[0][0].length + SEAL_OVERHEAD_BYTES
 
     def put(self, header: FrameHeader, payload: memoryview) -> None:
         """Queue a frame and wake one lane. Raises NetworkError if its scope has no room."""

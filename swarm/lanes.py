@@ -9,13 +9,15 @@ dialled.
 
 Either side's lane serves both directions. Where both dialled at once there are lanes to spare: the side with
 the lower PeerId, and only it, retires the surplus in order (CLOSE after what is queued, so nothing is lost). Worn
-lanes go first, then the ones the other side dialled. One side that decides cannot disagree with itself.
+lanes go first, then those through a third, then the ones the other side dialled. One side that decides cannot disagree
+with itself.
 
 All lanes to a peer send from one queue. How many a node wants is measured while it sends (`lane_count`): it dials what
-it lacks, and retires what it has dialled when they gained nothing. Who wants more than the other side gets them.
+it lacks, and when lanes gained nothing it says, by a summons, how many it wants again. Who wants more than the other
+side gets them.
 
 A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
-neither reaches the other the two meet at a third (`shoal.swarm.passages`).
+neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lane_meeting`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,20 +39,20 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.frame import FrameHeader
 from shoal.swarm.knocking import Knocks
-from shoal.swarm.lane import JOIN_DEADLINE_S, FrameSink, Lane, LaneLimits
+from shoal.swarm.lane import JOIN_DEADLINE_S, STALL_DEADLINE_S, FrameSink, Lane, LaneLimits
 from shoal.swarm.lane_count import LaneCount
 from shoal.swarm.lane_dial import LaneDialler, Request
-from shoal.swarm.lane_listener import LaneListener, addresses_of, check_advertised
+from shoal.swarm.lane_listener import Desk, LaneListener, addresses_of, check_advertised
+from shoal.swarm.lane_meeting import LaneMeetings
 from shoal.swarm.lane_pairs import Pair, PairTable
 from shoal.swarm.lane_reach import LaneReach
 from shoal.swarm.limits import Refusals
 from shoal.swarm.moved import Moved
-from shoal.swarm.passages import PassageDesk
+from shoal.swarm.punching import Puncher
 from shoal.swarm.seal import (
     LANES_PER_PEER_LIMIT,
     LaneKeys,
     LaneSummons,
-    LaneVia,
     Opener,
     Sealer,
     decode_request,
@@ -66,6 +68,8 @@ CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONS_PATIENCE_S = 2.0
 """So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
 SUMMONED_DIAL_DEADLINE_S = 15.0
+RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
+"""What a retired lane has in hand may take long on a slow link, and nobody waits for it; a stall ends it before."""
 LOOK_PERIOD_S = 0.25
 WIDEN_DEADLINE_S = 15.0
 WIDEN_RETRY_S = 15.0
@@ -116,7 +120,8 @@ class LanePool:
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._summoned: set[PeerId] = set()
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
-        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
+        self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
         # Guards all below: lanes end in their own threads. Taken before no other lock.
         self._lock = threading.Lock()
@@ -153,10 +158,10 @@ class LanePool:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._join_all)
 
-    def use(self, reach: LaneReach, *, knocks: Knocks, passages: PassageDesk) -> None:
-        """Ask `reach` where lanes may go, and take knocks, and others' lanes, at the listener."""
-        self._dialler.reach = reach
-        self._listener.knocks, self._listener.passages = knocks, passages
+    def use(self, reach: LaneReach, *, knocks: Knocks, desks: Sequence[Desk], puncher: Puncher | None = None) -> None:
+        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the desks', at the listener."""
+        self._dialler.reach, self._dialler.puncher = reach, puncher
+        self._listener.knocks, self._listener.desks = knocks, desks
 
     async def answer(self, peer: PeerId, offer: bytes) -> bytes:
         """Answer `peer`'s lane request; to be called with what its `request` sent over the libp2p channel.
@@ -173,19 +178,13 @@ class LanePool:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
+        if asked.punch is not None:
+            return await self._meetings.answer(peer, asked, asked.punch)
         answer = self._listener.accept(peer, asked, self.addresses)
         self._pair(peer).asked_for = asked.lanes
         if asked.via is not None:
-            self._jobs.send_nowait(partial(self._meet, asked.via))
+            self._meetings.begin(asked.via)
         return encode_handshake(answer)
-
-    async def _meet(self, via: LaneVia) -> None:
-        try:
-            stream = await self._dialler.meet(via)
-        except (NetworkError, trio.BrokenResourceError) as error:
-            logger.debug("%s", error)
-        else:
-            await self._listener.meet(stream)
 
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
         """Have as many usable lanes to `peer` as the limits begin with, dialling where they lack.
@@ -307,10 +306,13 @@ class LanePool:
         with self._lock:
             self._pairs.hold(keys.peer, pair)
             self._lanes.setdefault(keys.peer, []).append(lane)
+        lane.relayed = keys.relayed
         lane.start()
         self._adopted.set()
         self._adopted = trio.Event()
         self._settle(keys.peer)
+        if keys.relayed and lane.usable:
+            self._meetings.relayed(keys.peer, pair.count.wanted)
 
     def _pair(self, peer: PeerId) -> Pair:
         with self._lock:
@@ -341,13 +343,14 @@ class LanePool:
         if self._me > peer:
             return
         usable = self._usable(peer)
-        usable.sort(key=lambda lane: (lane.worn, not lane.dialled))  # stable: older lanes first
+        usable.sort(key=lambda lane: (lane.worn, lane.relayed, not lane.dialled))  # stable: older lanes first
         for lane in usable[max(self._wanted(peer), self._pair(peer).asked_for) :]:
             self._retire(lane)
 
     def _retire(self, lane: Lane) -> None:
         lane.begin_close()
-        self._jobs.send_nowait(partial(trio.to_thread.run_sync, lane.close, limiter=self._closers))
+        close = partial(lane.close, deadline_s=RETIRE_DEADLINE_S)
+        self._jobs.send_nowait(partial(trio.to_thread.run_sync, close, limiter=self._closers))
 
     def _usable(self, peer: PeerId) -> list[Lane]:
         return [lane for lane in self._lanes_of(peer) if lane.usable]
@@ -411,6 +414,7 @@ class LanePool:
 
     def _obey_summons(self, peer: PeerId, lanes: int) -> None:
         self._pair(peer).asked_for = lanes
+        self._settle(peer)
         if peer in self._summoned or self._satisfied(peer, lanes):
             return
         try:
@@ -436,10 +440,10 @@ class LanePool:
         if now < pair.next_look:
             return
         pair.next_look = now + LOOK_PERIOD_S
-        lanes, moved = len(self._usable(peer)), self.moved(peer).taken
+        lanes, moved = len(self._usable(peer)), self.moved(peer)
         with pair.queue.changed:
             before = pair.count.wanted
-            pair.count.sample(now, lanes=lanes, busy_since=pair.queue.busy_since, moved_bytes=moved)
+            pair.count.sample(now, lanes=lanes, busy_since=pair.queue.busy_since, moved=moved)
             wanted = pair.count.wanted
         if self._trio is not None and (wanted != before or (lanes < wanted and now >= pair.next_widening)):
             with suppress(trio.RunFinishedError):
@@ -450,15 +454,22 @@ class LanePool:
         if not self._up:
             return
         self._settle(peer)
-        pair, usable = self._pair(peer), self._usable(peer)
-        surplus = len(usable) - pair.count.wanted
-        if surplus > 0:
-            for lane in [lane for lane in reversed(usable) if lane.dialled][:surplus]:
-                self._retire(lane)
-        elif surplus < 0 and time.monotonic() >= pair.next_widening:
-            pair.next_widening = time.monotonic() + WIDEN_DEADLINE_S + WIDEN_RETRY_S
-            with suppress(trio.WouldBlock):
+        pair = self._pair(peer)
+        surplus = len(self._usable(peer)) - pair.count.wanted
+        with suppress(trio.WouldBlock):
+            if surplus > 0 and self._me > peer:
+                self._jobs.send_nowait(partial(self._tell_wanted, peer, pair))
+            elif surplus < 0 and time.monotonic() >= pair.next_widening:
+                pair.next_widening = time.monotonic() + WIDEN_DEADLINE_S + WIDEN_RETRY_S
                 self._jobs.send_nowait(partial(self._widen, peer, pair))
+
+    async def _tell_wanted(self, peer: PeerId, pair: Pair) -> None:
+        """Have the peer, which decides, retire what neither side wants any more."""
+        try:
+            with trio.fail_after(WIDEN_DEADLINE_S):
+                await self._request(peer, encode_handshake(LaneSummons(lanes=pair.count.wanted)))
+        except (NetworkError, RemoteError, trio.TooSlowError) as error:
+            logger.debug("%s keeps lanes to spare: %r", peer, error)
 
     async def _widen(self, peer: PeerId, pair: Pair) -> None:
         """Dial the lanes that are wanted and not there."""

@@ -1,9 +1,10 @@
 """What strangers and members may cost this node: the bounds of the control plane, and who enforces them.
 
-    a connection      `Door`: so many handshakes a second from one IP address and in all; so many half-open at once,
-                      of which the oldest of the most crowded address gives way
-    a stranger        who is connected and not admitted: few streams, few bytes, parted from after a while, and the
-                      first to go when there are many (`shoal.swarm.members`)
+    a connection      `Door`: so many handshakes a second from one IP address and in all, members' addresses first,
+                      then those that have not come before; so many half-open at once, of which the oldest of the most
+                      crowded address gives way
+    a stranger        who is connected and not admitted: few streams, and few of all strangers together, few bytes,
+                      parted from after a while, and the first to go when there are many (`shoal.swarm.members`)
     a stream          `Guests`: so many at once and a second; who is refused often loses the connection
     a message         `Guests.pace`: over its rate a member is read later, so it fills its own buffers and not ours
     bytes             `Memory`: received and not yet read, of one peer and of all together
@@ -16,6 +17,7 @@ Bounds that belong to one machine of the protocol stay beside it: lanes' queues,
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from enum import StrEnum
@@ -31,8 +33,12 @@ CONNECTION_LIMIT = 512
 HALF_OPEN_LIMIT = 64
 """Incoming connections whose handshake is under way."""
 HALF_OPEN_PER_ADDRESS_LIMIT = 48
-HANDSHAKES_PER_S, HANDSHAKES_BURST = 16.0, 512.0
-"""Incoming ones in all. Each costs this node some milliseconds of CPU."""
+HANDSHAKES_PER_S, HANDSHAKES_BURST = 6.0, 128.0
+"""Incoming ones in all, from other addresses than members'. Each costs this node some milliseconds of CPU."""
+NEWCOMERS_PER_S, NEWCOMERS_BURST = 6.0, 128.0
+"""Incoming ones from addresses that came hardly ever before: whoever comes again and again leaves them their room."""
+NEWCOMER_RETURNS_S, NEWCOMER_BURST = 60.0, 4.0
+"""An address is a newcomer's for its first few, and for another one after so long."""
 ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST = 3.0, 96.0
 """From one IP address. A whole swarm on one machine, or behind one router, comes and is re-linked within the burst."""
 ADDRESSES_LIMIT = 4096
@@ -53,6 +59,9 @@ STREAMS_PER_S, STREAMS_BURST = 200.0, 1024.0
 STRANGER_STREAM_LIMIT = 16
 STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST = 4.0, 64.0
 """For hello, manifest, meeting points and a few questions."""
+FIRST_STREAMS = 8.0
+"""Of a stranger; for those after them all strangers share what follows."""
+STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST = 48.0, 384.0
 STRIKES_LIMIT = 64
 """Streams that are refused before the connection is closed, unless STRIKES_FORGIVEN_S pass in peace."""
 STRIKES_FORGIVEN_S = 10.0
@@ -123,6 +132,10 @@ class Rates(Generic[Key]):
         self._buckets[key] = bucket
         return bucket.take(amount, now)
 
+    def forget(self, key: Key) -> None:
+        """Begin anew with `key`."""
+        self._buckets.pop(key, None)
+
     def __len__(self) -> int:
         return len(self._buckets)
 
@@ -172,7 +185,10 @@ class Crowd:
 
 
 class Door:
-    """Decides which incoming connections are worth a handshake. Use from trio's thread."""
+    """Decides which incoming connections are worth a handshake. Use from trio's thread.
+
+    is_known: whether an IP address is a member's. Those spend their own allowance alone.
+    """
 
     def __init__(
         self,
@@ -181,18 +197,55 @@ class Door:
         *,
         per_s: tuple[float, float] = (HANDSHAKES_PER_S, HANDSHAKES_BURST),
         address_per_s: tuple[float, float] = (ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST),
+        newcomers_per_s: tuple[float, float] = (NEWCOMERS_PER_S, NEWCOMERS_BURST),
+        is_known: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self._refusals, self._reason = refusals, reason
         self._by_address: Rates[str] = Rates(*address_per_s)
+        self._first: Rates[str] = Rates(1 / NEWCOMER_RETURNS_S, NEWCOMER_BURST)
+        self._newcomers: Rates[None] = Rates(*newcomers_per_s)
         self._all: Rates[None] = Rates(*per_s)
+        self._is_known = is_known
 
     def lets_in(self, address: str) -> bool:
         """Whether one more connection from this IP address may say something."""
-        now = trio.current_time()
-        if self._by_address.take(address, now) and self._all.take(None, now):
+        now, network = trio.current_time(), network_of(address)
+        if self._by_address.take(network, now) and (
+            self._is_known(address)
+            or (self._first.take(network, now) and self._newcomers.take(None, now))
+            or self._all.take(None, now)
+        ):
             return True
         self._refusals.note(self._reason)
         return False
+
+
+def network_of(address: str) -> str:
+    """What is in one hand: an IPv4 address, or the network of an IPv6 address, its first 64 bits."""
+    if ":" not in address:
+        return address
+    try:
+        return socket.inet_pton(socket.AF_INET6, address.split("%")[0])[:8].hex()
+    except OSError:
+        return address
+
+
+class KnownHosts:
+    """The IP addresses at which members were linked last."""
+
+    def __init__(self) -> None:
+        self._hosts: OrderedDict[str, None] = OrderedDict()
+
+    def note(self, host: str | None) -> None:
+        """A member is linked there."""
+        if host is not None:
+            self._hosts.pop(host, None)
+            self._hosts[host] = None
+            if len(self._hosts) > ADDRESSES_LIMIT:
+                self._hosts.popitem(last=False)
+
+    def __contains__(self, host: str) -> bool:
+        return host in self._hosts
 
 
 class Memory:
@@ -236,6 +289,8 @@ class Guests:
         self._is_admitted = is_admitted
         self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
         self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
+        self._first: Rates[PeerId] = Rates(0.0, FIRST_STREAMS)
+        self._strangers: Rates[None] = Rates(STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST)
         self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
         self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
         self._open: Counter[PeerId] = Counter()
@@ -256,8 +311,7 @@ class Guests:
             self._refusals.note(Reason.STREAMS)
             yield False
             return
-        rates = self._streams if admitted else self._stranger_streams
-        if not rates.take(peer, trio.current_time()):
+        if not self._has_room(peer, admitted=admitted):
             self._refusals.note(Reason.STREAM_RATE)
             yield False
             return
@@ -268,6 +322,14 @@ class Guests:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
+
+    def _has_room(self, peer: PeerId, *, admitted: bool) -> bool:
+        now = trio.current_time()
+        if admitted:
+            return self._streams.take(peer, now)
+        return self._stranger_streams.take(peer, now) and (
+            self._first.take(peer, now) or self._strangers.take(None, now)
+        )
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether one more gossip packet of `peer` is looked at."""

@@ -56,7 +56,7 @@ from shoal.protocol.peering import (
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.host import Host, NotReached
-from shoal.swarm.limits import STRANGER_DEADLINE_S, STRANGER_LIMIT, STRANGERS_LOOK_S, Reason
+from shoal.swarm.limits import STRANGER_DEADLINE_S, STRANGER_LIMIT, STRANGERS_LOOK_S, KnownHosts, Reason
 from shoal.swarm.links import Links, Refused
 from shoal.swarm.streams import Mailbox
 
@@ -135,7 +135,9 @@ class Members:
         self.admission = admission or Admission(manifest=manifest)
         self.book = RecordBook(swarm_id)
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
+        self._known = KnownHosts()
         host.is_admitted = lambda peer: peer in self.links.linked()
+        host.is_known = self._known.__contains__
         self.machine = MembershipMachine(
             me=self._me,
             rng=random.Random(self._me),
@@ -240,7 +242,6 @@ class Members:
         """Admit a peer of this swarm that the manifest admits, and whose record holds."""
         reason = self._reason_to_refuse(peer, hello)
         if reason is not None:
-            logger.info("refused %s: %s", peer, reason)
             self._host.refusals.note(Reason.ADMISSION)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
         known = self.book.get(peer)
@@ -294,6 +295,7 @@ class Members:
         """A link is up."""
         self._dials.pop(peer, None)
         self._hosts[peer] = self._host.host_of(peer)
+        self._known.note(self._hosts[peer])
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
         if self.admission.revocations is not None:

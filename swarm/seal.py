@@ -64,6 +64,13 @@ class LaneVia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ticket: _LaneId
 
 
+class LanePunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Both dial at once (`shoal.swarm.punching`): who saw the sender's port, and where."""
+
+    relay: Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]
+    address: _Address
+
+
 class LaneOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="offer"):
     """A would-be dialler's half of the key agreement, and how many lanes it wants between the two."""
 
@@ -71,6 +78,7 @@ class LaneOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nonce: _Nonce
     lanes: Annotated[int, Meta(ge=1, le=LANES_PER_PEER_LIMIT)] = 1
     via: LaneVia | None = None
+    punch: LanePunch | None = None
 
 
 class LaneSummons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="summons"):
@@ -157,10 +165,14 @@ def format_address(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneKeys:
-    """What one end of one lane seals and opens with. For one TCP connection only."""
+    """What one end of one lane seals and opens with. For one TCP connection only.
+
+    relayed: it goes through a third.
+    """
 
     peer: PeerId
     lane_id: bytes
+    relayed: bool = False
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
 
@@ -169,7 +181,14 @@ class LaneProposal:
     """The dialler's side of one key agreement: an offer, and the private key to take the answer with."""
 
     def __init__(
-        self, *, me: PeerId, peer: PeerId, swarm_id: bytes, lanes: int = 1, via: LaneVia | None = None
+        self,
+        *,
+        me: PeerId,
+        peer: PeerId,
+        swarm_id: bytes,
+        lanes: int = 1,
+        via: LaneVia | None = None,
+        punch: LanePunch | None = None,
     ) -> None:
         self._me = me
         self._peer = peer
@@ -180,6 +199,7 @@ class LaneProposal:
             nonce=secrets.token_bytes(NONCE_BYTES),
             lanes=lanes,
             via=via,
+            punch=punch,
         )
 
     def keys(self, answer: LaneAnswer) -> LaneKeys:
@@ -187,7 +207,8 @@ class LaneProposal:
         transcript = _transcript(self._swarm_id, self._me, self._peer, self.offer, answer)
         secret = _shared_secret(self._private, answer.ephemeral, self._peer)
         first, second = _derive(secret, transcript)
-        return LaneKeys(peer=self._peer, lane_id=answer.lane_id, send_key=first, receive_key=second)
+        relayed = self.offer.via is not None
+        return LaneKeys(peer=self._peer, lane_id=answer.lane_id, relayed=relayed, send_key=first, receive_key=second)
 
 
 def accept_offer(
@@ -203,7 +224,8 @@ def accept_offer(
     )
     transcript = _transcript(swarm_id, peer, me, offer, answer)
     first, second = _derive(_shared_secret(private, offer.ephemeral, peer), transcript)
-    return answer, LaneKeys(peer=peer, lane_id=answer.lane_id, send_key=second, receive_key=first)
+    relayed = offer.via is not None
+    return answer, LaneKeys(peer=peer, lane_id=answer.lane_id, relayed=relayed, send_key=second, receive_key=first)
 
 
 def _shared_secret(private: X25519PrivateKey, public: bytes, peer: PeerId) -> bytes:

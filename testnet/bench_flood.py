@@ -4,7 +4,8 @@ Real nodes train; in windows that take turns they are left alone, attacked by `f
 a process beside them that uses as much of the processor as the attacker did and makes no connection. On a machine of
 few cores the attacker's own work takes time from the nodes, which an attacker elsewhere would not: `ratio` is therefore
 the rate under attack by the rate in the control window beside it, and `wall_ratio` that by the rate when left alone.
-The processor time of the node that is attacked is told beside both; it depends less on what else the machine does.
+The processor time of the daemon that is attacked and of all nodes' trainers is told beside both; it depends less on
+what else the machine does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MUST: Final = 0.9
 class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rates in tokens per second, medians over the windows of a kind; shares of one processor.
 
-    ratio: under attack by control, the median over neighbours. node_share: of the attacked daemon and its trainer.
+    ratio: under attack by control, the median over neighbours. daemon_share: of the attacked daemon. trainers_share:
+    of all nodes' trainers together.
     per_s: what the attacker made each second, by kind. refused: by the attacked node, by reason.
     """
 
@@ -58,6 +60,9 @@ class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
     attacker_share: float
     daemon_share_alone: float
     daemon_share_attacked: float
+    trainers_share_alone: float
+    trainers_share_control: float
+    trainers_share_attacked: float
     per_s: dict[str, float]
     refused: dict[str, int]
     load: float
@@ -69,10 +74,12 @@ class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Window(NamedTuple):
-    """What one window showed: the rate, the attacked daemon's share of a processor, and the other process's report."""
+    """What one window showed: the rate, the attacked daemon's share of a processor, and that of all trainers together;
+    and the report of the process beside them."""
 
     tokens_per_s: float
     daemon_share: float
+    trainers_share: float
     beside: FloodReport | None
 
 
@@ -116,10 +123,15 @@ class FloodBench:
         async with trio.open_nursery() as nursery:
             if beside:
                 nursery.start_soon(self._beside, self._command(beside, seconds, share), reports)
-            began, cpu = time.time(), sum(daemon.cpu_times()[:2])
+            began, cpu, trainers = time.time(), _cpu_s([daemon]), _cpu_s(self._trainers())
             await trio.sleep(seconds)
-            ended, cpu = time.time(), sum(daemon.cpu_times()[:2]) - cpu
-        return _Window(self._rate(began, ended), cpu / (ended - began), reports[0] if reports else None)
+            ended, cpu, trainers = time.time(), _cpu_s([daemon]) - cpu, _cpu_s(self._trainers()) - trainers
+        took_s = ended - began
+        return _Window(self._rate(began, ended), cpu / took_s, trainers / took_s, reports[0] if reports else None)
+
+    def _trainers(self) -> list[psutil.Process]:
+        daemons = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
+        return [child for daemon in daemons for child in daemon.children(recursive=True)]
 
     def _command(self, beside: str, seconds: float, share: float) -> list[str]:
         command = [sys.executable, "-m", "shoal.testnet.flood_attacker"]
@@ -152,6 +164,11 @@ class FloodBench:
     def refused(self) -> Mapping[str, int]:
         """What the attacked node turned away."""
         return request(self.nodes[0].folder, "status")["refused"]  # type: ignore[return-value]
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    """Processor time of these so far, in seconds."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _lane_address(folder: Path) -> str:
@@ -203,6 +220,9 @@ async def _measure(folder: Path, nodes: int, windows: int, seconds: float, scale
         attacker_share=round(sum(report.cpu_s for report in reports) / total_s, 3),
         daemon_share_alone=median(alone, "daemon_share"),
         daemon_share_attacked=median(attacked, "daemon_share"),
+        trainers_share_alone=median(alone, "trainers_share"),
+        trainers_share_control=median(control, "trainers_share"),
+        trainers_share_attacked=median(attacked, "trainers_share"),
         per_s={kind: round(sum(report.made.get(kind, 0) for report in reports) / total_s, 1) for kind in kinds},
         refused=refused,
         load=round(psutil.getloadavg()[0], 2),

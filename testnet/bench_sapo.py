@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,10 @@ from typing import Final
 import torch
 
 from shoal.node.sapo.char_model import CharPolicy
-from shoal.node.sapo.learner import Alone, Learner, RoundReport
+from shoal.node.sapo.learner import Alone, Learner, RoundReport, Score
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
-from shoal.node.sapo.warm_up import WarmUpReport, warm_up
+from shoal.node.sapo.warm_up import WarmUpReport, WarmUpSettings, warm_up
 from shoal.protocol.identity import Identity
 from shoal.testnet.bench_machine import this_machine
 from shoal.testnet.bench_sapo_attack import Attacker
@@ -44,15 +44,40 @@ class Agent:
     taught: WarmUpReport
 
 
-def measure_sapo(bench: SapoBench, *, seed: int, on_round: OnRound | None = None) -> SapoResult:
-    """Warm up the agents, make the rounds, and sum up. Raises ConfigError where reasoning-gym is missing."""
+class WarmStarts:
+    """Warm-ups by what they follow from, for benches that differ in nothing that plays a part there."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[dict[str, torch.Tensor], WarmUpReport]] = {}
+
+    def warm(
+        self, policy: CharPolicy, choices: list[TaskChoice], settings: WarmUpSettings, *, score: Score, seed: int
+    ) -> WarmUpReport:
+        """Bring a policy that was made with `seed` to where its warm-up ends."""
+        key = (policy.settings, tuple(choice.family.name for choice in choices), settings, seed)
+        if key not in self._known:
+            report = warm_up(policy, choices, settings, score=score, seed=seed)
+            self._known[key] = {name: value.clone() for name, value in policy.model.state_dict().items()}, report
+        values, report = self._known[key]
+        policy.model.load_state_dict(values)
+        return report
+
+
+def measure_sapo(
+    bench: SapoBench, *, seed: int, on_round: OnRound | None = None, starts: WarmStarts | None = None
+) -> SapoResult:
+    """Warm up the agents, make the rounds, and sum up. Raises ConfigError where reasoning-gym is missing.
+
+    starts: of benches before this one, and for those after it.
+    """
     started = time.process_time()
+    starts = starts or WarmStarts()
     choices = task_choices()
     source = TaskSource(choices)
     shared = SharedMemory(seed)
     with one_thread(), Scorer(source) as scorer:
         agents = [
-            _make_agent(bench, choices, source, shared, scorer, seed=seed, number=at) for at in range(bench.honest)
+            _make_agent(bench, choices, shared, scorer, starts, seed=seed, number=at) for at in range(bench.honest)
         ]
         attackers = [
             Attacker(shared, agent_identity(seed, bench.honest + at), source, kind=at, seed=seed)
@@ -89,9 +114,9 @@ def one_thread() -> Iterator[None]:
 def _make_agent(
     bench: SapoBench,
     choices: list[TaskChoice],
-    source: TaskSource,
     shared: SharedMemory,
     scorer: Scorer,
+    starts: WarmStarts,
     *,
     seed: int,
     number: int,
@@ -101,12 +126,19 @@ def _make_agent(
     identity = agent_identity(seed, number)
     own_score = partial(scorer.score_many, own=True)
     policy = CharPolicy(bench.model, seed=own_seed)
-    taught = warm_up(policy, taught_choices(bench, choices, number), bench.warm_up, score=own_score, seed=own_seed)
-    sharing = MemberSharing(shared, identity, source, score=scorer.score_many, seed=own_seed)
+    taught = starts.warm(policy, taught_choices(bench, choices, number), bench.warm_up, score=own_score, seed=own_seed)
+    sharing = MemberSharing(
+        shared,
+        identity,
+        scorer.source,
+        score=scorer.score_each,
+        seed=own_seed,
+        weighting="uniform" if bench.sampling == "uniform" else "informative",
+    )
     learner = Learner(
         policy,
         bench.learner,
-        draw=partial(source.draw, shared.swarm_id, identity.peer_id),
+        draw=partial(scorer.source.draw, shared.swarm_id, identity.peer_id),
         score=own_score,
         sharing=sharing if bench.external else Alone(),
         seed=own_seed,
@@ -147,10 +179,7 @@ def _sum_up(
     for agent in agents:
         rejected += agent.sharing.rejected()
     return SapoResult(
-        local=bench.local,
-        external=bench.external,
-        agents=bench.agents,
-        rounds=bench.rounds,
+        **bench.facts,  # type: ignore[arg-type]
         cumulative_reward=round(cumulative, 4),
         final_reward=round(math.fsum(last) / len(last), 4),
         generated_tokens=tokens,
@@ -164,9 +193,6 @@ def _sum_up(
         reward_by_round=tuple(round(reward, 4) for reward in curve),
         warm_up_updates=tuple(agent.taught.updates for agent in agents),
         warm_up_rewards=tuple(round(agent.taught.reward, 4) for agent in agents),
-        skills=bench.skills,
-        terms=bench.terms,
-        attackers=bench.attacking,
         seed=seed,
         cpu_s=round(cpu_s, 1),
         machine=this_machine(),

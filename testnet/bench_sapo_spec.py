@@ -18,6 +18,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench_machine import Machine
 
 Skills = Literal["like", "unlike"]
+Sampling = Literal["uniform", "weighted"]
 
 AGENTS_LIMIT: Final = 64
 ROUNDS_LIMIT: Final = 100_000
@@ -62,6 +63,9 @@ class SapoBench:
     group_size: int = 8
     over_provision: float = 1.0
     terms: ExternalTerms = GrpoSettings().external
+    damped_below: float = GrpoSettings().damped_below
+    sampling: Sampling = "uniform"
+    adaptive: bool = False
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
@@ -76,6 +80,10 @@ class SapoBench:
             raise ConfigError(f"--skills must be {' or '.join(get_args(Skills))}, not {self.skills!r}")
         if self.terms not in get_args(ExternalTerms):
             raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
+        if self.sampling not in get_args(Sampling):
+            raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
+        if not 0 < self.damped_below <= 1:
+            raise ConfigError(f"--damped-below must be above 0 and at most 1, not {self.damped_below:g}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         _ = self.learner
@@ -93,38 +101,69 @@ class SapoBench:
     @property
     def learner(self) -> LearnerSettings:
         """Of every honest agent."""
+        grpo = replace(self.updates.grpo, external=self.terms, damped_below=self.damped_below)
         return LearnerSettings(
             local=self.local,
             external=self.external,
             group_size=self.group_size,
             over_provision=self.over_provision,
-            updates=replace(self.updates, grpo=replace(self.updates.grpo, external=self.terms)),
+            adaptive=self.adaptive,
+            updates=replace(self.updates, grpo=grpo),
         )
 
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """What tells this bench's results from those of another, under the names that `SapoResult` has for it."""
+        return {
+            "local": self.local,
+            "external": self.external,
+            "agents": self.agents,
+            "rounds": self.rounds,
+            "skills": self.skills,
+            "terms": self.terms,
+            "damped_below": self.damped_below,
+            "sampling": self.sampling,
+            "adaptive": self.adaptive,
+            "attackers": self.attacking,
+            "over_provision": self.over_provision,
+            "learning_rate": self.updates.learning_rate,
+            "warm_up_reward": self.warm_up.reward,
+        }
 
-def bench_of(
-    *,
-    local: int,
-    external: int,
-    agents: int,
-    rounds: int,
-    skills: str,
-    attackers: float,
-    over_provision: float,
-    terms: str | None,
-    warm_up_reward: float,
-) -> SapoBench:
-    """The bench that a user's words describe; terms: None for the default. Raises ConfigError."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoWords:
+    """What a user says of a bench beside how many groups; see `SapoBench`. terms: None for the default."""
+
+    agents: int
+    rounds: int
+    skills: str = "like"
+    attackers: float = 0.0
+    over_provision: float = 1.0
+    terms: str | None = None
+    damped_below: float = GrpoSettings().damped_below
+    sampling: str = "uniform"
+    adaptive: bool = False
+    learning_rate: float = UPDATES.learning_rate
+    warm_up_reward: float = WarmUpSettings().reward
+
+
+def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
+    """The bench that these words describe. Raises ConfigError."""
     return SapoBench(
         local=local,
         external=external,
-        agents=agents,
-        rounds=rounds,
-        skills=cast(Skills, skills),
-        attackers=attackers,
-        over_provision=over_provision,
-        terms=GrpoSettings().external if terms is None else cast(ExternalTerms, terms),
-        warm_up=WarmUpSettings(reward=warm_up_reward),
+        agents=words.agents,
+        rounds=words.rounds,
+        skills=cast(Skills, words.skills),
+        attackers=words.attackers,
+        over_provision=words.over_provision,
+        terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
+        damped_below=words.damped_below,
+        sampling=cast(Sampling, words.sampling),
+        adaptive=words.adaptive,
+        updates=replace(UPDATES, learning_rate=words.learning_rate),
+        warm_up=WarmUpSettings(reward=words.warm_up_reward),
     )
 
 
@@ -200,7 +239,13 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_rewards: tuple[float, ...]
     skills: str
     terms: str
+    damped_below: float
+    sampling: str
+    adaptive: bool
     attackers: int
+    over_provision: float
+    learning_rate: float
+    warm_up_reward: float
     seed: int
     cpu_s: float
     machine: Machine

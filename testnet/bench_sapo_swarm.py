@@ -13,9 +13,9 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.learner import Score
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.offers import build_intake, collect, rollout_of
-from shoal.node.sapo.selection import SelectionSettings
+from shoal.node.sapo.selection import SelectionSettings, Weighting
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
@@ -85,9 +85,16 @@ class MemberSharing:
     """One agent's `Sharing`. `begin_round` comes ahead of each of its rounds."""
 
     def __init__(
-        self, shared: SharedMemory, identity: Identity, source: TaskSource, *, score: Score, seed: int
+        self,
+        shared: SharedMemory,
+        identity: Identity,
+        source: TaskSource,
+        *,
+        score: Score,
+        seed: int,
+        weighting: Weighting = "uniform",
     ) -> None:
-        """score: of others' text. seed: of the choice among offers."""
+        """score: of others' text. seed, weighting: of the choice among offers."""
         self._shared = shared
         self._sealer = Sealer(identity, shared.swarm_id, boot=0)
         self._book = OfferBook(shared.swarm_id, identity.peer_id)
@@ -97,7 +104,7 @@ class MemberSharing:
             source=source,
             score=score,
             seed=seed,
-            selection=SelectionSettings(staleness_rounds=KEPT_ROUNDS),
+            selection=SelectionSettings(weighting=weighting, staleness_rounds=KEPT_ROUNDS),
             trust=self._trust,
         )
         self._round = 0

@@ -25,6 +25,7 @@ from shoal.node.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
 from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
+from shoal.testnet.namespaces import LOOPBACK, Place
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 START_DEADLINE_S: Final = 120.0
@@ -41,7 +42,7 @@ SEED: Final = 1
 class BenchSpec:
     """What swarm to measure. holds: by node, where it stops; who has any, and all with `test_mode`, is in test mode.
 
-    environment: settings of the nodes' processes, each NAME=VALUE.
+    environment: settings of the nodes' processes, each NAME=VALUE. places: where each runs, none for loopback.
     """
 
     peers: int
@@ -52,6 +53,7 @@ class BenchSpec:
     test_mode: bool = False
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
 
     @property
     def chunk_values(self) -> int:
@@ -113,7 +115,9 @@ class BenchSwarm:
         """Start a process of `node`, which holds where its holds of rounds later than `after` say."""
         holds = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
         lives = len(node.lives)
-        await self._launches.send((node, Launch(manifest=self._manifest, data_dir=node.folder, join=join, holds=holds)))
+        place = self.spec.places[node.index] if self.spec.places else LOOPBACK
+        launch = Launch(manifest=self._manifest, data_dir=node.folder, join=join, holds=holds, place=place)
+        await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
 
     def _all_linked(self) -> bool:

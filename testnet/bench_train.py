@@ -143,7 +143,7 @@ def measure(
             if len(curve) <= rounds:
                 curve = _synchronous(bench, seed, rounds, tell)
             runs.append(msgspec.structs.replace(run, sync_curve=curve))
-    return _result(bench, settings, runs, machine)
+    return _result_of(bench.strategy, bench.nodes, settings, runs, machine)
 
 
 @contextlib.contextmanager
@@ -206,21 +206,23 @@ def _curves(baseline: TrainResult, bench: TrainBench, settings: Settings) -> dic
     """The baseline's synchronous curves by seed. Raises ConfigError if they are of another model or schedule."""
     theirs = baseline.settings
     same = (baseline.nodes, theirs.round_steps, theirs.options, theirs.inner)
-    if same != (bench.nodes, settings.round_steps, settings.options, settings.inner):
+    wanted = (bench.nodes, settings.round_steps, settings.options, settings.inner)
+    # As JSON has them: one that was read from a file has lists where the other has tuples.
+    if _json(same) != _json(wanted):
         raise ConfigError(
             "--baseline is of other --nodes, steps between two rounds, --option or inner settings; leave it out"
         )
     return {run.seed: run.sync_curve for run in baseline.seeds}
 
 
-def _result(bench: TrainBench, settings: Settings, runs: Sequence[SeedRun], machine: Machine) -> TrainResult:
+def _result_of(strategy: str, nodes: int, settings: Settings, runs: Sequence[SeedRun], machine: Machine) -> TrainResult:
     def median(numbers: Sequence[float | None]) -> float | None:
         found = [number for number in numbers if number is not None]
         return statistics.median(found) if found else None
 
     return TrainResult(
-        strategy=bench.strategy,
-        nodes=bench.nodes,
+        strategy=strategy,
+        nodes=nodes,
         tokens=round(statistics.median(run.curve[-1].tokens for run in runs)),
         val_loss=statistics.median(run.curve[-1].val_loss for run in runs),
         sync_val_loss=statistics.median(run.sync_curve[-1].val_loss for run in runs),
@@ -235,6 +237,31 @@ def _result(bench: TrainBench, settings: Settings, runs: Sequence[SeedRun], mach
         seeds=tuple(runs),
         machine=machine,
     )
+
+
+def merged(results: Sequence[TrainResult]) -> list[TrainResult]:
+    """Results that differ in nothing but their seeds as one, in the order of the first of each.
+
+    Raises ConfigError where two of them are of the same seed.
+    """
+    alike: dict[bytes, list[TrainResult]] = {}
+    for result in results:
+        alike.setdefault(_json((result.strategy, result.nodes, result.settings)), []).append(result)
+    return [_merged(group) for group in alike.values()]
+
+
+def _json(value: object) -> bytes:
+    """Equal for what is written alike."""
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def _merged(group: Sequence[TrainResult]) -> TrainResult:
+    if len(group) == 1:
+        return group[0]
+    runs = sorted((run for result in group for run in result.seeds), key=lambda run: run.seed)
+    if len({run.seed for run in runs}) != len(runs):
+        raise ConfigError(f"two results of {group[0].strategy} with the same settings have a seed in common; give one")
+    return _result_of(group[0].strategy, group[0].nodes, group[0].settings, runs, group[0].machine)
 
 
 def to_json(result: TrainResult) -> bytes:

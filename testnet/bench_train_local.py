@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-import torch
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
@@ -24,8 +23,7 @@ from shoal.collectives.robust import combine
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.collectives.summing import Term as Summand
 from shoal.node.contributions import Contributions
-from shoal.node.inner_loop import Replica
-from shoal.node.trainer_messages import Assignment, Contribution, SyncSettings, Train
+from shoal.node.trainer_messages import Assignment, Contribution, Train
 from shoal.node.workload import Workload
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.errors import ConfigError, LocalError
@@ -33,12 +31,11 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
-from shoal.testnet.bench_train_spec import Point, TrainBench, inner_settings, workload_of
+from shoal.testnet.bench_train_gossip import GossipSwarm
+from shoal.testnet.bench_train_spec import Point, TrainBench, replica_of, workload_of
 
 STRATEGIES: Final = ("diloco", "ddp", "streaming", "sparse")
 """Those that this module knows how to run."""
-
-_CPU: Final = torch.device("cpu")
 
 
 class LocalNode:
@@ -48,13 +45,7 @@ class LocalNode:
         self.identity = identity
         self._manifest = manifest
         sync = manifest.sync
-        self._replica = Replica(
-            workload,
-            seed=manifest.workload.seed,
-            inner=inner_settings(manifest),
-            device=_CPU,
-            sync=SyncSettings.of(manifest),
-        )
+        self._replica = replica_of(manifest, workload)
         layout = self._replica.layout
         self.layout_hash = layout.digest
         self.fragments = Fragments(Grid(layout.numel, manifest.round.chunk_values), sync.fragments)
@@ -131,14 +122,32 @@ class LocalSwarm:
         for node in self.nodes.values():
             node.stand_on(self.state)
 
+    @property
+    def round(self) -> int:
+        """The newest certified one."""
+        return self.state.round
+
+    @property
+    def tokens(self) -> int:
+        """Certified so far."""
+        return self.state.tokens
+
+    def add(self, identity: Identity) -> None:
+        """A node comes: it stands on the certified state, and contributes from the second round on."""
+        self._add(identity).stand_on(self.state)
+
     def _add(self, identity: Identity) -> LocalNode:
         node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, self._workload)
         return node
 
-    def replace(self, gone: PeerId, identity: Identity) -> None:
-        """A node ends with all that it had not contributed; another comes, and contributes from the next round on."""
+    def remove(self, gone: PeerId) -> None:
+        """A node ends with all that it had not contributed."""
         del self.nodes[gone]
-        self._add(identity).stand_on(self.state)
+
+    def replace(self, gone: PeerId, identity: Identity) -> None:
+        """A node ends, and another comes."""
+        self.remove(gone)
+        self.add(identity)
 
     def run_round(self) -> None:
         """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
@@ -213,18 +222,19 @@ class LocalSwarm:
 
 
 def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = lambda _: None) -> list[Point]:
-    """The strategy's curve, until the tokens asked for are certified: a point before round 1 and after each round.
+    """The strategy's curve, until the tokens asked for are counted: a point before round 1 and after each round.
 
     Raises ConfigError, FloatingPointError. Keys follow from the seed, so equal calls give equal curves.
     """
     identities = [_identity(seed, index) for index in range(bench.scenario(seed).places)]
     peers = [identity.peer_id for identity in identities]
-    swarm = LocalSwarm(bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes])
+    manifest, founders = bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes]
+    swarm = GossipSwarm(manifest, founders) if bench.strategy == "gossip" else LocalSwarm(manifest, founders)
     points: list[Point] = []
     while True:
         point = Point(
-            round=swarm.state.round,
-            tokens=swarm.state.tokens,
+            round=swarm.round,
+            tokens=swarm.tokens,
             wire_bytes=swarm.wire_bytes,
             val_loss=swarm.evaluate(),
         )

@@ -36,13 +36,15 @@ TARGETS: Final = {
     ("diloco", True): Target(loss_ratio=1.03, byte_ratio=None),
     ("streaming", False): Target(loss_ratio=1.02, byte_ratio=200),
     ("sparse", False): Target(loss_ratio=1.03, byte_ratio=1000),
+    ("gossip", False): Target(loss_ratio=1.04, byte_ratio=50),
 }
 """By strategy and whether nodes are replaced: against synchronous data parallel on the same tokens."""
 
 _DEFINITIONS: Final = """\
 * **Tokens** are those that certified rounds count, of all nodes together; both sides get as many (synchronous data
   parallel in whole rounds, so never fewer), in the same batches as long as the same members are there.
-* **Loss** is bits per byte on held-out text, always the same, of the certified anchor and of the synchronous model.
+* **Loss** is bits per byte on held-out text, always the same, of the certified anchor and of the synchronous model;
+  under `gossip` the mean of the nodes' losses, each of its own weights.
 * **Synchronous data parallel** is computed in one process, exactly: from the same initial parameters, at each step the
   gradients of all members' batches averaged by tokens, one step of the same AdamW under the same schedule. Its bytes
   are those of an fp32 all-reduce in a ring or a butterfly at every step: steps · 2 · (n − 1) · 4 bytes · parameters.
@@ -54,8 +56,8 @@ _DEFINITIONS: Final = """\
 * **Churn**: every {churn} rounds that share of the nodes, those that are there longest, is killed and replaced."""
 
 
-def render(results: Sequence[TrainResult]) -> str:
-    """The page, a row per result."""
+def render(results: Sequence[TrainResult], tried: Sequence[TrainResult] = ()) -> str:
+    """The page, a row per result. tried: others, of which the page says what they were and what they led to."""
     parts = [
         "# Training: strategies beside synchronous data parallel\n",
         "Made by `shoal bench train-table` from results of `shoal bench train --out`; no number here was written by "
@@ -80,10 +82,23 @@ def render(results: Sequence[TrainResult]) -> str:
             ("strategy", "settings", "where"),
             ((_name(result), _settings(result), _where(result)) for result in results),
         ),
+        *_tried(tried),
         "## How the numbers are defined\n",
         _DEFINITIONS.format(churn=CHURN_PERIOD_ROUNDS) + "\n",
     ]
     return "\n".join(parts)
+
+
+def _tried(results: Sequence[TrainResult]) -> list[str]:
+    """Other settings, and their ratios; nothing without any."""
+    if not results:
+        return []
+    rows = ((_name(result), _settings(result), *_reached(result)) for result in results)
+    return ["## What else was tried\n", _table(("strategy", "settings", "ratio", "times fewer bytes"), rows)]
+
+
+def _reached(result: TrainResult) -> tuple[str, str]:
+    return _spread(result.loss_ratio, "{:.3f}"), _spread(result.byte_ratio, "{:.0f}")
 
 
 def _row(result: TrainResult) -> tuple[str, ...]:
@@ -124,8 +139,8 @@ def _name(result: TrainResult) -> str:
 def _settings(result: TrainResult) -> str:
     settings = result.settings
     model = ", ".join(f"{key} {value}" for key, value in sorted(settings.options.items())) or "the default model"
-    known = ("lr", "warmup_tokens")
-    inner = ", ".join(f"{key} {settings.inner[key]}" for key in known if key in settings.inner)
+    known = ("lr", "warmup_tokens", "schedule", "decay_tokens", "min_lr")
+    inner = ", ".join(f"{key} {settings.inner[key]}" for key in known if settings.inner.get(key))
     left_out = ("inner_steps", "strategy", "codec")
     sync = ", ".join(f"{key} {value}" for key, value in sorted(settings.sync.items()) if key not in left_out)
     seeds = ", ".join(str(run.seed) for run in result.seeds)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+import torch
 
+from shoal.node.inner_loop import Replica
 from shoal.node.text import TextWorkload
-from shoal.node.trainer_messages import InnerSettings
+from shoal.node.trainer_messages import InnerSettings, SyncSettings
 from shoal.node.workload import Workload, load_workload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
@@ -158,3 +160,14 @@ def workload_of(manifest: Manifest) -> Workload:
 def inner_settings(manifest: Manifest) -> InnerSettings:
     """The inner optimizer as a trainer is told of it."""
     return InnerSettings.of(manifest)
+
+
+def replica_of(manifest: Manifest, workload: Workload) -> Replica:
+    """A node's replica as its trainer makes it, on the CPU."""
+    return Replica(
+        workload,
+        seed=manifest.workload.seed,
+        inner=inner_settings(manifest),
+        device=torch.device("cpu"),
+        sync=SyncSettings.of(manifest),
+    )

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,16 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
         noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
     repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_PATIENCE_S + calm_s)
     return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + MACHINE_S
+
+
+def machine_s(load: float) -> float:
+    """What a machine adds to a bound that has so many runnable processes a core: MACHINE_S for each one too many."""
+    return MACHINE_S * max(0.0, load - 1.0)
+
+
+def load_per_core() -> float:
+    """How many runnable processes a core this machine had, over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

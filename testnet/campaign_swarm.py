@@ -31,6 +31,7 @@ from shoal.protocol.messages import Certificate, Value
 from shoal.testnet.campaign_check import Member
 from shoal.testnet.campaign_plan import Group
 from shoal.testnet.journal import CaughtUp, Certified, Failed, Holding, Journal, Listening, RoundStarted
+from shoal.testnet.namespaces import LOOPBACK, Network
 from shoal.testnet.nodes import CONTROL_DEADLINE_S, Launch, NodeProcess, Runtime
 
 CHUNK_VALUES: Final = 4096
@@ -40,7 +41,7 @@ INNER_STEPS: Final = 50
 GRACE_S: Final = 20.0
 REDUCE_DEADLINE_S: Final = 60.0
 
-START_DEADLINE_S: Final = 90.0
+START_DEADLINE_S: Final = 180.0
 WHOLE_DEADLINE_S: Final = 90.0
 GATHER_DEADLINE_S: Final = 30.0
 GATHER_TRIES_LIMIT: Final = 5
@@ -48,19 +49,32 @@ AHEAD: Final = 2
 """How many rounds ahead a hold is set, so that it is there before anybody begins that round."""
 
 
+ManifestOf = Callable[[Group, int, list[PeerId]], Manifest]
+"""The manifest of a group's swarm, by the seed and its founders."""
+
+
 class Unrecovered(ShoalError):
     """The swarm did not come to where it should be in time."""
 
 
 class LivingSwarm:
-    """One group's swarm. Made by `living_swarm`, which also ends it."""
+    """One group's swarm, in the namespaces of `network` if there is one. Made by `living_swarm`, which also ends it."""
 
-    def __init__(self, folder: Path, group: Group, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        group: Group,
+        seed: int,
+        *,
+        network: Network | None = None,
+        manifest_of: ManifestOf | None = None,
+    ) -> None:
         self.group = group
         self.folder = folder
+        self.network = network
         self.journal = Journal()
         self.nodes = tuple(self._make(index) for index in range(group.peers))
-        self._manifest = campaign_manifest(group, seed, [node.peer_id for node in self.nodes])
+        self._manifest = (manifest_of or campaign_manifest)(group, seed, [node.peer_id for node in self.nodes])
         self._manifest_path = folder / "swarm.toml"
         self._manifest_path.write_text(render_manifest(self._manifest), encoding="utf-8")
         self._calm_s: list[float] = []
@@ -116,7 +130,8 @@ class LivingSwarm:
 
     async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], holds: tuple[Hold, ...]) -> None:
         lives = len(node.lives)
-        launch = Launch(manifest=self._manifest_path, data_dir=node.folder, join=join, holds=holds)
+        place = LOOPBACK if self.network is None else self.network.place(node.index)
+        launch = Launch(manifest=self._manifest_path, data_dir=node.folder, join=join, holds=holds, place=place)
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
 
@@ -207,7 +222,7 @@ class LivingSwarm:
         """
         begun_after = after
         for _ in range(GATHER_TRIES_LIMIT):
-            await self.until(partial(self._whole, after), WHOLE_DEADLINE_S, "all contribute again")
+            await self.until(partial(self.whole, after), WHOLE_DEADLINE_S, "all contribute again")
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
             await self.order_all(self.nodes, "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
@@ -219,8 +234,8 @@ class LivingSwarm:
             await self.release(self.nodes)
         raise Unrecovered("the nodes do not come together")
 
-    def _whole(self, after: int) -> bool:
-        """Whether there is a round after `after` that all certified and contributed to."""
+    def whole(self, after: int) -> bool:
+        """Whether there is a round after `after` that all certified, and contributed to."""
         rounds = {event.round for event in self.journal.of(Certified) if event.round > after}
         return any(self._contributed(number) for number in rounds)
 
@@ -260,9 +275,14 @@ class LivingSwarm:
 
 
 @asynccontextmanager
-async def living_swarm(folder: Path, group: Group, seed: int) -> AsyncIterator[LivingSwarm]:
-    """A group's swarm, not started yet. However the block ends, no process is left."""
-    swarm = LivingSwarm(folder, group, seed)
+async def living_swarm(
+    folder: Path, group: Group, seed: int, *, network: Network | None = None, manifest_of: ManifestOf | None = None
+) -> AsyncIterator[LivingSwarm]:
+    """A group's swarm, not started yet. However the block ends, no process is left.
+
+    network: where the nodes run, None for loopback. manifest_of: what they train; the campaign's own if left out.
+    """
+    swarm = LivingSwarm(folder, group, seed, network=network, manifest_of=manifest_of)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(swarm.own_processes)
         try:

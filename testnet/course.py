@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import Certified, Entry, RolledBack
-from shoal.testnet.scenario import Scenario
+from shoal.testnet.journal import Certified, Entry, Event, RolledBack, RoundStarted, Shared
+from shoal.testnet.scenario import ROLLOUTS, Scenario
 
 Outcome = Literal["running", "left", "killed", "crashed"]
 
@@ -34,12 +34,20 @@ class Course:
     faults: tuple[FaultRecord, ...]
     trouble: str | None = None
 
+    def counts(self, event: Event) -> TypeGuard[Certified]:
+        """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
+        return isinstance(event, Certified) and (self.scenario.strategy == ROLLOUTS or not isinstance(event, Shared))
+
+    def begun(self, event: Event) -> int | None:
+        """The round of the swarm that a node begins with it: that of an agent is one only where there are no others."""
+        return event.begins if isinstance(event, RoundStarted) != (self.scenario.strategy == ROLLOUTS) else None
+
     def certified(self) -> list[tuple[int, Certified]]:
         """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
         return [
             (entry.node, entry.event)
             for entry in self.entries
-            if isinstance(entry.event, Certified) and 1 <= entry.event.round <= self.scenario.rounds
+            if self.counts(entry.event) and 1 <= entry.event.round <= self.scenario.rounds
         ]
 
     def decided(self) -> list[tuple[int, Certified | RolledBack]]:
@@ -67,6 +75,6 @@ def settled_rounds(course: Course, index: int) -> frozenset[tuple[str, int]]:
             pending.clear()
         settled |= pending
         pending.clear()
-        if isinstance(entry.event, Certified):
+        if course.counts(entry.event):
             pending.add((entry.event.term, entry.event.round))
     return frozenset(settled)

@@ -30,7 +30,7 @@ MOMENT_S = 1.0
 
 # Who a machine is, what never changes, and clocks, which all stand at `NOW` between two steps.
 _FIXED = {"me", "_me", "_identity", "identity", "previous", "round", "member", "_order", "settings", "_settings"}
-_FIXED |= {"_deal", "_sent_at", "_lead_heard_at", "since", "planned_at", "_values", "_votes", "_squares"}
+_FIXED |= {"_deal", "_sent_at", "_heard_at", "since", "planned_at", "_values", "_votes", "_squares"}
 # Tables by view. The rows below the machine's own view are never read again.
 _BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched", "_changes"}
 
@@ -88,7 +88,7 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     me, facts, agreement = machine.me, machine._facts, machine.agreement
     facts.alive, facts.suspected = everyone, frozenset()
     facts.dead_since.clear()
-    facts.planned_at = machine._patience.since = NOW
+    facts.planned_at = machine._watch._patience.since = NOW
     facts.held = {peer: held for peer, held in facts.held.items() if peer == me}
     facts.reports = {plan: {me: row[me]} for plan, row in facts.reports.items() if me in row}
     agreement._changes = {view: {me: row[me]} for view, row in agreement._changes.items() if me in row}
@@ -100,9 +100,10 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     lead._quorum_reported.at = lead._separated.at = None
     if lead.eviction is not None:
         lead.eviction = replace(lead.eviction, since=NOW)
-    machine._others_reported.at = None
+    watch = machine._watch
+    watch._others_reported.at = watch._together.at = None
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
-    machine._lead_heard_at = NOW
+    watch._heard_at = NOW
     machine._sent_at = DUE * DUE  # what was said stays said
 
 

@@ -20,12 +20,14 @@ import trio
 from shoal.node.config import Hold
 from shoal.node.store import disk_errors
 from shoal.protocol.errors import NetworkError
-from shoal.testnet.journal import Entry, Holding, Journal, RoundStarted
+from shoal.testnet.journal import Entry, Holding, Journal
 from shoal.testnet.namespaces import Network, pairs_between
 from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Fault, Scenario
 
 RESTART_DEADLINE_S: Final = 20.0
+TRANSFER_ROUNDS: Final = 20
+"""A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +47,9 @@ class Field(Protocol):
     journal: Journal
     network: Network | None
 
+    def holds(self, index: int) -> tuple[Hold, ...]:
+        """Where the node of that index is to hold for faults whose moment has not come."""
+
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none (yet)."""
 
@@ -58,7 +63,8 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
     for record in records:
         fault = record.fault
         if fault.phase is not None and record.at is None and scenario.held_node(fault) == index:
-            holds.append(Hold(round=fault.round, phase=fault.phase, progress=fault.progress or 0.0))
+            rounds = range(fault.round, fault.round + (TRANSFER_ROUNDS if fault.phase == "transfer" else 1))
+            holds += [Hold(round=number, phase=fault.phase, progress=fault.progress or 0.0) for number in rounds]
     return tuple(dict.fromkeys(holds))
 
 
@@ -98,11 +104,12 @@ def has_begun(fault: Fault, swarm: Field) -> bool:
 def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
     event = entry.event
     if held is None:
-        return isinstance(event, RoundStarted) and event.round == fault.round
+        return event.begins == fault.round
     return (
         isinstance(event, Holding)
         and entry.node == held
-        and (event.round, event.phase) == (fault.round, fault.phase)
+        and event.phase == fault.phase
+        and (event.round >= fault.round if fault.phase == "transfer" else event.round == fault.round)
         and event.progress >= round(fault.progress or 0.0, 3)
     )
 
@@ -113,6 +120,8 @@ async def _release(held: int, swarm: Field, record: FaultRecord) -> None:
     if not node.alive or node.stopped or record.fault.kind in ("kill", "restart"):
         return
     try:
+        if record.fault.phase == "transfer":  # in whichever round: it is not to hold again in the next
+            await node.ask("hold", *(f"{hold.round}:{hold.phase}:{hold.progress}" for hold in swarm.holds(held)))
         await node.ask("release")
     except NetworkError as error:
         if node.alive and record.fault.kind != "leave":

@@ -3,8 +3,10 @@
     python -m shoal.testnet.flood_attacker CONTROL LANES SWARM SECONDS SCALE
 
 At SCALE 1 it sends 200 hellos a second, holds 500 half-open connections and 50 readers that do not read, and sends 100
-frames a second with giant lengths to the port of the lanes. It prints one line of JSON when it is done. With CONTROL
-"-" it makes no connection and computes for SCALE of the time, which shows what its use of the processor costs alone.
+frames a second with giant lengths to the port of the lanes. Each of these groups comes from loopback addresses of its
+own, none of them the attacked swarm's, so that no group spends what another is let in. It prints one line of JSON when
+it is done. With CONTROL "-" it makes no connection and computes for SCALE of the time, which shows what its use of the
+processor costs alone.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from itertools import count
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -37,13 +41,20 @@ HALF_OPEN: Final = 500
 SLOW_READERS: Final = 50
 STREAMS_OF_A_READER: Final = 8
 LANE_FRAMES_PER_S: Final = 100
-HELLOS_OF_A_KEY: Final = 100
+HELLO_TASKS: Final = 4
+HELLOS_OF_A_KEY: Final = 50
 """After so many it comes as somebody else."""
 DIAL_DEADLINE_S: Final = 5.0
 PAUSE_S: Final = 0.05
-HEAD_START_S: Final = 2.0
 GREETING: Final = b"\x13/multistream/1.0.0\n\x07/noise\n"
 SPIN_S: Final = 0.01
+
+HELLO_ADDRESSES: Final = tuple(f"127.0.1.{n}" for n in range(1, 9))
+HALF_OPEN_ADDRESSES: Final = tuple(f"127.0.2.{n}" for n in range(1, 9))
+READER_ADDRESSES: Final = tuple(f"127.0.3.{n}" for n in range(1, 9))
+FRAME_ADDRESSES: Final = ("127.0.4.1",)
+_source: ContextVar[str | None] = ContextVar("source", default=None)
+"""The address from which this task connects."""
 
 
 class FloodReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,16 +79,19 @@ class Attacker:
         """Attack for so long."""
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._again, self._say_hello)
-                for _ in range(max(1, round(SLOW_READERS * self._scale))):
-                    nursery.start_soon(self._again, self._read_nothing)
-                await trio.sleep(HEAD_START_S)  # or the half-open ones would use up what its address is let in
-                for _ in range(max(1, round(HALF_OPEN * self._scale))):
-                    nursery.start_soon(self._again, self._half_open)
+                for number in range(HELLO_TASKS):
+                    nursery.start_soon(self._again, self._say_hello, HELLO_ADDRESSES, number)
+                for number in range(max(1, round(SLOW_READERS * self._scale))):
+                    nursery.start_soon(self._again, self._read_nothing, READER_ADDRESSES, number)
+                for number in range(max(1, round(HALF_OPEN * self._scale))):
+                    nursery.start_soon(self._again, self._half_open, HALF_OPEN_ADDRESSES, number)
+                _source.set(FRAME_ADDRESSES[0])
                 await self._every(1 / (LANE_FRAMES_PER_S * self._scale), self._giant_frame, nursery)
 
-    async def _again(self, attack: Callable[[], Awaitable[None]]) -> None:
-        while True:
+    async def _again(self, attack: Callable[[], Awaitable[None]], addresses: Sequence[str], first: int) -> None:
+        """Over and over, from one address after the other."""
+        for number in count(first):
+            _source.set(addresses[number % len(addresses)])
             try:
                 await attack()
             except* (OSError, NetworkError, RemoteError, trio.BrokenResourceError):
@@ -112,8 +126,9 @@ class Attacker:
     async def _read_nothing(self) -> None:
         """Ask for the manifest on many streams, and read none of the answers."""
         async with self._host() as host:
-            self.made["slow readers"] += 1
+            self.made["dials of slow readers"] += 1
             peer = await host.dial(self._control, deadline_s=DIAL_DEADLINE_S)
+            self.made["slow readers"] += 1
             request = canonical(GetManifest(swarm=self._swarm))
             for _ in range(STREAMS_OF_A_READER):
                 stream = await host.open(peer, MANIFEST_PROTOCOL, deadline_s=DIAL_DEADLINE_S)
@@ -124,6 +139,7 @@ class Attacker:
     async def _say_hello(self) -> None:
         """Hellos of a key that is not admitted, as fast as is wanted, until the connection is lost."""
         async with self._host() as host:
+            self.made["dials to say hello"] += 1
             peer = await host.dial(self._control, deadline_s=DIAL_DEADLINE_S)
             sealer = Sealer(Identity.generate(), SwarmId(bytes(32)), 1)  # a member of another swarm
             record = seal_record(sealer, NodeRecord(peer=sealer.peer_id, boot=1))
@@ -140,7 +156,7 @@ class Attacker:
                     if peer not in host.connected():
                         break
                     nursery.start_soon(one)
-                    await trio.sleep(1 / (HELLOS_PER_S * self._scale))
+                    await trio.sleep(HELLO_TASKS / (HELLOS_PER_S * self._scale))
 
     @contextlib.asynccontextmanager
     async def _host(self) -> AsyncIterator[Host]:
@@ -169,6 +185,13 @@ def main() -> None:
     began = time.monotonic()
     made: Counter[str] = Counter()
     before = resource.getrusage(resource.RUSAGE_SELF)
+    connect: Any = trio.open_tcp_stream
+
+    async def connect_from_source(host: str, port: int) -> trio.SocketStream:
+        stream: trio.SocketStream = await connect(host, port, local_address=_source.get())
+        return stream
+
+    trio.open_tcp_stream = connect_from_source  # type: ignore[assignment]  # here alone, where the host dials by it
     if control == "-":
         trio.run(compute, float(seconds), float(scale))
     else:

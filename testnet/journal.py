@@ -23,6 +23,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     event: str
 
+    @property
+    def begins(self) -> int | None:
+        """The number of the round that the node begins with it, None if it begins none."""
+        return None
+
 
 class Listening(Event, frozen=True, kw_only=True):
     """The node can be dialled at these multiaddresses."""
@@ -41,6 +46,11 @@ class RoundStarted(Event, frozen=True, kw_only=True):
 
     round: int
     term: str = "0.0"
+
+    @property
+    def begins(self) -> int | None:
+        """See `Event`."""
+        return self.round
 
 
 class Holding(Event, frozen=True, kw_only=True):
@@ -75,6 +85,38 @@ class Stepped(Certified, frozen=True, kw_only=True):
     digest: str = ""
     value: str = ""
     partner: str | None = None
+
+
+class AgentStarted(Event, frozen=True, kw_only=True):
+    """Strategy rollouts: the agent is ready, after `round` rounds; with this reward if it was warmed up just before."""
+
+    round: int
+    warm_up_reward: float | None = None
+
+    @property
+    def begins(self) -> int | None:
+        """See `Event`."""
+        return self.round + 1
+
+
+class Shared(Certified, frozen=True, kw_only=True):
+    """Strategy rollouts: the agent is through a round of its own, with `own` groups and `external` ones of others.
+
+    reward: the mean of what it generated, None if it generates nothing. tokens: those that it drew.
+    """
+
+    term: str = "0.0"
+    digest: str = ""
+    value: str = ""
+    reward: float | None = None
+    own: int = 0
+    external: int = 0
+    seconds: float = 0.0
+
+    @property
+    def begins(self) -> int | None:
+        """See `Event`."""
+        return self.round + 1
 
 
 class Contributed(Event, frozen=True, kw_only=True):
@@ -121,6 +163,8 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "holding": Holding,
     "certified": Certified,
     "stepped": Stepped,
+    "agent_started": AgentStarted,
+    "rollouts": Shared,
     "contributed": Contributed,
     "rolled_back": RolledBack,
     "evaluated": Evaluated,

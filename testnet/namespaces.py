@@ -7,10 +7,10 @@
                   └─ veth ─ router 4 ─ veth ─ node 4          10.0.5.2, seen by all others as 198.18.0.5
 
 Real processes run in them over real TCP, and what happens to their links is done by the kernel: nftables drops what may
-not pass, token buckets narrow links, sockets are destroyed under those who use them. An uplink with a delay or losses
-goes through a process of its own (`wan_relay`). A router masquerades, and lets nothing in that was not asked for. Hub,
-lans and routers are namespaces too, so nothing is added to the machine's
-own network, and removing the namespaces removes everything.
+not pass, token buckets narrow links, sockets are destroyed under those who use them. Delays and losses of an uplink are
+netem's or, where the kernel has none, those of a process (`wan_relay`). A router masquerades, and lets nothing in that
+was not asked for. Hub, lans and routers are namespaces too, so nothing is added to the machine's own network, and
+removing the namespaces removes everything.
 
 Needs root, and `ip`, `tc` and `nft`; `why_not` says what is missing. The namespaces of a process that ended without
 removing them are removed, with what still runs in them, by the next that makes any.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import shutil
@@ -45,6 +46,10 @@ PLACE_LIMIT: Final = 250
 COMMAND_DEADLINE_S: Final = 10.0
 QUEUE_S: Final = 0.2
 """What a narrow link's queue holds, in seconds of its rate."""
+QUEUE_LEAST_PACKETS: Final = 64
+PACKET_BYTES: Final = 1514
+RELAY_QUEUE_FRAMES: Final = 10_000
+"""What waits for the relay's process while it does not run; nothing is to be lost there."""
 BURST_S: Final = 0.01
 BURST_LEAST_BYTES: Final = 16 << 10
 
@@ -80,13 +85,25 @@ RateMbit = Annotated[float, Meta(gt=0, le=100_000)]
 class Uplink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What these nodes share on their way to all others; among themselves they are near each other.
 
-    rate_mbit: in each direction. delay_s: one way. loss: the share of packets lost. nodes: indices.
+    rate_mbit: in each direction, or only towards them if there is an up_mbit. delay_s: one way. jitter_s: by how much
+    that differs, either way. loss: the share of packets lost. nodes: indices.
     """
 
     nodes: Annotated[tuple[int, ...], Meta(min_length=1, max_length=PLACE_LIMIT)]
     rate_mbit: RateMbit
+    up_mbit: RateMbit | None = None
     delay_s: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    jitter_s: Annotated[float, Meta(ge=0, le=10)] = 0.0
     loss: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.jitter_s > self.delay_s:
+            raise ValueError("an uplink's jitter_s is at most its delay_s")
+
+    @property
+    def rates_mbit(self) -> tuple[float, float]:
+        """(towards these nodes, away from them)."""
+        return self.rate_mbit, self.rate_mbit if self.up_mbit is None else self.up_mbit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +192,25 @@ class Network:
 
     def _join_lan(self, lan: str, name: str, uplink: Uplink) -> None:
         hub = f"{self._name}-hub"
-        if uplink.delay_s or uplink.loss:
+        down_mbit, up_mbit = uplink.rates_mbit
+        far = bool(uplink.delay_s or uplink.loss)
+        if far and not has_netem():
             command = [sys.executable, "-m", "shoal.testnet.wan_relay", f"{hub}/{name}", f"{lan}/uplink"]
-            command += [str(uplink.rate_mbit), str(uplink.delay_s), str(uplink.loss)]
+            command += map(str, (down_mbit, up_mbit, uplink.delay_s, uplink.jitter_s, uplink.loss))
             relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._relays.append(relay)
             assert relay.stdout is not None
             if not relay.stdout.readline():  # a line, when it is up
                 raise NetworkError("the relay of a link does not come up; see above")
+            _ip(f"link set {name} txqueuelen {RELAY_QUEUE_FRAMES}\n", hub)
+            _ip(f"link set uplink txqueuelen {RELAY_QUEUE_FRAMES}\n", lan)
         else:
             _ip(f"link add {name} netns {hub} type veth peer name uplink netns {lan}\n")
-            _shape(hub, name, uplink.rate_mbit)
-            _shape(lan, "uplink", uplink.rate_mbit)
+            for namespace, device, rate_mbit in ((hub, name, down_mbit), (lan, "uplink", up_mbit)):
+                if far:
+                    _tc("-n", namespace, "qdisc", "replace", "dev", device, "root", *netem(uplink, rate_mbit))
+                else:
+                    _shape(namespace, device, rate_mbit)
         _ip(f"link set {name} master bridge up\n", hub)
         _ip("link set uplink master bridge up\n", lan)
 
@@ -196,6 +220,20 @@ class Network:
             relay.kill()
             relay.communicate()
         _remove(name for name in _names() if name.startswith(f"{self._name}-"))
+
+    # -- what is seen of them --------------------------------------------------------------------------------
+
+    def lanes(self, index: int) -> int:
+        """How many lanes the node of this index has. Raises NetworkError."""
+        return self._lane_sockets(index)
+
+    def emulator_cpu_s(self) -> float:
+        """Processor seconds that the relays of uplinks have taken so far."""
+        ticks = 0
+        for relay in self._relays:
+            words = Path(f"/proc/{relay.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     # -- what happens to links -------------------------------------------------------------------------------
 
@@ -249,14 +287,17 @@ class Network:
 
         Raises NetworkError if the kernel does not let that be done.
         """
-        match = ["state", "established", f"( sport = :{LANE_PORT} or dport = :{LANE_PORT} )"]
-        command = [_tool("ip"), "netns", "exec", self._node(index), _tool("ss"), "-H", "-t", "-n"]
-        there = len(_run([*command, *match]).splitlines())
+        there = self.lanes(index)
         if there:
-            _run([*command, "-K", *match])
-            if len(_run([*command, *match]).splitlines()) >= there:
+            self._lane_sockets(index, "-K")
+            if self.lanes(index) >= there:
                 raise NetworkError("this kernel does not destroy sockets (CONFIG_INET_DIAG_DESTROY)")
         return there
+
+    def _lane_sockets(self, index: int, *options: str) -> int:
+        match = ["state", "established", f"( sport = :{LANE_PORT} or dport = :{LANE_PORT} )"]
+        command = [_tool("ip"), "netns", "exec", self._node(index), _tool("ss"), "-H", "-t", "-n"]
+        return len(_run([*command, *options, *match]).splitlines())
 
 
 @contextlib.contextmanager
@@ -314,6 +355,32 @@ def why_not() -> str | None:
     return None
 
 
+@cache
+def has_netem() -> bool:
+    """Whether the kernel emulates delays and losses itself."""
+    name = f"{_PREFIX}-{os.getpid()}-{next(_SERIAL)}-probe"
+    try:
+        _ip(f"netns add {name}\n")
+        _ip("link add eth0 type veth peer name eth1\n", name)
+        _tc("-n", name, "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", "1ms")
+    except NetworkError:
+        return False
+    finally:
+        _remove(found for found in _names() if found == name)
+    return True
+
+
+def netem(uplink: Uplink, rate_mbit: float) -> list[str]:
+    """How `tc` is told of one direction of an uplink; its queue holds what is on its way too (tc-netem(8))."""
+    limit = math.ceil((QUEUE_S + uplink.delay_s + uplink.jitter_s) * rate_mbit * 1e6 / 8 / PACKET_BYTES)
+    words = ["netem", "limit", str(max(limit, QUEUE_LEAST_PACKETS)), "delay", f"{uplink.delay_s * 1e6:.0f}us"]
+    if uplink.jitter_s:
+        words.append(f"{uplink.jitter_s * 1e6:.0f}us")
+    if uplink.loss:
+        words += ["loss", f"{uplink.loss * 100:.6g}%"]
+    return [*words, "rate", f"{rate_mbit * 1000:.0f}kbit"]
+
+
 def sweep() -> None:
     """Remove the namespaces of processes that have ended, and kill what still runs in them."""
     _remove(name for name in _names() if _owner_ended(name))
@@ -369,7 +436,11 @@ def _shape(namespace: str, device: str, rate_mbit: float) -> None:
     """Let a device send this much, over a queue of QUEUE_S."""
     burst = max(BURST_LEAST_BYTES, int(rate_mbit * 1e6 / 8 * BURST_S))
     bucket = ["tbf", "rate", f"{rate_mbit * 1000:.0f}kbit", "burst", str(burst), "latency", f"{QUEUE_S * 1000:.0f}ms"]
-    _run([_tool("tc"), "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket])
+    _tc("-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+def _tc(*words: str) -> None:
+    _run([_tool("tc"), *words])
 
 
 def _ip(lines: str, namespace: str | None = None) -> None:

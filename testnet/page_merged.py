@@ -27,6 +27,12 @@ MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
 )
 """What is marked in a node's row; of the rest the table tells."""
+WORDS: Final = {
+    "detoured": "slow to answer, heard through others",
+    "lost": "link lost",
+    "stranded": "not reached from outside",
+}
+"""For people, where the event's name does not say it."""
 
 
 def render_merged(history: SwarmHistory) -> str:
@@ -220,7 +226,7 @@ def _incident_table(history: SwarmHistory) -> str:
     rows = [
         [
             _moment(incident.at),
-            incident.kind.replace("_", " "),
+            WORDS.get(incident.kind, incident.kind.replace("_", " ")),
             _who(incident.subject, names),
             str(incident.reporters),
             incident.text,
@@ -228,7 +234,7 @@ def _incident_table(history: SwarmHistory) -> str:
         for incident in sorted(worst, key=lambda incident: incident.at)
     ]
     more = len(history.incidents) + sum(log.faults_left_out for log in history.logs)
-    return table(["UTC", "what", "node", "told by", ""], rows) + _left_out(more, len(rows), "entries")
+    return table(["UTC", "what", "node", "told by", "why"], rows) + _left_out(more, len(rows), "entries")
 
 
 def _moment(at: float) -> str:

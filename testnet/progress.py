@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
-from shoal.testnet.journal import Certified, Entry, Evaluated, Stepped
+from shoal.testnet.journal import Certified, Entry, Evaluated, Shared, Stepped
 from shoal.testnet.scenario import Fault, Scenario
 
 
@@ -18,6 +18,17 @@ class RoundDone:
     members: int
     contributors: int
     coverage: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsShared:
+    """Strategy rollouts: the first agent is through a round, trained on so many groups of its own and of others."""
+
+    round: int
+    own: int
+    external: int
+    reward: float | None
     total_s: float
 
 
@@ -65,7 +76,7 @@ class NodeEnded:
     message: str
 
 
-Progress = RoundDone | StepDone | LossMeasured | FaultInjected | NodeJoined | NodeEnded
+Progress = RoundDone | StepDone | GroupsShared | LossMeasured | FaultInjected | NodeJoined | NodeEnded
 OnProgress = Callable[[Progress], None]
 
 
@@ -78,7 +89,15 @@ def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[t
     match entry.event:
         case Certified() as event if event.round <= scenario.rounds:
             done: Progress
-            if isinstance(event, Stepped):
+            if isinstance(event, Shared):
+                done = GroupsShared(
+                    round=event.round,
+                    own=event.own,
+                    external=event.external,
+                    reward=event.reward,
+                    total_s=event.seconds,
+                )
+            elif isinstance(event, Stepped):
                 done = StepDone(round=event.round, paired=event.partner is not None, total_s=event.total_s)
             else:
                 done = RoundDone(

@@ -16,8 +16,8 @@ from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import CaughtUp, Certified, Contributed, Evaluated, RolledBack, RoundStarted
-from shoal.testnet.scenario import Scenario
+from shoal.testnet.journal import AgentStarted, CaughtUp, Certified, Contributed, Evaluated, RolledBack, Shared
+from shoal.testnet.scenario import ROLLOUTS, Scenario
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time.
 
     Under the strategy gossip there is no common state: a round is certified where somebody made its step, there are no
-    digests, and `digests_equal` is None.
+    digests, and `digests_equal` is None. Under rollouts neither: a round is there where somebody made one of that
+    number, coverage is the share of others' groups in what was trained on, and the loss is what is missing of reward 1.
     """
 
     scenario: Scenario
@@ -135,18 +136,18 @@ def to_json(report: Report) -> bytes:
 
 def make_report(course: Course, check: Check) -> Report:
     """The report of a testnet that is over."""
-    certified = course.certified()
+    certified, shares = course.certified(), course.scenario.strategy == ROLLOUTS
     return Report(
         scenario=course.scenario,
         wall_s=round(course.ended_at - course.began_at, 3),
         rounds_certified=len({event.round for _, event in certified}),
         forks=count_forks(course.decided()),
         wrong_values=check.wrong_values,
-        digests_equal=None if course.scenario.strategy == "gossip" else _digests_equal(certified),
+        digests_equal=None if course.scenario.strategy in ("gossip", ROLLOUTS) else _digests_equal(certified),
         nodes=tuple(_node_report(node, course) for node in course.nodes),
-        loss=_loss(course),
+        loss=_missing_reward(course) if shares else _loss(course),
         faults=_fault_reports(course),
-        rounds=_round_reports(certified, check),
+        rounds=_shared_rounds(certified) if shares else _round_reports(certified, check),
         bytes=_bytes(course, check),
         unverified=check.errors + _two_values(certified),
         trouble=course.trouble,
@@ -210,12 +211,9 @@ def _spans(index: int, course: Course) -> tuple[Span, ...]:
     }
     starts: dict[int, float] = {}
     for entry in course.entries:
-        if (
-            entry.node == index
-            and isinstance(entry.event, RoundStarted)
-            and entry.event.round <= course.scenario.rounds
-        ):
-            starts.setdefault(entry.event.round, entry.event.at)
+        begun = course.begun(entry.event)
+        if entry.node == index and begun is not None and begun <= course.scenario.rounds:
+            starts.setdefault(begun, entry.event.at)
     return tuple(
         Span(
             round=number,
@@ -248,6 +246,53 @@ def _loss(course: Course) -> LossReport:
         first=found[0].loss if 0 in found else None,
         last=found[max(found)].loss if found else None,
         by_round=by_round,
+    )
+
+
+def _missing_reward(course: Course) -> LossReport:
+    """Strategy rollouts: by round, what the mean over the nodes of their own mean reward lacks of 1."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for _, event in course.certified():
+        if isinstance(event, Shared) and event.reward is not None:
+            found[event.round].append(1 - event.reward)
+    warm_ups = [
+        1 - entry.event.warm_up_reward
+        for entry in course.entries
+        if isinstance(entry.event, AgentStarted) and entry.event.warm_up_reward is not None
+    ]
+    last_round = max(found, default=0)
+    by_round = tuple(
+        round(statistics.fmean(found[number]), 4) if number in found else None for number in range(1, last_round + 1)
+    )
+    return LossReport(
+        metric="missing of reward 1",
+        first=round(statistics.fmean(warm_ups), 4) if warm_ups else None,
+        last=by_round[-1] if by_round else None,
+        by_round=by_round,
+    )
+
+
+def _shared_rounds(certified: Sequence[tuple[int, Certified]]) -> tuple[RoundReport, ...]:
+    """Strategy rollouts: each round, over the nodes that made one of that number."""
+    by_round: dict[int, dict[int, Shared]] = defaultdict(dict)
+    for node, event in certified:
+        if isinstance(event, Shared):
+            by_round[event.round][node] = event
+    return tuple(
+        RoundReport(
+            round=number,
+            members=len(made),
+            contributors=sum(event.own > 0 for event in made.values()),
+            coverage=round(
+                sum(event.external for event in made.values())
+                / max(1, sum(event.own + event.external for event in made.values())),
+                3,
+            ),
+            tokens=sum(event.tokens for event in made.values()),
+            reduce_s=0.0,
+            total_s=round(statistics.median(event.seconds for event in made.values()), 3),
+        )
+        for number, made in sorted(by_round.items())
     )
 
 

@@ -62,6 +62,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     message: str = ""
     reason: str = ""
+    left: bool = False
 
 
 _line = msgspec.json.Decoder(Line)
@@ -270,6 +271,8 @@ class LogHistory:
                 self._fault(line, kind, self.peer_id, line.cause or line.message)
             case kind if kind in _DECISIONS:
                 self._fault(line, kind, self.peer_id, _decision(line))
+            case "died" if line.left:
+                self._fault(line, "left", line.peer or "", "")
             case kind if kind in _OF_OTHERS:
                 self._fault(line, kind, line.peer or "", line.kind)
 

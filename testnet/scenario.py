@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest import Option
+from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.testnet.namespaces import RateMbit, Uplink, What
 
 SCENARIO_LIMIT_BYTES = 65_536
@@ -108,11 +109,15 @@ INNER_STEPS: Final = 20
 """Steps between two rounds where a scenario says nothing; one with the strategy ddp, which has no others."""
 
 
+ROLLOUTS: Final = "rollouts"
+DEFAULT_WORKLOAD: Final = "text"
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole scenario. Beyond the documented keys: what is trained, in steps of which length.
 
     tokens: the run is over when so many are certified, if that is before the last round. codec: None is the strategy's
-    own. sync, inner, round: further keys of those sections of the manifest, in place of the testnet's own.
+    own. sync, inner, round, rollouts: further keys of those sections of the manifest, in place of the testnet's own.
     """
 
     nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
@@ -120,13 +125,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
     strategy: str = "diloco"
     codec: str | None = None
-    workload: str = "text"
+    workload: str = DEFAULT_WORKLOAD
     options: dict[str, Option] = msgspec.field(default_factory=dict)
     inner_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = INNER_STEPS
     tokens: Annotated[int, Meta(ge=1)] | None = None
     sync: dict[str, Option] = msgspec.field(default_factory=dict)
     inner: dict[str, Option] = msgspec.field(default_factory=dict)
     round: dict[str, Option] = msgspec.field(default_factory=dict)
+    rollouts: dict[str, Option] = msgspec.field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
     uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
     behind_routers: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=NODE_LIMIT)] = ()
@@ -135,6 +141,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
         if self.strategy == "ddp" and self.inner_steps == INNER_STEPS:
             msgspec.structs.force_setattr(self, "inner_steps", 1)
+        if self.strategy == ROLLOUTS:
+            self._check_rollouts()
+        elif self.rollouts:
+            raise ValueError('rollouts has a meaning with strategy = "rollouts" only')
         joined = {fault.target: fault.round for fault in self.faults if fault.kind == "join"}
         for number, fault in enumerate(self.faults, 1):
             if fault.round > self.rounds:
@@ -152,6 +162,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not set(self.behind_routers) <= set(range(1, self.places)) - set(behind):
             raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
+    def _check_rollouts(self) -> None:
+        """Agents have no inner steps, and their rounds no phases; what they train is a policy."""
+        if self.inner_steps == INNER_STEPS:
+            msgspec.structs.force_setattr(self, "inner_steps", 1)
+        if self.workload == DEFAULT_WORKLOAD:
+            msgspec.structs.force_setattr(self, "workload", DEFAULT_POLICY)
+        for number, fault in enumerate(self.faults, 1):
+            if fault.phase is not None:
+                raise ValueError(
+                    f'fault {number}: with strategy = "rollouts" a round has no phases; leave its phase out'
+                )
+
     @staticmethod
     def _leaves_to_heal(fault: Fault, heal: Fault) -> bool:
         return fault.kind in ("partition", "slow") and fault.round <= heal.round
@@ -167,11 +189,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bool(self.uplinks or self.behind_routers) or any(fault.kind in _LINKS for fault in self.faults)
 
     def held_node(self, fault: Fault) -> int | None:
-        """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended."""
+        """Who holds at the fault's point: its target, or for what strikes no running node the first that none ended.
+
+        In a transfer it is then who fetches the state: the last that joined or started again by that round.
+        """
         if fault.phase is None:
             return None
         if fault.kind not in _HELD_ELSEWHERE:
             return fault.target
+        if fault.phase == "transfer":
+            fetching = [f for f in self.faults if f.kind in ("join", "restart") and f is not fault]
+            fetching = [f for f in fetching if f.round <= fault.round and f.phase != "transfer"]
+            if fetching:
+                return max(fetching, key=lambda f: f.round).target
         gone = {f.node for f in self.faults if f.kind in _ENDING and f.round <= fault.round}
         return min((i for i in range(self.nodes) if i not in gone), default=0)
 
@@ -223,6 +253,8 @@ def choose_scenario(
     tables |= {key: value for key, value in given.items() if value is not None}
     if path is None and (tables["nodes"], tables["rounds"]) != (DEMO.nodes, DEMO.rounds):
         tables["fault"] = []
+    elif path is None and tables["strategy"] == ROLLOUTS:  # whose rounds have no phases
+        tables["fault"] = [{**fault, "phase": None, "progress": None} for fault in tables["fault"]]
     return _validated(tables, "the options" if path is None else f"{path} with the options")
 
 

@@ -34,7 +34,7 @@ from shoal.protocol.messages import Message, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 from shoal.testnet.simulate_judge import PROGRESS_S, Violation, outweighs
-from shoal.testnet.simulate_network import ENVELOPE_BYTES, REGIONS, Network, Timeline, Wall
+from shoal.testnet.simulate_network import DOWNLOADS, ENVELOPE_BYTES, REGIONS, UPLOADS, Network, Timeline, Wall
 from shoal.testnet.simulate_outcome import Kit, Outcome
 from shoal.testnet.simulate_peer import Disk, SimulatedPeer
 from shoal.testnet.simulate_scenario import Fault, Scenario
@@ -44,8 +44,6 @@ from shoal.testnet.simulate_watch import Hello, Reset
 
 SIMULATED_TICK_S = 0.2
 CHUNK_VALUES = 4
-CHUNKS = 5
-MODEL_BYTES = 1_000_000
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
 UNDER_WAY_LIMIT = 8192
@@ -78,15 +76,16 @@ class Simulation:
         self.keys = KeyRing(scenario.seed, real=scenario.real_keys)
         self.peers: list[SimulatedPeer] = []
         self.numbers: dict[str, int] = {}
-        self.chunk_bytes = MODEL_BYTES / CHUNKS
-        self.model_bytes = float(MODEL_BYTES)
-        self.grid = Grid(CHUNKS * CHUNK_VALUES - 1, CHUNK_VALUES)
+        work = self.kit.work
+        self.chunk_bytes = work.model_bytes / work.chunks
+        self.model_bytes = work.model_bytes
+        self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
         self.settings = RoundSettings(
             numel=self.grid.numel,
             chunk_values=CHUNK_VALUES,
             codec=("fp32", "int8", "bf16")[scenario.seed % 3],
             grace_s=3.0,
-            reduce_deadline_s=20.0,
+            reduce_deadline_s=work.reduce_deadline_s,
             weight_cap=4.0,
         )
         self.quiet_at = scenario.quiet_at_s
@@ -112,9 +111,9 @@ class Simulation:
 
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
-        self.network.add(rng.randrange(len(REGIONS)), rng.choice((5e6, 12e6, 60e6)), rng.choice((12e6, 60e6, 120e6)))
+        self.network.add(rng.randrange(len(REGIONS)), rng.choice(UPLOADS), rng.choice(DOWNLOADS))
         disk = Disk(chain=[self.genesis], state=self.zero, known=set())
-        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(0.8, 2.4))
+        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
         self.peers.append(peer)
         self.numbers[peer.id] = number
         return peer
@@ -196,10 +195,11 @@ class Simulation:
         if delay < 1e9:
             self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
 
-    def ship(self, peer: SimulatedPeer, to: int, message: object, size: float) -> None:
-        """A payload over a lane; it is lost where a partition stands when it arrives."""
+    def ship(self, peer: SimulatedPeer, to: int, message: object, size: float) -> float:
+        """A payload over a lane; it is lost where a partition stands when it arrives, the time of which is returned."""
         delay = self.network.payload_delay_s(peer.number, to, size)
         self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, int(size))
+        return self.timeline.now + delay
 
     def _arrive(self, sender: int, life: int, to: int, message: object, mark: int) -> None:
         target = self.peers[to]

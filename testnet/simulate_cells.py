@@ -1,89 +1,49 @@
-"""Swarms beyond the limit of one plan: peers in cells, each cell one participant of the round, one digest for all.
+"""Swarms beyond the limit of one plan: the two-level sum, each row one participant of the round, one digest for all.
 
-Everyone's record at everyone, and everyone's vote, is not for ten thousand. Here a peer knows its cell's list,
-watches `2 * REACH` neighbours on the cell's ring with the plain failure detector, and knows the heads of the other
-cells.
+*Grid.* Rows, their heads and who sums what are `shoal.protocol.rows` and `shoal.collectives.two_level`. A row's head
+commits to the row's mean, which weighs as much as all tokens in it, and takes part in the round of the heads, which is
+the plain round: the columns. So what is certified is the weighted mean of all who were counted in their row, and one
+digest is everybody's.
 
-*Grid.* Cells are the rows. A row sums what its members made, token-weighted, in the order of its list; its head
-commits to the mean, weighs as much as all their tokens, and takes part in the round of the heads, which is the plain
-round: the columns. So what is certified is the weighted mean of all who were counted in their row, and one digest is
-everybody's. The mean of a row is encoded once more than in a flat sum; it is exact in that anybody who has the lists
-and the contributions gets the same bits.
+*Losses.* Who is given up while its row is summed counts no more, and the others take over its chunks. If it is the
+head, the next of the row takes its place: it joins the round of the heads as any newcomer does, its row's weight being
+zero the first time.
 
-*Verdicts.* A neighbour that gives a peer up says so to the head, and to the next in order, until the list has the
-peer no more. More than half of the living neighbours must; so one bad link evicts nobody. If it is the head that is
-given up, the next of the cell's order takes its place: it joins the round of the heads as any newcomer does, its
-cell's weight being zero the first time.
+*Certificates.* The electorate are the heads of the last round, at most `ROWS_LIMIT` whatever the number of peers, so a
+certificate has no more signatures than there are rows. The rule of quorums, and the proof that two of them meet, are
+those of any electorate.
 
-*Certificates.* The electorate are the heads of the last round, at most `CELLS_LIMIT` whatever the number of peers, so
-a certificate has no more signatures than there are cells. That is a sample of one peer per cell; the rule of quorums,
-and the proof that two of them meet, are those of any electorate. Who is head follows from hashes of PeerIds: against
-crashes that is as good as any order. Who may make as many PeerIds as it likes can aim for a seat, as it can for a
-vote in a small open swarm; admission is what stands against that.
-
-Rows move their bytes as a butterfly does, so each member carries its share of the row, and a column carries the model
-divided by the size of a row: so their time is modelled. Who is on a cell's list, and who takes the place of a head,
-is known to the simulation at once where a real head would tell its cell; the bytes of that are counted as the
-commit's.
-
-Sources: Das, Gupta, Motivala, "SWIM" (DSN 2002), the detector; Suresh et al., "Stable and consistent membership at
-scale with Rapid" (USENIX ATC 2018), many observers on a ring and a threshold.
+The round of the heads is simulated message by message, a column carrying the model divided by the length of a row. A
+row's own messages are too, but not its chunks: what each member of it sends follows from the deal, and the sum takes as
+long as the slowest of them needs for that.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from bisect import insort
-from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from shoal.collectives.codecs import F32
-from shoal.protocol.identity import PeerId
-from shoal.protocol.liveness import (
-    Died,
-    Effect,
-    Refute,
-    SendAck,
-    SendNack,
-    SendPing,
-    SendPingRequest,
-    State,
-    Suspected,
-)
-from shoal.protocol.membership import MembershipMachine
-from shoal.protocol.messages import domain_hash
-from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.members import DIAL_DEADLINE_S
-from shoal.testnet.simulate import MODEL_BYTES, Simulation
+from shoal.collectives.codecs import F32, codec
+from shoal.protocol.rows import head_of, row_count
+from shoal.testnet.simulate import Simulation
 from shoal.testnet.simulate_judge import Violation
-from shoal.testnet.simulate_network import CONTROL_OVERHEAD_BYTES, JITTER_SHARE, LAST_MILE_S, REGIONS, ROUND_TRIPS_MS
-from shoal.testnet.simulate_outcome import Kit, Outcome
+from shoal.testnet.simulate_outcome import Kit, Outcome, Workload
 from shoal.testnet.simulate_peer import SimulatedPeer
-from shoal.testnet.simulate_rows import Cell, Leaf, made_by, message_sizes, plain_mean, row_mean
+from shoal.testnet.simulate_rings import CELL_TICK_S, Rings
+from shoal.testnet.simulate_rows import Cell, Leaf, made_by, plain_row, row_work, summed_row
 from shoal.testnet.simulate_scenario import Churn, Scenario
-from shoal.testnet.simulate_watch import HELLO_BYTES, RECORD_BYTES
 
-REACH = 3
-CELL_TICK_S = 0.5
-CELLS_LIMIT = 32
 ROW_GRACE_S = 3.0
 """After half of a row is done the rest has so long; what comes later counts in the next round."""
-TRAIN_S = (4.0, 8.0)
-ROW_RATE_BYTES_PER_S = 10e6
 FAN_OUT = 4
-EXPECTED_ROUND_S = 15.0
-RETRY_S = 0.3
-"""What TCP needs to notice that a segment was lost."""
-LOOK_S = 2.0
-JUDGES = 2
 SHARE_BYTES = 420
-VERDICT_BYTES = 330
 COMMIT_BYTES = 900
+STANDSTILL_S = 240.0
+WORK = Workload(train_s=(4.0, 8.0))
 
 
 class Seats(Simulation):
@@ -103,239 +63,64 @@ class Seats(Simulation):
         return self.crowd.row_of(peer, round)
 
 
-class Crowd:
+class Crowd(Rings):
     """A run of one scenario of more than `FLAT_LIMIT_PEERS` peers."""
 
     def __init__(self, scenario: Scenario, kit: Kit | None = None) -> None:
-        self.scenario = scenario
-        count = max(2, min(CELLS_LIMIT, math.isqrt(scenario.peers) // 2))
+        kit = kit or Kit(work=WORK)
+        count = row_count(scenario.peers)
         inner = msgspec.structs.replace(scenario, peers=count, churn=Churn(), fault=())
-        self.seats = Seats(inner, kit or Kit())
+        self.seats = Seats(inner, kit)
         self.seats.crowd = self
-        size = scenario.peers / count
-        self.seats.chunk_bytes /= size
+        self.row_length = scenario.peers / count
+        self.seats.chunk_bytes /= self.row_length
+        self.seats.model_bytes /= self.row_length
         self.seats.settings = replace(self.seats.settings, weight_cap=64.0)
-        self.timeline = self.seats.timeline
-        self.rng = random.Random(f"crowd {scenario.seed}")
-        self._chance = self.rng.random
-        self._delays = [[2 * LAST_MILE_S + ms / 2000 for ms in row] for row in ROUND_TRIPS_MS]
-        self.leaves: list[Leaf] = []
-        self.numbers: dict[PeerId, int] = {}
-        self.cells = [Cell(number) for number in range(count)]
         self.by_seat: dict[int, int] = {}
-        self.found_after_s: list[float] = []
-        self.evicted_after_s: list[float] = []
-        self.false_deaths = 0
-        self.false_evictions = 0
-        self._turn = 0
-        self._alive: list[int] = []
-        self._sizes = message_sizes()
-        for _ in range(scenario.peers):
-            self._add(len(self.leaves) % count)
+        self._how = codec(self.seats.settings.codec)
+        super().__init__(scenario, count, self.seats.timeline, kit.work)
         for cell in self.cells:
-            self._arrange(cell, cell.members(), introduced=True)
-            head = self.leaves[cell.ring[0][1]]
-            self._seat(cell, head, cell.number)
-
-    # -- peers and their rings ---------------------------------------------------------------------------------
-
-    def _add(self, cell: int) -> Leaf:
-        number, rng = len(self.leaves), self.rng
-        peer = PeerId(f"{number:052d}")
-        seed = rng.getrandbits(62)
-        leaf = Leaf(
-            number=number,
-            id=peer,
-            cell=cell,
-            region=rng.randrange(len(REGIONS)),
-            train_s=rng.uniform(*TRAIN_S),
-            machine=MembershipMachine(me=peer, rng=random.Random(seed), can_ask=self._can_ask),
-        )
-        self.leaves.append(leaf)
-        self.numbers[peer] = number
-        insort(self.cells[cell].ring, (domain_hash("cell order", peer.encode()), number))
-        self.timeline.after(CELL_TICK_S * rng.random(), self._tick, number)
-        return leaf
-
-    def _can_ask(self, one: PeerId, other: PeerId) -> bool:
-        return self.numbers[one] in self.leaves[self.numbers[other]].near
-
-    def _arrange(self, cell: Cell, changed: Iterable[int], *, introduced: bool) -> None:
-        """Give those at `changed` and around them the neighbours that the ring has for them."""
-        ring = cell.members()
-        place = {number: at for at, number in enumerate(ring)}
-        size = len(ring)
-        around = {ring[(place[c] + d) % size] for c in changed if c in place for d in range(-REACH, REACH + 1)}
-        for number in sorted(around):
-            leaf = self.leaves[number]
-            near = {ring[(place[number] + d) % size] for d in range(-REACH, REACH + 1)} - {number}
-            for gone in leaf.near - near:
-                leaf.machine.forget(self.leaves[gone].id)
-                leaf.near_since.pop(gone, None)
-            for fresh in sorted(near - leaf.near) if leaf.up else ():
-                leaf.near_since[fresh] = self.timeline.now
-                if introduced:
-                    leaf.machine.peer_seen(self.leaves[fresh].id, 0, self.timeline.now)
-                else:
-                    self._deliver(leaf, self.leaves[fresh], "hello", HELLO_BYTES)
-            leaf.near = frozenset(near)
+            self._seat(cell, self.leaves[cell.head], cell.number)
 
     def _seat(self, cell: Cell, head: Leaf, seat: int) -> None:
         cell.head, head.seat = head.number, seat
         self.by_seat[seat] = cell.number
+        place = self.seats.network.places[seat]
+        place.region, place.upload, place.download = head.region, head.upload, head.download
 
-    # -- messages ----------------------------------------------------------------------------------------------
+    # -- who comes and goes ------------------------------------------------------------------------------------
 
-    def _say(self, leaf: Leaf, to: PeerId, message: object) -> None:
-        """A detector's message: it may be lost."""
-        other = self.leaves[self.numbers[to]]
-        leaf.control_bytes += self._sizes[type(message)]
-        chance = self._chance
-        if chance() >= self.scenario.loss:
-            delay = self._delays[leaf.region][other.region] * (1.0 + JITTER_SHARE * chance())
-            self.timeline.after(delay, self._arrive, leaf.number, other.number, message)
-
-    def _deliver(self, leaf: Leaf, other: Leaf, what: str, size: int, *rest: int) -> None:
-        """A message of the cell over a connection, which repeats what is lost."""
-        leaf.control_bytes += size + CONTROL_OVERHEAD_BYTES
-        delay = self._delays[leaf.region][other.region] * (1.0 + JITTER_SHARE * self._chance())
-        while self._chance() < self.scenario.loss:
-            delay += RETRY_S
-        self.timeline.after(delay, self._take, leaf.number, other.number, what, *rest)
-
-    def _arrive(self, sender: int, to: int, message: object) -> None:
-        leaf = self.leaves[to]
-        if not leaf.up:
-            return
-        now, machine, peer = self.timeline.now, leaf.machine, self.leaves[sender].id
-        if type(message) is Ping:
-            self.timeline.note(1, sender, to, message.nonce)
-            effects = machine.on_ping(peer, message.nonce, message.incarnation, now)
-        elif type(message) is Ack:
-            self.timeline.note(2, sender, to, message.nonce)
-            if message.about is None:
-                effects = machine.on_ack(peer, message.nonce, message.incarnation, now)
-            else:
-                effects = machine.on_indirect_ack(peer, message.about, message.nonce, now)
-        elif type(message) is PingRequest:
-            self.timeline.note(3, sender, to, message.nonce)
-            effects = machine.on_ping_request(peer, message.target, message.nonce, now)
-        elif type(message) is Nack:
-            effects = machine.on_nack(peer, message.target, message.nonce, now)
-        else:
-            assert isinstance(message, Suspicion)
-            self.timeline.note(4, sender, to, message.incarnation)
-            effects = machine.on_suspicion(message.peer, message.incarnation, now)
-        if effects:
-            self._carry_out(leaf, effects)
-
-    def _carry_out(self, leaf: Leaf, effects: Iterable[Effect]) -> None:
-        mine = leaf.machine.incarnation
-        for effect in effects:
-            if type(effect) is SendPing:
-                self._say(leaf, effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
-            elif type(effect) is SendAck:
-                self._say(leaf, effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
-            elif type(effect) is SendPingRequest:
-                self._say(leaf, effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
-            elif type(effect) is SendNack:
-                self._say(leaf, effect.peer, Nack(target=effect.target, nonce=effect.nonce))
-            elif type(effect) is Suspected:
-                for near in sorted(leaf.near):
-                    self._say(leaf, self.leaves[near].id, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
-            elif type(effect) is Died:
-                self._found_dead(leaf, self.leaves[self.numbers[effect.peer]])
-            elif type(effect) is Refute:
-                for near in sorted(leaf.near):
-                    self._deliver(leaf, self.leaves[near], "record", RECORD_BYTES, effect.incarnation)
-
-    def _tick(self, number: int) -> None:
-        leaf = self.leaves[number]
-        if leaf.up:
-            effects = leaf.machine.tick(self.timeline.now)
-            if effects:
-                self._carry_out(leaf, effects)
-            if self.timeline.now - leaf.looked_at >= LOOK_S:
-                self._look_around(leaf, self.timeline.now)
-            self.timeline.after(CELL_TICK_S, self._tick, number)
-
-    def _take(self, sender: int, to: int, what: str, *rest: int) -> None:
-        leaf, other = self.leaves[to], self.leaves[sender]
-        self.timeline.note(5, sender, to, rest[0] if rest else 0)
-        if not leaf.up:
-            return
-        now = self.timeline.now
-        if what == "hello" or what == "welcome":
-            if sender in leaf.near and other.cell == leaf.cell:
-                self._carry_out(leaf, leaf.machine.peer_seen(other.id, 0, now))
-                if what == "hello":
-                    self._deliver(leaf, other, "welcome", HELLO_BYTES)
-        elif what == "record":
-            self._carry_out(leaf, leaf.machine.on_refutation(other.id, rest[0], now))
-        elif what == "verdict":
-            self._judge(self.cells[leaf.cell], sender, rest[0])
-        elif what == "share":
-            self._share(self.cells[leaf.cell], sender, rest[0])
+    def _heard(self, leaf: Leaf, sender: Leaf, what: str, rest: tuple[int, ...]) -> None:
+        if what == "share":
+            self._share(self.cells[leaf.cell], sender.number, rest[0])
         elif what == "commit":
             self._commit(leaf, rest[0], rest[1])
 
-    # -- who is gone -------------------------------------------------------------------------------------------
-
-    def _found_dead(self, leaf: Leaf, other: Leaf) -> None:
-        if other.up:
-            self.false_deaths += 1
-        else:
-            self.found_after_s.append(self.timeline.now - other.silent_since)
-        if other.number in leaf.near:
-            self._give_up(leaf, other.number)
-
-    def _look_around(self, leaf: Leaf, now: float) -> None:
-        """Say again whom it gave up and its list still has; greet again who has not answered."""
-        leaf.looked_at = now
-        for near in sorted(leaf.near):
-            state = leaf.machine.state_of(self.leaves[near].id)
-            if state is State.DEAD or (state is None and now - leaf.near_since[near] > DIAL_DEADLINE_S):
-                self._give_up(leaf, near)
-            elif state is None:
-                self._deliver(leaf, self.leaves[near], "hello", HELLO_BYTES)
-
-    def _give_up(self, leaf: Leaf, accused: int) -> None:
-        """Tell the head, and the next of the order in case that is gone too; of these, whom it has not given up."""
-        cell, told = self.cells[leaf.cell], 0
-        for number in (cell.head, *(number for _, number in cell.ring if number != cell.head)):
-            if number != accused and leaf.machine.state_of(self.leaves[number].id) is not State.DEAD:
-                self._deliver(leaf, self.leaves[number], "verdict", VERDICT_BYTES, accused)
-                told += 1
-                if told == JUDGES:
-                    return
-
-    def _judge(self, cell: Cell, accuser: int, accused: int) -> None:
-        """Out is whom more than half of its neighbours gave up that are not given up themselves."""
-        place = next((at for at, (_, number) in enumerate(cell.ring) if number == accused), None)
-        if place is None:
-            return
-        said = cell.verdicts.setdefault(accused, set())
-        said.add(accuser)
-        near = [number for number in self.leaves[accused].near if not cell.verdicts.get(number)]
-        if 2 * len(said & set(near)) <= len(near):
-            return
-        if self.leaves[accused].up:
-            self.false_evictions += 1
-        else:
-            self.evicted_after_s.append(self.timeline.now - self.leaves[accused].silent_since)
-        before = [cell.ring[(place + d) % len(cell.ring)][1] for d in (-1, 1)]
-        del cell.ring[place], cell.verdicts[accused]
-        self._arrange(cell, before, introduced=False)
-        if accused == cell.head:
+    def _is_off(self, cell: Cell, accused: Leaf) -> None:
+        if accused.number == cell.head:
             self._succeed(cell)
+        if cell.closed and cell.row is None and accused.number in cell.summers:
+            self._sum_without(cell, accused.number)
         self._close_row(cell)
 
     def _succeed(self, cell: Cell) -> None:
         """The next in order takes the head's place, among the heads as a newcomer."""
-        head = self.leaves[cell.ring[0][1]]
+        ids = [self.leaves[number].id for number in cell.ring]
+        head = head_of(ids, self.leaves[cell.head].id)
+        assert head is not None
         self.seats.join()
-        self._seat(cell, head, len(self.seats.peers) - 1)
+        self._seat(cell, self.leaves[self.numbers[head]], len(self.seats.peers) - 1)
         cell.closed, cell.row = False, None
+        cell.attempt += 1
+
+    def _has_vanished(self, leaf: Leaf) -> None:
+        if leaf.seat is not None:
+            seat = self.seats.peers[leaf.seat]
+            if seat.up:
+                self.seats._kill(seat, silently=True, forgets=False)
+
+    def _has_come(self, leaf: Leaf) -> None:
+        leaf.since_round = self.cells[leaf.cell].round
 
     # -- rounds of a row ---------------------------------------------------------------------------------------
 
@@ -349,6 +134,7 @@ class Crowd:
 
     def _begin_row(self, cell: Cell, round: int) -> None:
         cell.round, cell.closed, cell.row, cell.half_at = round, False, None, None
+        cell.attempt += 1
         cell.ready.clear()
         head = self.leaves[cell.head]
         if head.up:
@@ -357,7 +143,7 @@ class Crowd:
     def _commit(self, leaf: Leaf, round: int, place: int) -> None:
         """The certificate has come down the row's tree: pass it on, and train."""
         cell = self.cells[leaf.cell]
-        order = [cell.head, *(number for number in cell.members() if number != cell.head)]
+        order = [cell.head, *(number for number in cell.ring if number != cell.head)]
         for child in range(FAN_OUT * place + 1, min(FAN_OUT * place + 1 + FAN_OUT, len(order))):
             if self.leaves[order[child]].up:
                 self._deliver(leaf, self.leaves[order[child]], "commit", COMMIT_BYTES, round, child)
@@ -391,24 +177,44 @@ class Crowd:
         """Sum the row when everyone on its list is done, or the rest had its time."""
         if cell.closed or not cell.ready:
             return
-        members = cell.members()
-        if overdue or cell.ready.issuperset(members):
+        if overdue or cell.ready.issuperset(cell.ring):
             cell.closed = True
-            cell.counted = tuple(n for n in members if n in cell.ready and self.leaves[n].since_round < cell.round)
-            took_s = 2 * MODEL_BYTES / ROW_RATE_BYTES_PER_S
-            self.timeline.after(took_s, self._row_summed, cell.number, cell.round)
+            leaves = [self.leaves[number] for number in cell.ring]
+            cell.summers = tuple(cell.ring)
+            cell.counted = tuple(x.number for x in leaves if x.number in cell.ready and x.since_round < cell.round)
+            cell.due_at = self.timeline.now + 2 * max(self._delays[leaves[0].region][leaf.region] for leaf in leaves)
+            cell.work = row_work([(leaf.upload, leaf.download) for leaf in leaves], self.work.model_bytes)
+            self._spend(cell, cell.work.took_s)
 
-    def _row_summed(self, number: int, round: int) -> None:
+    def _sum_without(self, cell: Cell, lost: int) -> None:
+        """The lost counts no more; what it owned the others sum, each of whom sends that part of its own again."""
+        leaves = [self.leaves[number] for number in cell.summers]
+        gone = [place for place, leaf in enumerate(leaves) if leaf.number not in cell.ring]
+        rates = [(leaf.upload, leaf.download) for leaf in leaves]
+        before = row_work(rates, self.work.model_bytes)
+        cell.work = row_work(rates, self.work.model_bytes, gone=gone)
+        cell.counted = tuple(number for number in cell.counted if number != lost)
+        self._spend(cell, max(cell.work.took_s - before.took_s, cell.work.took_s / len(leaves)))
+
+    def _spend(self, cell: Cell, took_s: float) -> None:
+        """The row is summed so much later, unless somebody is lost meanwhile."""
+        cell.attempt += 1
+        cell.due_at = max(cell.due_at, self.timeline.now) + took_s
+        self.timeline.at(cell.due_at, self._row_summed, cell.number, cell.round, cell.attempt)
+
+    def _row_summed(self, number: int, round: int, attempt: int) -> None:
         cell = self.cells[number]
-        if cell.round != round or not cell.closed or not cell.counted:
+        if (cell.round, cell.attempt) != (round, attempt) or cell.work is None or not cell.closed or not cell.counted:
             return
+        for one, sent in zip(cell.summers, cell.work.sent, strict=True):
+            self.leaves[one].bulk_bytes += sent
         cell.row = self._sum(cell.counted, round)
         seat = self.leaves[cell.head].seat
         if seat is not None and self.seats.peers[seat].up:
             self.seats.peers[seat].course.trained()
 
     def _sum(self, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
-        return row_mean([self.made(number, round) for number in counted])
+        return summed_row(self._how, self.seats.grid, [self.made(number, round) for number in counted])
 
     def made(self, number: int, round: int) -> tuple[F32, int]:
         """What a peer makes in a round, and of how many tokens."""
@@ -418,40 +224,10 @@ class Crowd:
         """What a head commits to. Raises Violation if it is not what a plain computation makes of the row."""
         cell = self.cells[self.by_seat[seat.number]]
         assert cell.row is not None
-        if not np.array_equal(plain_mean([self.made(n, round) for n in cell.counted]), cell.row[0]):
+        made = [self.made(number, round) for number in cell.counted]
+        if not np.array_equal(plain_row(self._how, self.seats.grid, made), cell.row[0]):
             raise Violation("the reference", f"the row of cell {cell.number} in round {round}")
         return cell.row
-
-    # -- churn -------------------------------------------------------------------------------------------------
-
-    def _churn(self) -> None:
-        """One peer vanishes and one newcomer starts; the next time is drawn."""
-        share = self.scenario.churn.share_per_round
-        alive = [leaf.number for leaf in self.leaves if leaf.up] if self._turn % 64 == 0 else self._alive
-        self._alive, self._turn = alive, self._turn + 1
-        victim = self.leaves[self.rng.choice(alive)]
-        if victim.up and len(self.cells[victim.cell].ring) > 2 * REACH + 1:
-            self._vanish(victim)
-            self._join()
-        rate = share * self.scenario.peers / EXPECTED_ROUND_S
-        self.timeline.after(self.rng.expovariate(rate), self._churn)
-
-    def _vanish(self, leaf: Leaf) -> None:
-        leaf.up = False
-        leaf.silent_since = self.timeline.now
-        self.timeline.note(6, leaf.number, leaf.cell, 0)
-        if leaf.seat is not None:
-            seat = self.seats.peers[leaf.seat]
-            if seat.up:
-                self.seats._kill(seat, silently=True, forgets=False)
-
-    def _join(self) -> None:
-        cell = min(self.cells, key=lambda one: (len(one.ring), one.number))
-        leaf = self._add(cell.number)
-        leaf.since_round = cell.round
-        self.timeline.note(7, leaf.number, cell.number, 0)
-        # The head stays who it is as long as it lives; the order decides who is next.
-        self._arrange(cell, [leaf.number], introduced=False)
 
     # -- the run -----------------------------------------------------------------------------------------------
 
@@ -464,8 +240,7 @@ class Crowd:
             try:
                 for peer in seats.peers:
                     seats._start(peer)
-                if self.scenario.churn.share_per_round:
-                    self.timeline.after(1.0, self._churn)
+                self.begin_churn()
                 self._run(rounds)
             except Violation as broken:
                 violation, detail = broken.kind, broken.detail
@@ -477,7 +252,12 @@ class Crowd:
             if seats._best == best:
                 raise Violation("progress", f"none after round {best}")
             best = seats._best
-            self.timeline.run(self.timeline.now + 240.0, lambda best=best: seats._best > best)  # type: ignore[misc]
+            self.timeline.run(self.timeline.now + STANDSTILL_S, lambda best=best: seats._best > best)  # type: ignore[misc]
+
+    def bulk_bytes(self) -> float:
+        """All bytes of chunks that were sent. Of the columns the heads' are simulated; the others are like them."""
+        columns = sum(place.bulk_bytes for place in self.seats.network.places) * self.row_length
+        return sum(leaf.bulk_bytes for leaf in self.leaves) + columns
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         plain = self.seats._outcome(wall_s, violation, detail)

@@ -37,6 +37,8 @@ ROUND_TRIPS_MS = (
     (143, 164, 167, 231, 243, 257, 9, 115, 0.1, 283),
     (144, 131, 119, 198, 188, 206, 291, 327, 286, 0.1),
 )
+UPLOADS, DOWNLOADS = (5e6, 12e6, 60e6), (12e6, 60e6, 120e6)
+"""Rates of peers in bytes/s, one of each drawn for everyone."""
 LAST_MILE_S = 0.008
 """Of each end, one way: what stands between a machine at home and its region."""
 JITTER_SHARE = 0.1

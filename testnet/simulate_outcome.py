@@ -11,9 +11,23 @@ from shoal.testnet.simulate_judge import Judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a round is made of: bytes of an encoded contribution, in so many chunks; how long training takes.
+
+    reduce_deadline_s: as in a manifest.
+    """
+
+    chunks: int = 5
+    model_bytes: float = 1e6
+    train_s: tuple[float, float] = (0.8, 2.4)
+    reduce_deadline_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
     """What peers are made of; tests put machines with a bug in here."""
 
+    work: Workload = Workload()
     machine: Callable[..., RoundMachine] = RoundMachine
     reduction: Callable[..., Reduction] = Reduction
     judge: type[Judge] = Judge

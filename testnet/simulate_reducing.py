@@ -43,6 +43,7 @@ class Reducing(ABC):
         self._kept: dict[bytes, Kept] = {}
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
         self._posted: dict[tuple[PeerId, FrameKind, int], bytes] = {}
+        self._there_at: dict[tuple[PeerId, FrameKind, int], float] = {}
         self._heard_at: dict[PeerId, float] = {}
         self._mended_at: dict[PeerId, float] = {}
         self._received: dict[PeerId, float] = {}
@@ -116,6 +117,7 @@ class Reducing(ABC):
             self._reduction.close()
         self._reduction = self._pace = None
         self._posted.clear()
+        self._there_at.clear()
 
     def _post(self, lineage: bytes, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
         data = bytes(payload)
@@ -125,7 +127,8 @@ class Reducing(ABC):
         self._ship(to, Payload(lineage, kind, chunk, data))
 
     def _ship(self, to: PeerId, payload: Payload) -> None:
-        self._swarm.ship(self._peer, self._swarm.numbers[to], payload, self._swarm.chunk_bytes)
+        there_at = self._swarm.ship(self._peer, self._swarm.numbers[to], payload, self._swarm.chunk_bytes)
+        self._there_at[to, payload.kind, payload.chunk] = there_at
 
     def _take_payload(self, sender: int, payload: Payload) -> None:
         reduction, peer = self._reduction, self._swarm.peers[sender].id
@@ -188,5 +191,5 @@ class Reducing(ABC):
         for kind, chunks in ((FrameKind.CONTRIBUTION, asked.contributions), (FrameKind.FINAL, asked.finals)):
             for chunk in sorted(chunks):
                 data = self._posted.get((peer, kind, chunk))
-                if data is not None:
+                if data is not None and self._there_at[peer, kind, chunk] <= self._now:
                     self._ship(peer, Payload(asked.lineage, kind, chunk, data))

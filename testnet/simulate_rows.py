@@ -1,18 +1,24 @@
-"""The rows of a grid of simulated peers: who is in one, what they make, and its weighted mean in two ways."""
+"""The rows of a grid of simulated peers: who is in one, what they make and sum, and the same again for the judge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, Codec
+from shoal.collectives.grid import Grid
+from shoal.collectives.summing import Term
+from shoal.collectives.two_level import row_mean, row_owners
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.protocol.wire import canonical
 from shoal.testnet.simulate_network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
+
+ROW_CHUNKS = 1024
+"""So finely is a row's work dealt."""
 
 Made = tuple[F32, int]
 """Values, (numel,) float32, and the tokens they weigh."""
@@ -20,13 +26,15 @@ Made = tuple[F32, int]
 
 @dataclass(slots=True)
 class Leaf:
-    """A peer of a cell."""
+    """A peer of a cell. Rates are in bytes/s."""
 
     number: int
     id: PeerId
     cell: int
     region: int
     train_s: float
+    upload: float
+    download: float
     machine: MembershipMachine
     up: bool = True
     near: frozenset[int] = frozenset()
@@ -35,28 +43,37 @@ class Leaf:
     silent_since: float = 0.0
     since_round: int = 0
     control_bytes: int = 0
+    bulk_bytes: float = 0.0
     seat: int | None = None
     """Its number among the heads, if it is one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWork:
+    """What a row's sum costs each of its members: bytes sent, and the time of the slowest of them."""
+
+    sent: tuple[float, ...]
+    took_s: float
+
+
 @dataclass(slots=True)
 class Cell:
-    """A row: `ring` is its list in the order of the hash that also decides who is its head."""
+    """A row: `ring` is its list, by number; `counted` are those whose contributions are summed in the round."""
 
     number: int
-    ring: list[tuple[bytes, int]] = field(default_factory=list)
+    ring: list[int] = field(default_factory=list)
     head: int = -1
     verdicts: dict[int, set[int]] = field(default_factory=dict)
     round: int = 0
     ready: set[int] = field(default_factory=set)
     half_at: float | None = None
     closed: bool = False
+    attempt: int = 0
+    due_at: float = 0.0
+    work: RowWork | None = None
     row: tuple[F32, int] | None = None
+    summers: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
-
-    def members(self) -> list[int]:
-        """By number, in the order of the list."""
-        return [number for _, number in self.ring]
 
 
 def made_by(seed: int, number: int, round: int, numel: int) -> Made:
@@ -65,21 +82,45 @@ def made_by(seed: int, number: int, round: int, numel: int) -> Made:
     return values.astype(np.float32), 50 + number % 101
 
 
-def row_mean(made: Sequence[Made]) -> Made:
-    """The token-weighted mean of a row, and its tokens: one addition after the other in float32, in the row's order."""
-    total, tokens = np.zeros_like(made[0][0]), 0
-    for values, weight in made:
-        total += np.float32(weight) * values
-        tokens += weight
-    total /= np.float32(tokens)
-    return total, tokens
+def summed_row(how: Codec, grid: Grid, made: Sequence[Made]) -> Made:
+    """The token-weighted mean of a row, chunk by chunk, and its tokens. made: what counts, in the row's order."""
+    values = np.empty(grid.numel, np.float32)
+    for chunk in range(grid.chunks):
+        here = slice(*grid.span(chunk))
+        terms = [Term(place, weight, how.encode(own[here])) for place, (own, weight) in enumerate(made)]
+        values[here] = row_mean(how, terms, grid.length(chunk)).values
+    return values, sum(weight for _, weight in made)
 
 
-def plain_mean(made: Sequence[Made]) -> F32:
-    """The same for the judge, who shares no arithmetic with it."""
-    terms = np.stack([np.float32(weight) * values for values, weight in made])
-    mean: F32 = np.add.accumulate(terms, axis=0)[-1] / np.float32(sum(weight for _, weight in made))
+def plain_row(how: Codec, grid: Grid, made: Sequence[Made]) -> F32:
+    """The same for the judge, who shares no sum with it."""
+    heard = np.empty((len(made), grid.numel), np.float32)
+    for chunk in range(grid.chunks):
+        here = slice(*grid.span(chunk))
+        for place, (own, _) in enumerate(made):
+            how.decode_into(how.encode(own[here]), heard[place, here])
+    weights = np.array([weight for _, weight in made], np.float32)
+    mean: F32 = np.add.accumulate(heard * weights[:, None], axis=0)[-1] / np.float32(sum(w for _, w in made))
     return mean.astype(np.float32)
+
+
+def row_work(rates: Sequence[tuple[float, float]], model_bytes: float, *, gone: Collection[int] = ()) -> RowWork:
+    """Contributions to the owners of their chunks, and the means from there; rates as in `row_owners`.
+
+    Of who is `gone` the others take over what it owned. Every member sends and receives as much.
+    """
+    whole = [(int(upload), int(download)) for upload, download in rates]
+    owners = row_owners(whole, ROW_CHUNKS, gone=gone)
+    shares = [0] * len(rates)
+    for owner in owners:
+        shares[owner] += 1
+    others = len(rates) - len(gone) - 1
+    sent = tuple(
+        0.0 if place in gone else model_bytes * (1 + (others - 1) * share / ROW_CHUNKS)
+        for place, share in enumerate(shares)
+    )
+    slowest = max(moved / min(rate) for moved, rate in zip(sent, rates, strict=True)) if others else 0.0
+    return RowWork(sent=sent, took_s=slowest)
 
 
 def message_sizes() -> dict[type, int]:

@@ -39,7 +39,8 @@ from shoal.protocol.manifest import (
     render_manifest,
     validate_manifest,
 )
-from shoal.testnet.check import Witness, check_swarm
+from shoal.protocol.manifest_rollouts import DEFAULT_ROLLOUTS
+from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
@@ -50,7 +51,7 @@ from shoal.testnet.page import render_page
 from shoal.testnet.plot import draw_loss
 from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_progress, progress_in
 from shoal.testnet.report import Report, make_report, to_json
-from shoal.testnet.scenario import Scenario
+from shoal.testnet.scenario import ROLLOUTS, Scenario
 
 CHUNK_VALUES: Final = 32_768
 """Small, so that each node owns several chunks even of a small model: faults then strike in the midst of a reduce."""
@@ -91,13 +92,14 @@ async def run_testnet(
 
 def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
     """The manifest of a testnet's swarm. Raises ConfigError for a workload, strategy or codec that there is not."""
+    shares = scenario.strategy == ROLLOUTS
     tables = {
         "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
         "workload": WorkloadSection(name=scenario.workload, seed=scenario.seed, options=scenario.options),
         "sync": {
             "inner_steps": scenario.inner_steps,
             "strategy": scenario.strategy,
-            "balance": False,  # for runs that can be repeated
+            **({} if shares else {"balance": False}),  # for runs that can be repeated
             **({} if scenario.codec is None else {"codec": scenario.codec}),
             **scenario.sync,
         },
@@ -108,6 +110,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
             "reduce_deadline_s": REDUCE_DEADLINE_S,
             **scenario.round,
         },
+        **({"rollouts": {**DEFAULT_ROLLOUTS, **scenario.rollouts}} if shares else {}),
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
 
@@ -187,6 +190,10 @@ class Testnet:
             raise NetworkError(f"there is no node {index} yet")
         return self._nodes[index]
 
+    def holds(self, index: int) -> tuple[Hold, ...]:
+        """Where the node of that index is to hold for faults whose moment has not come."""
+        return holds_for(self.scenario, index, self._records)
+
     def _add_node(self, index: int) -> NodeProcess:
         folder = self._out / "nodes" / str(index)
         folder.mkdir(mode=0o700)
@@ -264,10 +271,12 @@ class Testnet:
     async def _start_together(self, nursery: trio.Nursery) -> None:
         """Have the founders begin their first round when all are there: half of them may be a quorum, and not wait."""
         founders = [self._nodes[index] for index in range(self.scenario.nodes)]
+        if self.scenario.strategy == ROLLOUTS:
+            return  # each goes through rounds of its own
         with trio.move_on_after(TOGETHER_DEADLINE_S):
             await self.journal.until(lambda: all(self._is_there(node) for node in founders))
         for node in founders:
-            if TOGETHER not in holds_for(self.scenario, node.index, self._records):  # else the fault lets it go
+            if TOGETHER not in self.holds(node.index):  # else the fault lets it go
                 nursery.start_soon(self._let_go, node)
 
     def _is_there(self, node: NodeProcess) -> bool:
@@ -305,8 +314,8 @@ class Testnet:
     async def _launch(
         self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None, waits: bool = False
     ) -> None:
-        holds = holds_for(self.scenario, node.index, self._records)
-        if waits:
+        holds = self.holds(node.index)
+        if waits and self.scenario.strategy != ROLLOUTS:
             holds = tuple(dict.fromkeys((TOGETHER, *holds)))
         place = LOOPBACK if self.network is None else self.network.place(node.index)
         launch = Launch(
@@ -352,6 +361,9 @@ class Testnet:
         return self.scenario.rounds
 
     def _last_round_certified(self) -> bool:
+        """Whether somebody certified it; or where each counts its own, whether all who live are through theirs."""
+        if self.scenario.strategy == ROLLOUTS:
+            return all(map(self._has_followed, self._nodes.values()))
         last = self._last_round()
         return any(node.certified(last) for node in self._nodes.values())
 
@@ -449,6 +461,8 @@ class Testnet:
         ]
         if self.scenario.strategy == "gossip":
             check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
+        elif self.scenario.strategy == ROLLOUTS:
+            check = Check(rounds=())  # nothing is in common that could be computed again
         else:
             check = check_swarm(witnesses, course.certified_rounds())
         report = make_report(course, check)

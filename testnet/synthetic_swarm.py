@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 from blake3 import blake3
 
-from shoal.node.dashboard.facts import Facts, GroupFacts, GroupText, NodeFacts, PeerFacts, RolloutFacts
+from shoal.node.dashboard.facts import BanFacts, Facts, GroupFacts, GroupText, NodeFacts, PeerFacts, RolloutFacts
 from shoal.node.events import EventField
 from shoal.protocol.identity import Identity
 
@@ -48,6 +48,7 @@ class SyntheticSwarm:
     rollouts: bool = False
     phase: str = "joining"
     paused: bool = False
+    bans: tuple[BanFacts, ...] = ()
     waiting: deque[Event] = field(default_factory=deque)
     orders: list[str] = field(default_factory=list)
     _random: random.Random = field(init=False)
@@ -182,7 +183,7 @@ class SyntheticSwarm:
 
     def _follow(self, event: Event) -> None:
         phases = {"round_started": "train", "contributed": "plan", "planned": "reduce", "reduced": "certify"}
-        if self.phase != "leaving":
+        if self.phase not in ("leaving", "no quorum"):
             self.phase = phases.get(str(event["event"]), self.phase)
         if event["event"] == "contributed":
             self._train_loss = float(event["loss"])  # type: ignore[arg-type]
@@ -197,6 +198,15 @@ class SyntheticSwarm:
             self._tell("lost", self.now, peer=peer)
             self._tell("died", self.now, peer=peer)
         return found
+
+    def part(self) -> str:
+        """A peer takes its leave; who."""
+        peer = next(peer for peer in self._members() if peer != self._me)
+        known = self._peers[peer]
+        known.facts = msgspec.structs.replace(known.facts, phase="leaving")
+        self._dead[peer] = self._sent
+        self._tell("died", self.now, peer=peer, left=True)
+        return peer
 
     # -- as a source of the page -----------------------------------------------------------------------------
 
@@ -237,6 +247,7 @@ class SyntheticSwarm:
                 memory_bytes=412_000_000,
                 disk_free_bytes=183_000_000_000,
                 rollouts=self._rollouts() if self.rollouts else None,
+                bans=self.bans,
             ),
         )
 

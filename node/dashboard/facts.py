@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from shoal.node.outcome import Outcome
 from shoal.node.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
+from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import RolloutGroup, decode_group
@@ -62,6 +63,18 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int]
 
 
+class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer that takes no part, by the certificate of `round`. until: the last round of it, None has no end.
+
+    evidence: its digest, in hex, which is also the name of its file in the data folder.
+    """
+
+    peer: str
+    round: int
+    until: int | None
+    evidence: str
+
+
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. Bytes count since it started; `loss` is held-out, `train_loss` its own; `cpu` in cores."""
 
@@ -93,6 +106,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_free_bytes: int
     rollouts: RolloutFacts | None = None
+    bans: Sequence[BanFacts] = ()
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +238,7 @@ class DaemonSource:
             memory_bytes=int(self._process.memory_info().rss),
             disk_free_bytes=shutil.disk_usage(daemon.store.folder).free,
             rollouts=_rollouts(daemon.engine) if isinstance(daemon.engine, RolloutEngine) else None,
+            bans=_bans(daemon.chain.banned),
             **traffic,
         )
 
@@ -254,8 +269,9 @@ class DaemonSource:
         for peer in known[:PEER_LIMIT]:
             record = records.get(peer)  # type: ignore[call-overload]
             moved = daemon.lanes.moved(PeerId(peer))
+            mine = peer == me
             reach: Reach = "gone"
-            if peer == me:
+            if mine:
                 reach = "self"
             elif peer in suspected:
                 reach = "suspect"
@@ -263,7 +279,6 @@ class DaemonSource:
                 reach = "direct" if peer in linked else "detour"
             elif record is not None and members.machine.state_of(PeerId(peer)) is None:
                 reach = "unlinked"
-            mine = peer == me
             found.append(
                 PeerFacts(
                     peer=peer,
@@ -294,6 +309,18 @@ class DaemonSource:
             return TaskSource(choices).task(group.task).question
         except (ConfigError, RemoteError) as error:
             return f"(the question cannot be made here: {error})"
+
+
+def _bans(banned: Mapping[PeerId, Sentence]) -> tuple[BanFacts, ...]:
+    return tuple(
+        BanFacts(
+            peer=peer,
+            round=sentence.decided[1],
+            until=None if sentence.until == FOR_EVER else sentence.until,
+            evidence=sentence.evidence.hex(),
+        )
+        for peer, sentence in sorted(banned.items())
+    )
 
 
 def _in_a_line(known: RecentGroup) -> GroupFacts:

@@ -1,22 +1,22 @@
 """Who may use the page: nothing comes past here that a foreign web page, or a stranger, could have sent.
 
     Host          a literal address, localhost or this machine's own name: no name that somebody else can point here
-    token         where others can connect: a header, or once ?token=, which becomes a cookie
+    token         for orders, and where others can connect for everything: a header, or once ?token=, which becomes a
+                  cookie
     POST          with a header that no foreign page can send, from a page of this very origin
     answers       run no code but the page's own, are in no frame, and tell nobody where they came from
 
-A request that passes has been asked for by the node's user, or by something that has the user's token.
+Whoever can connect over loopback may look; an order comes from somebody who can read the token in the data folder.
+Cookies are no key there: a browser sends them to every port of the machine.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-import secrets
 import socket
 from collections.abc import Collection
 from http import HTTPStatus
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -25,11 +25,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.node.store import disk_errors, write_atomically
+from shoal.node.dashboard.token import TOKEN_NAME
 
-TOKEN_NAME = "dashboard.token"
-TOKEN_BYTES = 24
-TOKEN_LIMIT_CHARS = 256
 COOKIE = "shoal_page"
 COOKIE_LIFE_S = 30 * 24 * 3600
 ORDER_HEADER = "x-shoal-order"
@@ -52,33 +49,21 @@ _ASK_FOR_TOKEN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Shoal: token</title><link rel="stylesheet" href="/static/style.css"></head>
 <body class="token"><main><h1>This page wants a token</h1>
-<p>It is in the file <code>dashboard.token</code> in the data folder of the node.</p>
+<p>It is in the file <code>dashboard.token</code> in the data folder of the node; the link that
+<code>shoal status</code> prints there holds it.</p>
 <form action="/" method="get"><label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button class="primary">Open</button></form></main></body></html>
 """
 
 
-def load_token(folder: Path) -> str:
-    """The token of a data folder, made at its first use; readable by its user alone. Raises StorageError."""
-    path = folder / TOKEN_NAME
-    with disk_errors(folder):
-        if path.exists():
-            known = path.read_text(encoding="ascii", errors="replace").strip()
-            if 16 <= len(known) <= TOKEN_LIMIT_CHARS:
-                return known
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        write_atomically(path, token.encode() + b"\n")
-        path.chmod(0o600)
-        return token
-
-
 class Guard:
-    """Stands before an application. token: None where none is asked for; names: of this host, beside its addresses."""
+    """Stands before an application. open_to_view: whether looking takes no token; names: of this host."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, names: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, open_to_view: bool, names: Collection[str] = ()) -> None:
         self._app = app
         self._token = token
+        self._open_to_view = open_to_view
         own = socket.gethostname().lower()
         self._names = {"localhost", own, f"{own}.local", *(name.lower() for name in names)}
 
@@ -94,13 +79,12 @@ class Guard:
             return PlainTextResponse(
                 "this name is not the node's; open the page by its address\n", HTTPStatus.MISDIRECTED_REQUEST
             )
-        if request.method not in ("GET", "HEAD") and not _from_this_origin(request):
+        looks = request.method in ("GET", "HEAD")
+        if not looks and not _from_this_origin(request):
             return PlainTextResponse("only the page itself may ask this\n", HTTPStatus.FORBIDDEN)
-        if self._token is None or request.url.path.startswith("/static/"):
+        if looks and (self._open_to_view or request.url.path.startswith("/static/")):
             return None
-        if self._knows(request):
-            return None
-        return self._ask_for_token(request, self._token)
+        return None if self._knows(request) else self._ask_for_token(request)
 
     def _names_this_host(self, host: str) -> bool:
         try:
@@ -116,24 +100,23 @@ class Guard:
         return True
 
     def _knows(self, request: Request) -> bool:
-        assert self._token is not None
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(given.strip(), self._token):
             return True
-        return _same(request.cookies.get(COOKIE, ""), _cookie_of(self._token))
+        return not self._open_to_view and _same(request.cookies.get(COOKIE, ""), _cookie_of(self._token))
 
-    def _ask_for_token(self, request: Request, token: str) -> Response:
+    def _ask_for_token(self, request: Request) -> Response:
         given = request.query_params.get("token")
-        if request.method == "GET" and given is not None and _same(given, token):
+        if request.method == "GET" and given is not None and _same(given, self._token):
             answer: Response = RedirectResponse(request.url.path, HTTPStatus.SEE_OTHER)
             answer.set_cookie(
-                COOKIE, _cookie_of(token), max_age=COOKIE_LIFE_S, path="/", httponly=True, samesite="strict"
+                COOKIE, _cookie_of(self._token), max_age=COOKIE_LIFE_S, path="/", httponly=True, samesite="strict"
             )
             return answer
         if request.url.path == "/":
             return HTMLResponse(_ASK_FOR_TOKEN, HTTPStatus.UNAUTHORIZED)
         return PlainTextResponse(
-            "send the token of the node's data folder: Authorization: Bearer …\n",
+            f"send the token of the file {TOKEN_NAME} in the node's data folder: Authorization: Bearer …\n",
             HTTPStatus.UNAUTHORIZED,
             {"www-authenticate": "Bearer"},
         )

@@ -36,13 +36,13 @@ def health_of(facts: Facts) -> list[Check]:
 def _majority(facts: Facts) -> Check:
     node = facts.node
     here = node.members - len(node.missing)
-    detail = f"{here} of {node.members} members here"
+    detail = f"{here} of {node.members} {'member' if node.members == 1 else 'members'} here"
     if 2 * here <= node.members and node.missing:
         return Check(
             name="Majority",
             state="bad",
             detail=f"{detail}; rounds wait",
-            remedy="start the missing nodes again; if they are gone for good: shoal rebase --forget",
+            remedy="start the missing nodes again with their --data-dir; gone for good: shoal rebase --forget",
         )
     state: State = "warn" if node.missing else "ok"
     return Check(name="Majority", state=state, detail=f"{detail}; rounds {'go on' if node.missing else 'can end'}")
@@ -55,7 +55,7 @@ def _company(facts: Facts) -> Check:
             name="Company",
             state="warn",
             detail="no other node is here",
-            remedy="give the line that shoal link prints to somebody",
+            remedy="type the line that shoal link prints on another machine",
         )
     return Check(name="Company", state="ok", detail=f"{others} other {'node' if others == 1 else 'nodes'} alive")
 
@@ -67,7 +67,7 @@ def _links(facts: Facts) -> Check:
         for reach, text in (("detour", "through others"), ("suspect", "silent"), ("unlinked", "not reached yet"))
         if count[reach]
     ]
-    detail = ", ".join([f"{count['direct']} direct", *trouble])
+    detail = ", ".join([f"{count['direct']} direct", *trouble]) if count["direct"] or trouble else "none"
     if count["detour"] + count["suspect"] > count["direct"]:
         return Check(
             name="Links", state="warn", detail=detail, remedy="look at this machine's network; does it let others in?"
@@ -79,7 +79,9 @@ def _training(facts: Facts) -> Check:
     node = facts.node
     if node.paused:
         return Check(name="Training", state="warn", detail="paused", remedy="go on with Resume, or shoal resume")
-    if node.phase in ("joining", "leaving", "no quorum"):
+    if node.phase == "no quorum":
+        return Check(name="Training", state="warn", detail="on alone, until there is a majority")
+    if node.phase in ("joining", "leaving"):
         return Check(name="Training", state="ok" if node.phase == "joining" else "warn", detail=node.phase)
     if node.rollouts is not None:
         return Check(name="Training", state="ok", detail=f"{node.rollouts.taken:,} groups of others taken so far")

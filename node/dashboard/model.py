@@ -36,6 +36,7 @@ class Model:
         self.curves = {name: Curve() for name in CURVES}
         self.bandwidth: deque[tuple[float, float, float]] = deque(maxlen=BANDWIDTH_POINTS)
         self.metric = ""
+        self.device = ""
         self._new_bandwidth: list[tuple[float, float, float]] = []
         self._node: Fields = {}
         self._peers: dict[str, Fields] = {}
@@ -56,6 +57,8 @@ class Model:
             case "evaluated":
                 self.metric = text_of(record, "metric")
                 self._measure("held_out", record, "loss")
+            case "trainer_started":
+                self.device = text_of(record, "device")
             case "rollouts":
                 self._measure("reward", record, "reward")
                 self._measure("others_reward", record, "external_reward")
@@ -76,13 +79,16 @@ class Model:
             node[field] = round(node[field])
         for field in ("train_loss", "tokens_per_s", "blocked_fraction", "cpu"):
             node[field] = node[field] and _rounded(node[field])
+        if node["paused"]:
+            node["tokens_per_s"] = 0
         node |= {
+            "device": self.device or node["device"],
             "memory_bytes": _rounded(node["memory_bytes"]),
             "disk_free_bytes": _rounded(node["disk_free_bytes"]),
             "upload": _rounded(up),
             "download": _rounded(down),
             "alive": sum(peer.reach not in ("gone", "unlinked") for peer in facts.peers),
-            "swarm_tokens_per_s": _rounded(sum(p.tokens_per_s for p in facts.peers if p.reach != "gone")),
+            "swarm_tokens_per_s": _rounded(sum(map(_speed_of, facts.peers))),
             "metric": self.metric,
         }
         self._replace_fields("node", self._node, node)
@@ -131,7 +137,7 @@ class Model:
                 "reach": peer.reach,
                 "member": peer.member,
                 "round": peer.round,
-                "speed": _rounded(peer.tokens_per_s),
+                "speed": _rounded(_speed_of(peer)),
                 "sent": _rounded(peer.sent),
                 "received": _rounded(peer.received),
                 "up": up,
@@ -190,6 +196,11 @@ class Model:
             "bandwidth": list(self.bandwidth),
             "groups": list(self._groups.values()),
         }
+
+
+def _speed_of(peer: PeerFacts) -> float:
+    """Tokens/s. A record keeps the last speed of a node that trains no more."""
+    return 0.0 if peer.reach == "gone" or peer.phase in ("paused", "leaving") else peer.tokens_per_s
 
 
 def _rounded(value: float) -> float:

@@ -39,6 +39,7 @@ SEVERITY = {
     "view_changed": "warn",
     "rolled_back": "warn",
     "loop_detached": "warn",
+    "departed": "info",
     "linked": "info",
     "revived": "info",
     "rebased": "info",
@@ -148,6 +149,8 @@ class Rounds:
         if kind == "banned":
             for peer in texts_of(record, "peers"):
                 self.happened(kind, at, peer=peer)
+        elif kind == "died" and record.get("left") is True:
+            self.happened("departed", at, peer=optional_text(record, "peer"))
         elif kind in SEVERITY:
             self.happened(kind, at, peer=optional_text(record, "peer"), detail=_detail(kind, record))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import logging
 import socket
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import trio
 
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.facts import DaemonSource, Source
+from shoal.node.dashboard.token import link_of, load_token
 from shoal.node.events import EventField
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change
@@ -30,6 +32,8 @@ BACKLOG = 64
 
 Events = deque[Mapping[str, EventField]]
 
+logger = logging.getLogger(__name__)
+
 
 def page_of(daemon: Daemon, address: PageAddress) -> PageService:
     """The page of a daemon, which hears of its events from here on."""
@@ -40,13 +44,14 @@ def page_of(daemon: Daemon, address: PageAddress) -> PageService:
 
 
 class PageService:
-    """The page of one node; `url` says where, once it runs.
+    """The page of one node; `url` says where, once it runs, and `link` holds the token as well.
 
-    folder: where the token is, if one is needed. history: the event log, with what happened in earlier lives.
+    folder: where the token is. history: the event log, with what happened in earlier lives.
     """
 
     def __init__(self, source: Source, address: PageAddress, *, folder: Path, history: Path | None = None) -> None:
         self.url: str | None = None
+        self.link: str | None = None
         self._source = source
         self._address = address
         self._folder = folder
@@ -54,17 +59,21 @@ class PageService:
         self._events: Events = deque(maxlen=QUEUE_LIMIT_EVENTS)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started once the port is this node's. Raises ConfigError if it cannot be had."""
+        """Serve until cancelled; started once the port is this node's.
+
+        Raises ConfigError if it cannot be had, StorageError if the token cannot be kept.
+        """
         with bound(self._address) as listening:
+            token = await trio.to_thread.run_sync(load_token, self._folder)
             self.url = url_of(listening)
+            self.link = link_of(self.url, token, open_to_view=is_loopback(self._address.host))
             task_status.started()
             site = await trio.to_thread.run_sync(importlib.import_module, "shoal.node.dashboard.site")
             await site.Site(
                 source=self._source,
                 events=self._events,
-                folder=self._folder,
                 history=self._history,
-            ).run(listening, host=self._address.host, url=self.url)
+            ).run(listening, host=self._address.host, link=self.link, token=token)
 
     def heard(self, change: Change) -> None:
         """What became of a peer stands in the event log."""
@@ -108,9 +117,10 @@ def bound(address: PageAddress) -> Iterator[socket.socket]:
 def _bind(listening: socket.socket, place: tuple[object, ...], *, or_free: bool) -> None:
     try:
         listening.bind(place)
-    except OSError:
+    except OSError as error:
         if not or_free:
             raise
+        logger.info("no page at port %s (%s); another port is taken", place[1], error.strerror)
         listening.bind((place[0], 0, *place[2:]))
 
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from shoal.node.dashboard.app import Parts, make_app
 from shoal.node.dashboard.facts import Facts, Source
 from shoal.node.dashboard.feed import Feed, server_event
-from shoal.node.dashboard.guard import TOKEN_NAME, Guard, load_token
+from shoal.node.dashboard.guard import Guard
 from shoal.node.dashboard.model import Fields, Model
 from shoal.node.dashboard.rounds import Record
 from shoal.node.dashboard.server import serve
@@ -51,7 +51,6 @@ class Site:
         *,
         source: Source,
         events: Events,
-        folder: Path,
         history: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,17 +59,14 @@ class Site:
         self.metrics = Metrics(viewers=lambda: len(self.feed))
         self._source = source
         self._events = events
-        self._folder = folder
         self._history = history
         self._clock = clock
         self._looked_at = -IDLE_PERIOD_S
 
-    async def run(self, listening: socket.socket, *, host: str, url: str) -> None:
-        """Serve on a socket bound to `host` until cancelled. Raises StorageError if the token cannot be kept."""
+    async def run(self, listening: socket.socket, *, host: str, link: str, token: str) -> None:
+        """Serve on a socket bound to `host` until cancelled. link: with the token, for the node's user."""
         await self.recall()
-        token = None if is_loopback(host) else await trio.to_thread.run_sync(load_token, self._folder)
-        where = "" if token is None else f"; it asks for the token in {self._folder / TOKEN_NAME}"
-        logger.info("the page of this node is at %s%s", url, where)
+        logger.info("the page of this node is at %s", link)
         app = self.app(token=token, host=host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keep_up)
@@ -81,10 +77,10 @@ class Site:
                     logger.exception("the page failed; it is served again")
                 await trio.sleep(RESTART_PAUSE_S)
 
-    def app(self, *, token: str | None, host: str) -> ASGIApp:
+    def app(self, *, token: str, host: str) -> ASGIApp:
         """The guarded application."""
         parts = Parts(source=self._source, feed=self.feed, snapshot=self.snapshot, metrics=self._measure)
-        return Guard(make_app(parts), token=token, names=(host,))
+        return Guard(make_app(parts), token=token, open_to_view=is_loopback(host), names=(host,))
 
     async def recall(self) -> None:
         """Take what the event log tells of earlier lives, and of this one up to now."""

@@ -67,7 +67,8 @@ class Begin(Message, frozen=True, kw_only=True):
     """Be the agent of this node. It goes on from its newest file in `folder`, or else begins.
 
     rollouts: the swarm's section, in which local, external and group_size may be this node's own. announced: rounds
-    below this one have been announced and are not made again. rounds: how many to make, None for no end.
+    below this one have been announced and are not made again. rounds: how many to make, None for no end. averages: the
+    node's data folder, where the agent is to attach as the training loop of a node that averages policies.
     """
 
     policy: str
@@ -85,6 +86,7 @@ class Begin(Message, frozen=True, kw_only=True):
     threads: int
     announced: Count = 0
     rounds: int | None = None
+    averages: str | None = None
 
 
 class Offered(Message, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ from shoal.node.sapo.agent_messages import (
     Want,
     unpack_order,
 )
+from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import GrpoSettings
@@ -146,7 +147,7 @@ class LineSharing:
         self._intake = build_intake(
             swarm_id=SwarmId(begin.swarm_id),
             source=source,
-            score=scorer.score_many,
+            score=scorer.score_each,
             seed=_seed_of(begin, 1),
             selection=SelectionSettings(
                 weighting="uniform" if section.sampling == "uniform" else "informative",
@@ -253,6 +254,7 @@ class Agent:
                 local=section.local,
                 external=section.external if begin.role == "train" else 0,
                 group_size=section.group_size,
+                adaptive=section.adaptive,
                 trains=begin.role == "train",
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,
@@ -287,14 +289,13 @@ class Agent:
 
     def run(self) -> None:
         """Make rounds until stopped, or until all are made; save what was learnt. Raises what the policy raises."""
-        rounds = self._begin.rounds
         self._save()  # the warm-up
         try:
-            while rounds is None or self.learner.round < rounds:
-                self._line.rest()
-                self._make_round()
-                if self.learner.round - self._saved_round >= SAVE_ROUNDS:
-                    self._save()
+            if self._begin.averages is None:
+                self._make_rounds()
+            else:
+                with Averaging(self.learner, Path(self._begin.averages)) as averaging:
+                    self._make_rounds(averaging)
         except Stopped:
             self._save()
             return
@@ -303,12 +304,27 @@ class Agent:
         while True:
             self._line.next()
 
-    def _make_round(self) -> None:
+    def _make_rounds(self, averaging: Averaging | None = None) -> None:
+        """Until all are made, or there is no node any more to average with. Raises Stopped."""
+        rounds = self._begin.rounds
+        while rounds is None or self.learner.round < rounds:
+            self._line.rest()
+            report = self._make_round()
+            if self.learner.round - self._saved_round >= SAVE_ROUNDS:
+                self._save()
+            if averaging is not None and not averaging.count(report, group_size=self._begin.rollouts.group_size):
+                if not averaging.over:  # the node does not answer; if it is still there, it starts another agent
+                    self._save()
+                    os._exit(EXIT_ORPHANED)
+                return
+
+    def _make_round(self) -> RoundReport:
         began = time.monotonic()
         self._sharing.round = self.learner.round
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
         unencodable = self.learner.unencodable.total()
         self._line.send(self._sharing.done(report, seconds=time.monotonic() - began, unencodable=unencodable))
+        return report
 
     def _judge_round(self) -> RoundReport:
         groups = self._sharing.take(max(1, self._begin.rollouts.external), wait_s=JUDGE_WAIT_S)

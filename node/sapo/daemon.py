@@ -1,12 +1,17 @@
-"""The daemon of a node that shares rollouts: the links, members and control socket of any node, and an agent."""
+"""The daemons of nodes that share rollouts: the links, members and control socket of any node, and an agent."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import trio
+
 from shoal.node.daemon import Daemon
-from shoal.node.outcome import Outcome
+from shoal.node.outcome import Outcome, PhaseChanged, Progress
 from shoal.node.sapo.engine import RolloutEngine, RolloutParts
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import LocalError
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Term
 from shoal.protocol.records import Phase
 
@@ -43,22 +48,52 @@ class RolloutDaemon(Daemon):
         return self.engine
 
     def _new_engine(self) -> RolloutEngine:
-        section = self.config.manifest.rollouts
-        if section is None:
-            raise LocalError("a node that shares rollouts without a section [rollouts]")
-        return RolloutEngine(
-            RolloutParts(
-                config=self.config,
-                section=section,
-                identity=self.identity,
-                boot=self.boot,
-                host=self.host,
-                members=self.members,
-                folder=self.store.folder / FOLDER,
-                events=self.events,
-                on_progress=self.on_progress,
-            )
-        )
+        return RolloutEngine(_parts(self))
 
     async def _take_part(self) -> None:
         await self._rollouts.run()
+
+
+class AveragingDaemon(Daemon):
+    """A node that shares rollouts beside rounds in which the policies are averaged: the agent is its training loop."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sharing = RolloutEngine(_parts(self, averages=True))
+
+    async def _take_part(self) -> None:
+        """The end of the rounds ends the agent, which saves what it knows."""
+        assert self.sharing is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.sharing.run)
+            await super()._take_part()
+            nursery.cancel_scope.cancel()
+
+
+def daemon_of(manifest: Manifest) -> type[Daemon]:
+    """The daemon for a manifest with a section [rollouts]."""
+    return RolloutDaemon if manifest.sync.strategy == "rollouts" else AveragingDaemon
+
+
+def _parts(daemon: Daemon, *, averages: bool = False) -> RolloutParts:
+    section = daemon.config.manifest.rollouts
+    if section is None:
+        raise LocalError("a node that shares rollouts without a section [rollouts]")
+
+    def told(progress: Progress) -> None:
+        """The phase is that of the swarm's rounds."""
+        if not isinstance(progress, PhaseChanged):
+            daemon.on_progress(progress)
+
+    return RolloutParts(
+        config=daemon.config,
+        section=section,
+        identity=daemon.identity,
+        boot=daemon.boot,
+        host=daemon.host,
+        members=daemon.members,
+        folder=daemon.store.folder / FOLDER,
+        events=daemon.events,
+        on_progress=told if averages else daemon.on_progress,
+        averages=averages,
+    )

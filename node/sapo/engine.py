@@ -16,6 +16,7 @@ node that comes back answers no task a second time, which others would take for 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -80,7 +81,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """What the engine works with; folder: of this node's groups and of its agent's files."""
+    """What the engine works with; folder: of this node's groups and of its agent's files.
+
+    averages: the agent is the training loop of a node whose rounds average the policies. Its rounds have no end of
+    their own then, and it may wait for the swarm for as long as that takes.
+    """
 
     config: NodeConfig
     section: RolloutsSection
@@ -91,6 +96,7 @@ class RolloutParts:
     folder: Path
     events: EventLog
     on_progress: Callable[[Progress], None]
+    averages: bool = False
 
 
 class RolloutEngine:
@@ -239,7 +245,7 @@ class RolloutEngine:
     async def _next(self, child: AgentChild) -> AgentReport:
         """The agent's next report. Raises ChildDied, ChildRaised, LocalError."""
         while True:
-            with trio.move_on_after(STALL_DEADLINE_S):
+            with trio.move_on_after(math.inf if self._p.averages else STALL_DEADLINE_S):
                 return await child.report()
             if not self._paused and not self.finished:
                 raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s")
@@ -262,7 +268,8 @@ class RolloutEngine:
             data=None if config.data is None else str(Path(config.data).absolute()),
             threads=config.threads,
             announced=self._announced,
-            rounds=config.rounds,
+            rounds=None if self._p.averages else config.rounds,
+            averages=str(config.data_dir.absolute()) if self._p.averages else None,
         )
 
     async def _pass_on_pauses(self) -> None:
@@ -386,6 +393,7 @@ class RolloutEngine:
             informative=done.informative,
             tokens=done.generated_tokens,
             bytes=pulled_bytes,
+            control_sent=self._p.host.traffic.bytes_sent,
             used_bytes=done.used_bytes,
             rejected=dict(rejected),
             ignored=list(done.ignored),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from shoal.node.sapo.policy import Rollout, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
 
 RANK_LIMIT: Final = 1024
+EXPORT_FOLDER: Final = "huggingface"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,14 @@ class CausalLMPolicy:
         """See `Policy`: special tokens have no text."""
         text: str = self._tokenizer.decode([token for token in tokens if token not in self._special])
         return text
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer to `folder`/huggingface, as `save_pretrained` does; adapters go into the model."""
+        model: Any = self.model
+        if self.settings.lora_rank:
+            model = model.merge_and_unload()
+        model.save_pretrained(folder / EXPORT_FOLDER)
+        self._tokenizer.save_pretrained(folder / EXPORT_FOLDER)
 
     def parameters(self) -> list[nn.Parameter]:
         """All, or those of the adapters."""

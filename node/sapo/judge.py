@@ -2,7 +2,8 @@
 
 Of what the peer says only the text is used. The task is made anew from its reference, which must be the one that the
 origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
-origin told the truth: where they disagree the group is refused, and the origin loses trust.
+origin told the truth: where they disagree the group is refused, and the origin loses trust. A group with a text that
+could not be scored in time is refused too, but says nothing of the hint: the time may have been lacking here.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ SEEN_LIMIT = 65_536
 COPY_LEAST_BYTES = 48
 """Shorter texts are not compared: short answers coincide by chance."""
 
-Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float]]
+Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float | None]]
+"""Rewards in [0, 1] of texts, in their order; None for one that could not be scored in time."""
 
 
 class _Memory:
@@ -79,7 +81,7 @@ class Judge:
         score: Score,
         trust: Trust,
     ) -> None:
-        """`score`: of peers' text, in order, in [0, 1], bounded in time, such as `Scorer.score_many`."""
+        """`score`: of peers' text, bounded in time, such as `Scorer.score_each`."""
         self.rejected: Counter[Reason] = Counter()
         self._swarm_id = swarm_id
         self._source = source
@@ -99,13 +101,13 @@ class Judge:
             if one is None:
                 judged.append(None)
                 continue
-            own = tuple(islice(rewards, len(one.group.completions)))
-            if len(own) < len(one.group.completions):
+            found = tuple(islice(rewards, len(one.group.completions)))
+            if not found:
                 self.rejected[Reason.UNSCORED] += 1
                 judged.append(None)
                 continue
             try:
-                judged.append(self._weigh(one, own))
+                judged.append(self._weigh(one, _known(found, one.offer.origin)))
             except RolloutError as error:
                 self._refuse(one.offer, error)
                 judged.append(None)
@@ -120,7 +122,7 @@ class Judge:
         """Whether this swarm draws from the family, and peers' text can be scored safely here."""
         return family in self._scorable
 
-    def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float]:
+    def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float | None]:
         """Rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
         try:
             return self._score(items) if items else ()
@@ -198,6 +200,14 @@ class Judge:
             policy_version=one.group.policy_version,
             token_ids=None,
         )
+
+
+def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]:
+    """The rewards. Raises RolloutError if one could not be told in time."""
+    known = tuple(reward for reward in rewards if reward is not None)
+    if len(known) < len(rewards):
+        raise RolloutError("completions that cannot be scored in time", reason=Reason.UNSCORED, peer=origin)
+    return known
 
 
 def _comparable(texts: Sequence[str]) -> set[bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shoal.node.sapo.learner import Learner
+from shoal.node.sapo.policy import Policy, trained_parameters
 from shoal.node.store import disk_errors
 from shoal.node.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
@@ -44,9 +45,11 @@ def save(learner: Learner, folder: Path, *, policy: str) -> None:
     parameters = _parameters(learner)
     state = learner.optimizer.state_dict()["state"]
     moments = tuple(sorted(state[0])) if len(state) == len(parameters) else ()
-    tensors = [_bytes(f"policy.{at}", parameter) for at, parameter in enumerate(parameters)]
-    tensors += [_bytes(f"{moment}.{at}", state[at][moment]) for at in range(len(parameters)) for moment in moments]
-    tensors.append(_bytes("random", learner.random.get_state()))
+    tensors = [tensor_bytes(f"policy.{at}", parameter) for at, parameter in enumerate(parameters)]
+    tensors += [
+        tensor_bytes(f"{moment}.{at}", state[at][moment]) for at in range(len(parameters)) for moment in moments
+    ]
+    tensors.append(tensor_bytes("random", learner.random.get_state()))
     progress = Progress(
         round=learner.round,
         policy=policy,
@@ -76,6 +79,24 @@ def restore(learner: Learner, folder: Path, *, policy: str) -> tuple[int | None,
     return None, refused
 
 
+def restore_values(policy: Policy, folder: Path, *, policy_name: str) -> int:
+    """Give `policy` the parameters of the newest file that is whole, and return the round of that.
+
+    Raises StorageError if there is none that is whole and of this policy.
+    """
+    refused: list[str] = []
+    for path in saved_files(folder):
+        try:
+            file = TensorFile(path)
+            progress, values = _read_values(file, trained_parameters(policy).values(), policy_name)
+        except (StorageError, FileNotFoundError) as error:
+            refused.append(str(error))
+            continue
+        _give(trained_parameters(policy).values(), values)
+        return progress.round
+    raise StorageError("; ".join(refused) or f"{folder} has no file of a policy; give the folder of another node")
+
+
 def saved_files(folder: Path) -> list[Path]:
     """The files in `folder`, the newest first."""
     found = [path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.name)]
@@ -84,17 +105,9 @@ def saved_files(folder: Path) -> list[Path]:
 
 def _take_over(learner: Learner, path: Path, policy: str) -> int:
     """Raises DamagedFile, StorageError, FileNotFoundError; the learner is as it was then."""
-    file = TensorFile(path)
-    file.check_whole()
-    try:
-        progress = msgspec.json.decode(file.metadata.get(METADATA, ""), type=Progress)
-    except msgspec.MsgspecError as error:
-        raise DamagedFile(f"{path} is not an agent's: {error}; remove it to begin anew") from error
-    parameters = _parameters(learner)
-    if progress.policy != policy or progress.shapes != tuple(tuple(parameter.shape) for parameter in parameters):
-        raise StorageError(f"{path} is of another policy; choose another --data-dir for this one")
+    file, parameters = TensorFile(path), _parameters(learner)
     # All is read before anything is changed.
-    values = [_tensor(file, f"policy.{at}", parameter.dtype) for at, parameter in enumerate(parameters)]
+    progress, values = _read_values(file, parameters, policy)
     moments = {
         at: {moment: _moment(file, f"{moment}.{at}", parameter) for moment in progress.moments}
         for at, parameter in enumerate(parameters)
@@ -103,9 +116,7 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
     random = _tensor(file, "random", torch.uint8)
     if random.shape != learner.random.get_state().shape:
         raise DamagedFile(f"{path} has the random numbers of another generator; remove it to begin anew")
-    with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
+    _give(parameters, values)
     groups = learner.optimizer.state_dict()["param_groups"]
     learner.optimizer.load_state_dict({"state": moments, "param_groups": groups})
     learner.random.set_state(random)
@@ -113,12 +124,33 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
     return progress.round
 
 
+def _read_values(
+    file: TensorFile, parameters: Collection[torch.nn.Parameter], policy: str
+) -> tuple[Progress, list[torch.Tensor]]:
+    """What the file says of itself, and its values of these parameters. Raises DamagedFile, StorageError."""
+    file.check_whole()
+    try:
+        progress = msgspec.json.decode(file.metadata.get(METADATA, ""), type=Progress)
+    except msgspec.MsgspecError as error:
+        raise DamagedFile(f"{file.path} is not an agent's: {error}; remove it to begin anew") from error
+    if progress.policy != policy or progress.shapes != tuple(tuple(parameter.shape) for parameter in parameters):
+        raise StorageError(f"{file.path} is of another policy; choose another --data-dir for this one")
+    return progress, [_tensor(file, f"policy.{at}", parameter.dtype) for at, parameter in enumerate(parameters)]
+
+
+@torch.no_grad()
+def _give(parameters: Iterable[torch.nn.Parameter], values: Iterable[torch.Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
 def _parameters(learner: Learner) -> Sequence[torch.nn.Parameter]:
     """Those that are trained, in the optimizer's order."""
-    return [parameter for parameter in learner.policy.parameters() if parameter.requires_grad]
+    return list(trained_parameters(learner.policy).values())
 
 
-def _bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
+def tensor_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
+    """A tensor on its way into a file, from any device."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype is torch.bfloat16:
         bits = plain.view(torch.int16).numpy()

@@ -71,6 +71,19 @@ class Policy(Protocol):
         """What training changes."""
 
 
+def trained_parameters(policy: Policy) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, in the policy's order.
+
+    They have the names of the policy's `model` where that is a module which holds them all, else their numbers.
+    """
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    model = getattr(policy, "model", None)
+    names = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    if any(id(parameter) not in names for parameter in trained):
+        names = {id(parameter): str(at) for at, parameter in enumerate(trained)}
+    return {names[id(parameter)]: parameter for parameter in trained}
+
+
 def completion_mask(samples: Sequence[Sample]) -> torch.Tensor:
     """Where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
     lengths = torch.tensor([len(sample.completion) for sample in samples])

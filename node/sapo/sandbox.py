@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 TEXT_LIMIT_S = 2.0
 """What one text may take."""
 TASK_LIMIT_S = 10.0
-"""What all texts of one task may take together; those that it does not reach score 0."""
+"""What all texts of one task may take together; those that it does not reach are not scored."""
 MAKE_LIMIT_S = 20.0
 """What making a task may take."""
 START_LIMIT_S = 120.0
@@ -113,8 +113,11 @@ class Sandbox:
         reason = reply.reason if isinstance(reply, Failed) else reply
         raise ConfigError(f"tasks cannot be scored in a sandbox: {reason}; choose a machine where they can")
 
-    def score(self, task: Task, texts: Sequence[str]) -> list[float]:
-        """One reward in [0, 1] per text, 0 for a text that spoils its scoring. Raises ConfigError as `start` does."""
+    def score(self, task: Task, texts: Sequence[str]) -> list[float | None]:
+        """One reward in [0, 1] per text: 0 for one that kills or exhausts its scoring, None for one that is not scored.
+
+        Raises ConfigError as `start` does.
+        """
         if self._scored_tasks >= PROCESS_LIMIT_TASKS:
             self.close()
         self.start()
@@ -127,12 +130,12 @@ class Sandbox:
             logger.warning("the process that scores tasks of %s is started again: %s", task.ref.family, error)
             self.close()
             self.restarts += 1
-            return [0.0] * len(texts)
+            return [None] * len(texts)
         if isinstance(reply, Scored) and len(reply.rewards) == len(texts):
             self.spoiled += reply.spoiled
-            return [sandbox_process.unit(reward) for reward in reply.rewards]
+            return [None if reward is None else sandbox_process.unit(reward) for reward in reply.rewards]
         logger.warning("a task of %s cannot be scored: %s", task.ref.family, reply)
-        return [0.0] * len(texts)
+        return [None] * len(texts)
 
     def _ask(self, order: Begin | Score, limit_s: float) -> Reply:
         """Write an order, read its reply. Raises LocalError where the process is gone, late or makes no sense."""

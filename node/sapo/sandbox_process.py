@@ -3,7 +3,7 @@
 Two steps, each with what the other must not have. This process makes tasks: it imports the families and may read their
 data files, but no text from a peer is ever looked at in it. For each task it forks a child, which closes everything,
 locks itself (sandbox_filter.py) and only then reads the texts and scores them, one double per text. A text that hangs,
-eats memory or kills its child is scored 0, and a fresh child goes on with the text after it. The child ends with its
+eats memory or kills its child ends it, and a fresh child goes on with the text after it. The child ends with its
 task: nothing that one peer's text does to it can touch the score of another's.
 
 Run by `shoal.node.sapo.sandbox` with orders on stdin and replies on stdout; both are frames of a four-byte length and
@@ -65,9 +65,9 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """One reward per text; `spoiled` of them ended their child."""
+    """One reward per text, None for one that was not scored in time; `spoiled` of them ended their child."""
 
-    rewards: list[float]
+    rewards: list[float | None]
     spoiled: int
 
 
@@ -127,18 +127,19 @@ class Worker:
             gc.collect()
             gc.freeze()  # so that a child's collector does not copy what all children share
         job = Job(family, task, order.texts)
-        rewards: list[float] = []
+        rewards: list[float | None] = []
         spoiled = 0
         deadline = time.monotonic() + self._begin.task_limit_s
         while len(rewards) < len(order.texts) and time.monotonic() < deadline:
-            rewards += self._in_child(job, len(rewards), deadline)
+            scored, died = self._in_child(job, len(rewards), deadline)
+            rewards += scored
             if len(rewards) < len(order.texts):
-                rewards.append(0.0)
+                rewards.append(0.0 if died else None)
                 spoiled += 1
-        return Scored(rewards + [0.0] * (len(order.texts) - len(rewards)), spoiled)
+        return Scored(rewards + [None] * (len(order.texts) - len(rewards)), spoiled)
 
-    def _in_child(self, job: Job, first: int, deadline: float) -> list[float]:
-        """Rewards of the texts from `first` on, as far as one child gets."""
+    def _in_child(self, job: Job, first: int, deadline: float) -> tuple[list[float], bool]:
+        """Rewards of the texts from `first` on, as far as one child gets, and whether the text after them killed it."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -151,21 +152,24 @@ class Worker:
             os.waitpid(child, 0)
             os.close(reader)
 
-    def _collect(self, reader: int, wanted: int, deadline: float) -> list[float]:
-        """What the child writes in time: one number when it is locked, one per text after that."""
-        if _read_number(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
-            return []
+    def _collect(self, reader: int, wanted: int, deadline: float) -> tuple[list[float], bool]:
+        """What the child writes in time, one number when it is locked, one per text after that; and whether it died."""
         rewards: list[float] = []
-        while len(rewards) < wanted:
-            number = _read_number(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
-            if number is None:
-                break
-            rewards.append(unit(number))
-        return rewards
+        try:
+            if _read_number(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
+                return rewards, False
+            while len(rewards) < wanted:
+                number = _read_number(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
+                if number is None:
+                    break
+                rewards.append(unit(number))
+        except EOFError:
+            return rewards, True
+        return rewards, False
 
 
 def _read_number(reader: int, deadline: float) -> float | None:
-    """The next number from a child; None where it does not come in time."""
+    """The next number from a child; None where it does not come in time. Raises EOFError where the child is dead."""
     data = b""
     while len(data) < SCORE.size:
         patience = deadline - time.monotonic()
@@ -173,7 +177,7 @@ def _read_number(reader: int, deadline: float) -> float | None:
             return None
         part = os.read(reader, SCORE.size - len(data))
         if not part:
-            return None
+            raise EOFError("the child is dead")
         data += part
     (number,) = SCORE.unpack(data)
     return float(number)

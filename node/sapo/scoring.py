@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class Scorer:
     """Scores texts against tasks of one source. A context manager; not for several threads at once.
 
-    A text that is no valid Unicode, is too long, or hangs, kills or exhausts its scoring is worth 0.0. Texts of one
-    task share a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks.
+    A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. Texts of one task share
+    a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks.
     """
 
     def __init__(
@@ -48,17 +48,29 @@ class Scorer:
             self._sandbox = None
 
     @property
+    def source(self) -> TaskSource:
+        """The tasks that are scored here."""
+        return self._source
+
+    @property
     def spoiled(self) -> int:
         """How many texts have hung, exhausted or killed their scoring."""
         return self._sandbox.spoiled if self._sandbox is not None else 0
 
     def score_many(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float]:
-        """One reward in [0, 1] per (task, text), in their order. Synchronous.
+        """One reward in [0, 1] per (task, text), in their order; 0.0 for one not scored in time. Synchronous.
 
-        own: the texts are this node's own policy's, and may be scored where there is no sandbox. Raises LocalError for
-        a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no scoring process starts.
+        own: the texts are this node's own policy's, and may be scored where there is no sandbox. Raises as score_each.
         """
-        rewards = [0.0] * len(pairs)
+        return [reward or 0.0 for reward in self.score_each(pairs, own=own)]
+
+    def score_each(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float | None]:
+        """As `score_many`, but None for a text that is not scored in time: what it is worth is not known.
+
+        Raises LocalError for a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no
+        scoring process starts.
+        """
+        rewards: list[float | None] = [0.0] * len(pairs)
         by_task: dict[TaskRef, list[int]] = {}
         for place, (task, text) in enumerate(pairs):
             if _is_readable(text):
@@ -70,7 +82,7 @@ class Scorer:
                 rewards[place] = reward
         return rewards
 
-    def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> list[float]:
+    def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
         family = self._source.family(task)
         if family.scoring == "direct":
             return [_score_directly(family, task, text) for text in texts]

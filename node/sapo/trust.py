@@ -28,6 +28,7 @@ WEIGHTS = {
     Reason.MISLABELLED: 2.0,
     Reason.TOO_LARGE: 2.0,
     Reason.HINT: 1.0,
+    Reason.UNSCORED: 0.25,  # texts that take long to score, on purpose or because this machine was busy
     Reason.QUOTA: 0.02,
     Reason.UNAVAILABLE: 0.05,  # who was killed and is back no longer has all that it offered
     Reason.STALE: 0.05,

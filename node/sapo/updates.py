@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import torch
 
@@ -102,37 +103,53 @@ class Updater:
     def train(self, rows: Sequence[Row]) -> None:
         """Update the policy on `rows`. The loss is the mean over all their tokens.
 
-        Rows without advantage have no gradient and cost no computation: their tokens are only counted.
+        Rows without gradient cost no computation: their tokens are only counted.
         """
-        useful = [row for row in rows if row.advantage != 0]
+        useful = [row for row in rows if self._counts(row)]
         if not useful:
             return
         share = sum(len(row.sample.completion) for row in rows) / self._settings.minibatches
-        old = self._old_log_probs(useful)
         count = min(self._settings.minibatches, len(useful))
+        old = self._old_log_probs(useful, moves_between=self._settings.epochs * count > 1)
         for _ in range(self._settings.epochs):
             order = torch.randperm(len(useful), generator=self._generator)
             for part in order.tensor_split(count):
                 self._update([useful[at] for at in part.tolist()], [old[at] for at in part.tolist()], tokens=share)
 
-    def _update(self, rows: Sequence[Row], old: Sequence[torch.Tensor], *, tokens: float) -> None:
+    def _counts(self, row: Row) -> bool:
+        """Whether the row has a gradient."""
+        unused = row.old is None and row.advantage < 0 and self._settings.grpo.external == "positive"
+        return row.advantage != 0 and not unused
+
+    def _update(self, rows: Sequence[Row], old: Sequence[torch.Tensor | None], *, tokens: float) -> None:
         samples = [row.sample for row in rows]
+        log_probs = self._policy.log_probs(samples)
+        mask = completion_mask(samples)
+        before = log_probs.detach().clone()
+        for at, values in enumerate(old):
+            if values is not None:
+                before[at, : len(values)] = values
         batch = Batch(
-            old=torch.nn.utils.rnn.pad_sequence(list(old), batch_first=True),
-            mask=completion_mask(samples),
+            old=before,
+            mask=mask,
             advantages=torch.tensor([row.advantage for row in rows]),
             external=torch.tensor([row.old is None for row in rows]),
         )
         self._optimizer.zero_grad(set_to_none=True)
-        loss = grpo_loss(self._policy.log_probs(samples), batch, self._settings.grpo, tokens=tokens)
+        loss = grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
         self._optimizer.step()
 
-    def _old_log_probs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """Those that ratios are taken against, (tokens,) a row: as drawn, or of this policy before the update."""
+    def _old_log_probs(self, rows: Sequence[Row], *, moves_between: bool) -> list[torch.Tensor | None]:
+        """Those that ratios are taken against, (tokens,) a row: as drawn, or of this policy before the first update.
+
+        None for the latter where there is one update only, which computes them anyway.
+        """
         others = [row.sample for row in rows if row.old is None]
-        if others:
+        found: Iterator[torch.Tensor | None] = repeat(None)
+        if others and moves_between:
             with torch.no_grad():
-                found = iter(self._policy.log_probs(others))
-        return [next(found)[: len(row.sample.completion)] if row.old is None else torch.tensor(row.old) for row in rows]
+                logs = self._policy.log_probs(others)
+            found = iter([values[: len(sample.completion)] for values, sample in zip(logs, others, strict=True)])
+        return [next(found) if row.old is None else torch.tensor(row.old) for row in rows]

@@ -11,6 +11,7 @@ from shoal.cli.render import shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.control_client import BytesStatus, RolloutStatus, Status
 from shoal.node.outcome import RoundShared
+from shoal.node.sapo.daemon import AveragingDaemon, RolloutDaemon, daemon_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -34,6 +35,16 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
     assert (config.rollouts, config.local_groups, config.external_groups, config.group_size) == ("sample", 2, 0, 16)
 
 
+def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, "diloco", "char-policy")
+    manifest = parse_manifest(path.read_text())
+    assert (manifest.sync.strategy, manifest.sync.inner_steps) == ("diloco", 8)
+    assert manifest.rollouts is not None
+    config = config_of(RunOptions(manifest=path, external_groups=2))
+    assert daemon_of(config.manifest) is AveragingDaemon
+    assert daemon_of(parse_manifest(write_manifest(tmp_path).read_text())) is RolloutDaemon
+
+
 @pytest.mark.parametrize(
     ("options", "strategy", "workload", "reason"),
     [
@@ -43,6 +54,7 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
         ({"group_size": 4}, "diloco", "text", "--group-size: this swarm's strategy is diloco; leave it out"),
         ({"rollouts": "judge"}, "gossip", "text", "--rollouts: this swarm's strategy is gossip; leave it out"),
         ({}, "rollouts", "regression", "[workload] names a policy, and 'regression' is none"),
+        ({"rollouts": "judge"}, "diloco", "char-policy", "--rollouts judge: this swarm averages its policies too"),
     ],
 )
 def test_option_that_cannot_be_used_is_said_in_one_line(

@@ -27,9 +27,9 @@ STATUS = Status(
     round=7,
     digest="c0ffee",
     members=[
-        MemberStatus(peer_id="12D3A", phase="reduce", tokens_per_s=1234.56),
-        MemberStatus(peer_id="12D3B", phase="missing", tokens_per_s=None),
-        MemberStatus(peer_id="12D3C", phase="training\x1b[2J", tokens_per_s=1.0),
+        MemberStatus(peer_id="12D3A", phase="reduce", tokens_per_s=1234.56, reach="self"),
+        MemberStatus(peer_id="12D3B", phase="missing", tokens_per_s=None, reach="gone"),
+        MemberStatus(peer_id="12D3C", phase="training\x1b[2J", tokens_per_s=1.0, reach="direct"),
     ],
     missing=["12D3B"],
     loss=float("nan"),
@@ -97,10 +97,10 @@ def test_status_json_is_one_document_with_the_documented_keys(
     assert set(document) == {
         *("peer_id", "swarm_id", "addresses", "phase", "term", "round", "digest", "members", "missing", "rollbacks"),
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
-        *("dashboard", "proven", "reachability", "refused"),
+        *("bans", "dashboard", "dashboard_link", "proven", "reachability", "refused"),
     }
-    assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56}
-    assert document["bytes"] == {"sent": 1_500_000, "received": 999}
+    assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
+    assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
     assert document["loss"] is None
     assert err == ""
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,8 @@ from textual.widgets import DataTable, Sparkline, Static, TabbedContent
 
 from shoal.cli.main import execute
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
-from shoal.cli.watch_model import EventTail, Watcher
+from shoal.cli.watch_model import EventTail, Picture, Watcher
+from shoal.node.control_client import BanStatus
 from tests.cli.test_status import STATUS, FakeNode, running
 
 DEADLINE_S = 60.0
@@ -46,10 +48,10 @@ def text(app: WatchApp, name: str) -> str:
 def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
     log(
         tmp_path,
-        {"event": "linked", "peer": "12D3C"},
         {"event": "evaluated", "round": 0, "loss": 8.0, "metric": "bits per byte"},
         {"event": "evaluated", "round": 1, "loss": 4.5, "metric": "bits per byte"},
         {"event": "died", "peer": "12D3KooWxxxxxx4f9aQz"},
+        {"event": "died", "peer": "12D3KooWxxxxxx4f9aQz", "left": True},
         {"event": "failed", "message": "[red]\x1b[2J"},
     )
 
@@ -67,12 +69,16 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
             assert rows == [
                 ["12D3A", "reduce", "1234.6", "this node"],
                 ["12D3B", "missing", "–", "missing"],
-                ["12D3C", "training\\x1b[2J", "1.0", "linked"],
+                ["12D3C", "training\\x1b[2J", "1.0", "directly"],
             ]
             assert app.query_one("#curve", Sparkline).data == [8.0, 4.5]
             assert "8.0000 → 4.5000 bits per byte" in text(app, "#loss-text")
             assert app.picture is not None
-            assert [line[9:] for line in app.picture.faults] == ["died …4f9aQz", "failed: [red]\\x1b[2J"]
+            assert [line[9:] for line in app.picture.faults] == [
+                "gone …4f9aQz",
+                "left in good order: …4f9aQz",
+                "failed: [red]\\x1b[2J",
+            ]
 
     with running(tmp_path, fake()):
         asyncio.run(watch())
@@ -152,3 +158,35 @@ def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> Non
     picture = watcher.look()
     assert picture.status is None
     assert len(picture.faults) == 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"phase": "paused"}, "r goes on"),
+        (
+            {"bans": [BanStatus(peer_id="12D3C", term="0.0", round=5, until=9, evidence="ab")]},
+            "…12D3C is banned until round 9",
+        ),
+        (
+            {"bans": [BanStatus(peer_id="12D3A", term="0.0", round=5, until=None, evidence="ab")]},
+            "has banned this node",
+        ),
+    ],
+)
+def test_watch_says_what_stands_in_the_way(changes: dict[str, Any], expected: str) -> None:
+    picture = Picture(status=msgspec.structs.replace(STATUS, missing=[], **changes))
+    assert any(expected in line for line in picture.advice)
+    assert Picture(status=msgspec.structs.replace(STATUS, missing=[])).advice == ()
+
+
+def test_watch_cuts_names_where_the_terminal_is_narrow(tmp_path: Path) -> None:
+    async def watch() -> None:
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
+        async with app.run_test(size=(60, 24)) as pilot:
+            table = app.query_one("#table", DataTable)
+            await until(pilot, lambda: table.row_count == 3)
+            assert [str(table.get_row_at(line)[0]) for line in range(3)] == ["…12D3A", "…12D3B", "…12D3C"]
+
+    with running(tmp_path, fake()):
+        asyncio.run(watch())

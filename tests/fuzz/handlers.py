@@ -45,6 +45,7 @@ from shoal.swarm.members import Members
 from shoal.swarm.passages import AskPassage, PassageDesk
 from shoal.swarm.rollouts import RolloutExchange
 from shoal.swarm.seal import LaneProposal, encode_handshake
+from shoal.swarm.sightings import SightingDesk, SightingRequest
 from shoal.swarm.streams import MessageStream, RawStream
 from shoal.swarm.varint_frames import VarintFrames
 from tests.collectives.reduce_lab import Mesh, make_plan
@@ -189,9 +190,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     exchange = RolloutExchange(
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
-    desk = AuditDesk(
-        EvidenceShelf(folder, SWARM), lambda root, chunk: None, lambda plan: None, lambda: frozenset({PEER})
-    )
+    desk = AuditDesk(EvidenceShelf(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (desk.serve, audit_messages.AuditRequest),
         "manifest request": (ManifestDesk(host, MANIFEST)._serve, peering.GetManifest),
@@ -224,7 +223,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
 
     async def greet(data: bytes) -> None:
         async with _connection(data) as stream:
-            await lanes._listener._greet(stream)
+            await lanes._listener._greet(stream, "127.0.0.1")
 
     yield Target("lane stranger", (bytes(16) + bytes(160),), greet, ())
 
@@ -269,9 +268,12 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     passages = PassageDesk(host)
     passages.admits = lambda peer: True
     knocks = DialBackDesk(host, lambda peer: True)
+    sightings = SightingDesk(host, call_deadline_s=0.01)
+    sightings.admits = lambda peer: True
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "passage": (passages._serve, AskPassage),
         "dial back": (knocks._serve, AskDialBack),
+        "sighting": (sightings._serve, SightingRequest),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng))
@@ -289,7 +291,7 @@ def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
     """What is brought against others, and what is asked about it."""
     shelf = EvidenceShelf(folder, SWARM)
     shelf.load()
-    desk = AuditDesk(shelf, lambda root, chunk: None, lambda plan: None, lambda: frozenset({PEER}))
+    desk = AuditDesk(shelf, lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     asked = tuple(wire.canonical(one) for one in examples(AuditRequest, rng, 8))
     yield Target("audit", asked, on_stream(desk.serve), FOREIGN)
     brought = tuple(pack(_of_this_swarm(one), rng.randbytes(40)) for one in examples(Evidence, rng, 24))

@@ -52,6 +52,7 @@ COVERS = {
     "kademlia": ("swarm.kademlia:Kademlia._serve",),
     "passage": ("swarm.passages:PassageDesk._serve",),
     "dial back": ("swarm.dial_back:DialBackDesk._serve",),
+    "sighting": ("swarm.sightings:SightingDesk._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "control reply": ("node.control_client:_parse_reply",),
     "trainer command": ("node.trainer_messages:unpack_command",),
@@ -78,7 +79,9 @@ OF_ITS_OWN = {
     "node.sapo.sandbox_process:main",
     "node.store:Store.certificates",
     "node.tensor_files:TensorFile.__init__",
+    "node.work_audit:_ask",
     "node.work_file:read_account",
+    "node.work_process:main",
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {

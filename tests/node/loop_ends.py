@@ -31,6 +31,7 @@ from shoal.node.trainer_messages import (
     Initial,
     Layout,
     Progress,
+    SyncSettings,
     Train,
     WriteInitial,
 )
@@ -122,8 +123,17 @@ class StandIn:
 class Ends:
     """A context: the trainer listens in `folder`, and `script` speaks for the daemon. Ends when the script has."""
 
-    def __init__(self, folder: Path, script: Script, *, known: Layout | None = None, patience_s: float | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        script: Script,
+        *,
+        known: Layout | None = None,
+        patience_s: float | None = None,
+        sync: SyncSettings | None = None,
+    ):
         self.folder = folder
+        self._spec = TrainerSpec(workload="own-loop", sync=sync or SyncSettings())
         self._script = script
         self._known = known
         self._patience_s = patience_s
@@ -161,7 +171,7 @@ class Ends:
     async def _main(self) -> None:
         path = self.folder / TRAINER_SOCKET_NAME
         trainer = ExternalTrainer(
-            TrainerSpec(workload="own-loop"),
+            self._spec,
             peer_id=PEER,
             path=lambda: path,
             known=lambda: self._known,

@@ -125,6 +125,9 @@ def test_a_gpu_that_torch_cannot_use_is_found(monkeypatch: pytest.MonkeyPatch) -
     )
     assert doctor.device(used).detail == "cuda NVIDIA H200, 139 GB; NVIDIA H200, 570.86; torch 2.13.0"
     assert not doctor.device(TrialReport(error="No module named torch")).ok
+    busy = doctor.device(TrialReport(error="it took more than 14 s"))
+    assert busy.ok
+    assert "--trial" in busy.remedy
 
 
 def test_who_may_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

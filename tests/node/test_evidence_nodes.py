@@ -8,29 +8,36 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.node.control_client import request
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.manifest_audit import AuditSection
 from tests.node import lab
 from tests.node.lab import Swarm, assert_one_line, shoal
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
+TWO_TONGUED_NODE = Path(__file__).with_name("two_tongued_node.py")
+
+
+def started_as(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the node of that folder run by a script that lies."""
+    honest_command = lab.command
+
+    def command(*arguments: str) -> list[str]:
+        lies = str(folder) in arguments
+        return [sys.executable, str(script), *arguments] if lies else honest_command(*arguments)
+
+    monkeypatch.setattr(lab, "command", command)
 
 
 @pytest.mark.long
 def test_owner_of_wrong_sums_is_proven_by_an_audit_and_banned_within_five_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest_command = lab.command
     with Swarm(tmp_path, nodes=3) as swarm:
         swarm.manifest = msgspec.structs.replace(swarm.manifest, audit=AuditSection(chunks=9, share=1.0))
         swarm.manifest_path.write_text(render_manifest(swarm.manifest))
         *honest, liar = swarm.nodes
-
-        def command(*arguments: str) -> list[str]:
-            lies = str(liar.folder) in arguments
-            return [sys.executable, str(LYING_NODE), *arguments] if lies else honest_command(*arguments)
-
-        monkeypatch.setattr(lab, "command", command)
+        started_as(LYING_NODE, liar.folder, monkeypatch)
         swarm.start_together()
         for node in honest:
             proof = node.wait("evidence")
@@ -40,14 +47,40 @@ def test_owner_of_wrong_sums_is_proven_by_an_audit_and_banned_within_five_rounds
             assert ban["round"] <= 5
             after = node.certified(ban["round"] + 1)
             assert sorted(after["members"]) == sorted(one.peer_id for one in honest)
+            (shown,) = request(node.folder, "status")["bans"]  # type: ignore[misc]
+            assert shown == {
+                "peer_id": liar.peer_id,
+                "term": "0.0",
+                "round": ban["round"],
+                "until": None,
+                "evidence": ban["evidence"][0],
+            }
         files = sorted((honest[0].folder / "evidence").iterdir())
         assert files
         manifest = str(swarm.manifest_path)
-        shown = shoal("evidence", *map(str, files), "--manifest", manifest)
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout.count(liar.peer_id) == len(files)
+        told = shoal("evidence", *map(str, files), "--manifest", manifest)
+        assert told.returncode == 0, told.stderr
+        assert told.stdout.count(liar.peer_id) == len(files)
         altered = tmp_path / "altered"
         altered.write_bytes(files[0].read_bytes()[:-1] + b"\0\0")
         refused = shoal("evidence", str(altered), "--manifest", manifest)
         assert refused.returncode == 1
         assert_one_line(refused.stderr, "altered")
+
+
+@pytest.mark.long
+def test_who_tells_its_norm_in_two_ways_is_proven_when_members_dispute_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members refuse plans that clip otherwise than they heard; no liar may keep rounds from going on by that."""
+    with Swarm(tmp_path, nodes=4) as swarm:
+        assert swarm.manifest.sync.norm_clip
+        *honest, liar = swarm.nodes
+        started_as(TWO_TONGUED_NODE, liar.folder, monkeypatch)
+        swarm.start_together()
+        for node in honest:
+            proof = node.wait("evidence")
+            assert (proof["peer"], proof["kind"]) == (liar.peer_id, "doublecommitment")
+            ban = node.wait("banned")
+            after = node.certified(ban["round"] + 2)
+            assert sorted(after["members"]) == sorted(one.peer_id for one in honest)

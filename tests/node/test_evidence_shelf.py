@@ -10,20 +10,24 @@ from shoal.node import evidence_shelf
 from shoal.node.audit_exchange import AuditDesk
 from shoal.node.evidence_shelf import EvidenceShelf
 from shoal.protocol.audit_messages import (
-    PART_LIMIT_BYTES,
+    COMMITMENTS_LIMIT,
+    AuditAnswer,
+    Commitments,
     EvidenceHeld,
-    GetContribution,
+    GetCommitments,
     GetEvidence,
     GetStatements,
     Part,
     StatementsPart,
 )
 from shoal.protocol.certificate import genesis
+from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import DoubleVote, digest_of, pack
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, vote_preimage
 from shoal.protocol.peering import Refusal
+from shoal.protocol.wire import canonical, decode
 from tests.collectives.reduce_lab import Mesh, encode, make_plan
 from tests.protocol.lab import value_of
 
@@ -103,7 +107,7 @@ def test_shelf_is_bounded_per_peer_and_altogether(tmp_path: Path, monkeypatch: p
     assert len(list((tmp_path / "evidence").iterdir())) == 4
 
 
-def test_desk_shows_evidence_in_parts_and_no_contribution_of_the_round_under_way(tmp_path: Path) -> None:
+def test_desk_shows_evidence_in_parts_and_what_owners_stated(tmp_path: Path) -> None:
     shelf, data = shelf_in(tmp_path), double_vote(LIARS[0])
     shelf.put(data)
     encoded = [encode(n, "fp32") for n in range(2)]
@@ -112,12 +116,7 @@ def test_desk_shows_evidence_in_parts_and_no_contribution_of_the_round_under_way
     mesh.start()
     mesh.run(0)
     finals = mesh.finals()[0]
-    past = encoded[0].root
-
-    def contribution(root: bytes, chunk: int) -> memoryview | None:
-        return encoded[0].payload(chunk) if root == past and chunk < 5 else None
-
-    desk = AuditDesk(shelf, contribution, lambda h: finals if h == plan.hash else None, frozenset)
+    desk = AuditDesk(shelf, lambda h: finals if h == plan.hash else None, lambda base: (), frozenset)
     held = desk.answer(EvidenceHeld(charges=()))
     assert isinstance(held, EvidenceHeld)
     assert [(charge.digest, charge.peer, charge.round) for charge in held.charges] == [
@@ -126,10 +125,29 @@ def test_desk_shows_evidence_in_parts_and_no_contribution_of_the_round_under_way
     assert desk.answer(GetEvidence(digest=digest_of(data), offset=7)) == Part(total=len(data), data=data[7:])
     assert desk.answer(GetEvidence(digest=digest_of(data), offset=1 << 40)) == Part(total=len(data), data=b"")
     assert isinstance(desk.answer(GetEvidence(digest=bytes(32))), Refusal)
-    payload = bytes(encoded[0].payload(1))
-    assert desk.answer(GetContribution(root=past, chunk=1)) == Part(total=len(payload), data=payload[:PART_LIMIT_BYTES])
-    assert isinstance(desk.answer(GetContribution(root=encoded[1].root, chunk=1)), Refusal)
     stated = desk.answer(GetStatements(plan=plan.hash, first=1))
     assert isinstance(stated, StatementsPart)
     assert [one.result for one in stated.statements] == [final.result for final in finals.chunks[1:]]
     assert isinstance(desk.answer(GetStatements(plan=bytes(32))), Refusal)
+
+
+def test_desk_shows_what_was_committed_to_in_a_round(tmp_path: Path) -> None:
+    commitment = Commitment(
+        peer=LIARS[0].peer_id,
+        base=START.hash,
+        life=domain_hash("life"),
+        root=domain_hash("root"),
+        seal=domain_hash("seal"),
+        squares=domain_hash("squares"),
+        codec="int8",
+        numel=10,
+        chunk_values=5,
+        signature=bytes(64),
+    )
+    heard = {commitment.base: [commitment] * (COMMITMENTS_LIMIT + 1)}
+    desk = AuditDesk(shelf_in(tmp_path), lambda plan: None, lambda base: heard.get(base, []), frozenset)
+    shown = desk.answer(GetCommitments(base=commitment.base))
+    assert isinstance(shown, Commitments)
+    assert shown.commitments == (commitment,) * COMMITMENTS_LIMIT
+    assert decode(canonical(shown), AuditAnswer) == shown  # type: ignore[arg-type]
+    assert desk.answer(GetCommitments(base=bytes(32))) == Commitments(commitments=())

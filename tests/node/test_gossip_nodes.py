@@ -67,6 +67,8 @@ def test_a_node_goes_on_from_its_disk_after_a_death_and_a_newcomer_from_a_peers_
         swarm.nodes.append(joiner)
         went_on = other.wait("caught_up")["round"]
         assert 0 < went_on <= died_at  # from its own disk: the other is further by now
+        took_up = other.wait("resumed")
+        assert (took_up["refused"], took_up["round"] > 0) == ("", True)  # the moments of its optimizer
         assert joiner.wait("caught_up")["round"] > 0
         for late in (other, joiner):
             assert late.wait("stepped", partner=one.peer_id)["round"] > died_at  # its clock is the others' again

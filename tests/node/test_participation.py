@@ -156,9 +156,9 @@ def test_another_term_trains_on_other_data() -> None:
     ledger.go_back(2)
     after = ledger.chain.head
     assert (before.next_round, after.next_round, after.next_term) == (3, 3, Term(0, 1))
-    seeds = {desk._assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
+    seeds = {desk.assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
     assert len(seeds) == 2 * len(ledger.peers)
-    assert desk._assignment(before, ledger.peers[0]).seed == 7
+    assert desk.assignment(before, ledger.peers[0]).seed == 7
 
 
 @pytest.mark.parametrize(("missed", "kept"), [(0, True), (2, True), (3, False), (40, False)])

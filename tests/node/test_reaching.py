@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,10 @@ import trio
 from shoal.node import reaching
 from shoal.node.events import EventLog
 from shoal.node.outcome import Notice
+from shoal.node.port_mapping import PortMapping
 from shoal.node.reaching import RELAY, Reaching, stranded_text
 from shoal.protocol.address import parse_address
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.records import NodeRecord
 from shoal.swarm import networks
@@ -27,6 +30,8 @@ from shoal.swarm.circuit_address import format_circuit
 from shoal.swarm.host import Host
 from shoal.swarm.lanes import LanePool
 from shoal.swarm.members import Change
+from shoal.swarm.passages import ask_passage
+from tests.node.test_port_mapping import Router, router
 from tests.swarm.lane_net import RecordingSink
 
 WAIT_S = 60.0
@@ -36,7 +41,15 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 class Member:
     """A node as far as reaching goes. `links` are the connected members, and `records` what they say of themselves."""
 
-    def __init__(self, folder: Path, swarm: dict[PeerId, Member], *, relay: bool = True, reached: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        swarm: dict[PeerId, Member],
+        *,
+        relay: bool = True,
+        reached: bool = True,
+        port_mapping: bool = False,
+    ) -> None:
         identity = Identity.generate()
         self.host = Host(identity=identity, listen=LOOPBACK)
         self.lanes = LanePool(
@@ -50,7 +63,7 @@ class Member:
         self._swarm = swarm
         self.links = SimpleNamespace(linked=self.host.connected)
         self.members = SimpleNamespace(record_of=self.record_of, announce=lambda: None)
-        self.config = SimpleNamespace(relay=relay, port_mapping=False, max_upload=None)
+        self.config = SimpleNamespace(relay=relay, port_mapping=port_mapping, max_upload=None)
         self.events = EventLog(folder / f"{self.host.peer_id}.jsonl")
         daemon: Any = self
         self.reaching = Reaching(daemon)
@@ -130,7 +143,7 @@ def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path) -> None:
+def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with swarm_of(tmp_path, {}, {"reached": False}) as ((public, hidden), scopes):
             assert (public.reaching.reachability, hidden.reaching.reachability) == ("unknown", "unknown")
@@ -144,6 +157,9 @@ def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path) -
             assert hidden.reaching.control_addresses == (through,)
             assert (hidden.reaching.proven, hidden.reaching.capabilities) == ((), ())
             assert not hidden.reaching.is_reached()
+            with monkeypatch.context() as also_inside:
+                also_inside.setattr(hidden.reaching, "_lane_addresses", ("127.0.0.1:4002", "10.1.2.3:4002"))
+                assert hidden.reaching.lane_addresses == ("10.1.2.3:4002",), "nobody came through at the other"
             assert hidden.reaching.addresses_of(public.host.peer_id) == public.lanes.addresses
             assert list(hidden.reaching.relays(hidden.host.peer_id)) == [public.host.peer_id]
             scopes[0].cancel()
@@ -162,11 +178,29 @@ def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -> None
         async with swarm_of(tmp_path, {"relay": False}, {"reached": False}) as ((public, hidden), _):
             await until(lambda: public.reaching.reachability == "public" and len(hidden.reaching._evidence) == 1)
             assert public.reaching.capabilities == ()
-            assert public.host.relay.admits is None
+            admits = (public.host.relay.admits, public.reaching.passages.admits, public.reaching.sightings.admits)
+            assert admits == (None, None, None)
+            with pytest.raises(NetworkError, match="passes no lanes on"):
+                await ask_passage(hidden.host, public.host.peer_id, public.host.peer_id)
             await until(lambda: hidden.notices != [])
             assert hidden.reaching.reachability == "unknown"
 
     run(main)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(device: Router) -> None:
+        monkeypatch.setattr(reaching, "PortMapping", partial(PortMapping, description_url=device.url))
+        async with swarm_of(tmp_path, {}, {"reached": False, "port_mapping": True}) as ((_, hidden), scopes):
+            await until(lambda: hidden.reaching._mapping is not None and len(device.mapped) == 2)
+            internal = {port for port, _ in device.mapped.values()}
+            assert internal == {hidden.reaching._control_port(), hidden.reaching._lane_port()}
+            scopes[1].cancel()
+            await until(lambda: device.mapped == {})
+
+    with router() as device:
+        run(partial(main, device))
 
 
 def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay(tmp_path: Path) -> None:

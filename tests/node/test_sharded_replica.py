@@ -223,8 +223,9 @@ def test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed(tmp_path
 
 @pytest.mark.long
 def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_path: Path) -> None:
-    """One process' by three, with batches in parts; theirs by one."""
+    """One process' by three, with batches in parts; theirs by one. A buffer that is no longer as built is in it."""
     single = Single()
+    single.replica.model.get_buffer("scale").fill_(1.5)
     path, back = tmp_path / "one", tmp_path / "three"
     single.snapshot(path)
     expected = single.second()

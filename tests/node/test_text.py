@@ -138,7 +138,14 @@ def test_windows_of_members_are_disjoint_and_complete(round_: int) -> None:
     assert sorted(itertools.chain(*dealt)) == list(range(30))
 
 
-def test_windows_of_an_outsider_are_its_own_shuffle() -> None:
+def test_windows_of_outsiders_are_no_members_and_no_other_outsiders_while_there_are_any() -> None:
+    """Of 1000 windows three members read 100 each, and two outsiders, of neighbouring lanes, ten each."""
+    members = [set(itertools.islice(deal_windows(1000, share(member)), 100)) for member in range(3)]
+    outside = [set(itertools.islice(deal_windows(1000, share(member)), 10)) for member in (3, 4)]
+    assert len(set().union(*members, *outside)) == 3 * 100 + 2 * 10
+
+
+def test_windows_of_an_outsider_are_all_of_them_in_an_order_of_its_own() -> None:
     dealt = [list(itertools.islice(deal_windows(30, share(m)), 30)) for m in (3, 4, 1 << 20)]
     assert all(sorted(windows) == list(range(30)) for windows in dealt)
     assert dealt[0] != dealt[1] != dealt[2]

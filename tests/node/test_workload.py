@@ -89,6 +89,13 @@ def test_import_error_carries_its_cause(own_module: str) -> None:
     assert "cannot be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'" in text
 
 
+def test_a_module_that_is_not_there_is_one_line_without_a_cause() -> None:
+    for name in ("shoal_test_no_such:Own", "shoal_test_no_such.inner:Own"):
+        with pytest.raises(ConfigError, match="there is no module 'shoal_test_no_such'; start this where") as caught:
+            load_workload(name, {}, None)
+        assert caught.value.__cause__ is None  # so the trainer sends no traceback
+
+
 def test_missing_class_is_answered_with_the_nearest(own_module: str) -> None:
     assert "has no class 'Owm', did you mean 'Own'?" in complaint(f"{own_module}:Owm")
 

@@ -40,9 +40,10 @@ class UnevenModel(torch.nn.Module):
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.unused = torch.nn.Parameter(torch.ones(1))
         self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("scale", torch.ones(1))
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(symbols) * self.frozen.mean()
+        x = self.embedding(symbols) * self.frozen.mean() * self.scale
         for block in self.blocks:
             x = block(x)
         if self.training:

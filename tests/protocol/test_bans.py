@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -9,12 +11,16 @@ from shoal.protocol.agreement import Agreement, Broadcast, Decided
 from shoal.protocol.bans import NeedEvidence, Register, may_ban, named, with_bans
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
+from shoal.protocol.effects import CloseOff, StartReduce
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import validate_manifest
 from shoal.protocol.messages import Ban, Certificate, Propose, Term, Value, Vote, domain_hash
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from tests.protocol.lab import honest_report, plan_hash, value_of, vote_of
+from tests.protocol.test_round import contribution, machines_of
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
 PEERS = [one.peer_id for one in IDENTITIES]
@@ -164,3 +170,51 @@ def test_ban_is_rebuilt_from_the_entries_alone() -> None:
     register.follow(value, pardons=False)
     assert register.banned(6).keys() == {LIAR}
     assert register.banned(7) == {}
+
+
+# -- what a round makes of it --------------------------------------------------------------------------------
+
+
+def lead_and_rest(count: int) -> tuple[RoundMachine, list[RoundMachine]]:
+    """The first round of so many members; the lead comes apart."""
+    _, machines = machines_of(count)
+    leader = next(machine for machine in machines if machine.me == machine.agreement.lead(0))
+    return leader, [machine for machine in machines if machine is not leader]
+
+
+def planned_by(leader: RoundMachine, others: Sequence[RoundMachine]) -> set[PeerId]:
+    """Who is in the plan that the lead makes once all have announced their contributions to it."""
+    effects = leader.ready(contribution(leader), 1.0)
+    for other in others:
+        effects += leader.receive(other.me, contribution(other), 1.0)
+    (plan,) = [effect.plan for effect in effects if isinstance(effect, StartReduce)]
+    return {participant.peer for participant in plan.participants}
+
+
+def test_who_is_proven_to_lie_is_not_planned_where_the_rest_are_a_quorum() -> None:
+    leader, (liar, *rest) = lead_and_rest(4)
+    leader.proven(PROOF, liar.me, 0.5)
+    assert planned_by(leader, [liar, *rest]) == {leader.me, *(one.me for one in rest)}
+
+
+def test_who_is_proven_to_lie_is_planned_where_there_is_no_quorum_without() -> None:
+    leader, (liar, _) = lead_and_rest(3)
+    leader.peers_alive([leader.me, liar.me], 0.4)
+    leader.proven(PROOF, liar.me, 0.5)
+    assert planned_by(leader, [liar]) == {leader.me, liar.me}
+
+
+def test_who_is_proven_to_lie_during_a_reduction_is_evicted_from_it() -> None:
+    leader, (liar, *rest) = lead_and_rest(4)
+    assert liar.me in planned_by(leader, [liar, *rest])
+    effects = [*leader.proven(PROOF, liar.me, 2.0), *leader.tick(3.0)]
+    assert {effect.evicted for effect in effects if isinstance(effect, CloseOff)} == {frozenset({liar.me})}
+
+
+def test_what_the_banned_announce_is_not_listened_to() -> None:
+    gathering = Gathering(members=PEERS, returners=(), state=START.digest, banned=[LIAR])
+    announced = contribution(lead_and_rest(2)[0], state=START.digest)
+    for peer in (LIAR, PEERS[0]):
+        gathering.receive(peer, announced)
+    assert set(gathering.candidates(PEERS, ())) == {PEERS[0]}
+    assert LIAR not in gathering.returners

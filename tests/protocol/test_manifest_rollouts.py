@@ -35,6 +35,14 @@ def test_swarms_without_rollouts_have_no_such_section() -> None:
     assert "\n[rollouts]\n" not in render_manifest(manifest)
 
 
+def test_with_diloco_the_section_means_both_and_sync_is_free() -> None:
+    manifest = parse_manifest(MINIMAL + "outer_lr = 0.5\n" + TASKS)
+    assert (manifest.sync.strategy, manifest.sync.outer_lr) == ("diloco", 0.5)
+    assert manifest.rollouts is not None
+    assert parse_manifest(render_manifest(manifest)) == manifest
+    assert manifest.swarm_id != parse_manifest(MINIMAL + "outer_lr = 0.5\n").swarm_id
+
+
 CHANGES: list[dict[str, object]] = [
     {"tasks": [TaskEntry(family="bf", weight=2)]},
     {"tasks": [TaskEntry(family="bf", config="easy")]},
@@ -46,6 +54,7 @@ CHANGES: list[dict[str, object]] = [
     {"temperature": 0.5},
     {"completion_tokens": 100},
     {"staleness_rounds": 0},
+    {"adaptive": True},
     {"sampling": "weighted"},
     {"external_terms": "naive"},
 ]
@@ -66,7 +75,10 @@ def test_every_key_of_the_section_is_agreed() -> None:
     ("text", "reason"),
     [
         (SHARING, 'strategy = "rollouts" needs a section [rollouts]'),
-        (MINIMAL + TASKS, '[rollouts] has a meaning with strategy = "rollouts" only'),
+        (
+            MINIMAL + 'strategy = "gossip"\n' + TASKS,
+            '[rollouts] has a meaning with strategy = "rollouts", or "diloco" to average the policies too',
+        ),
         (SHARING + "codec = 'int4'\n" + TASKS, 'codec has no meaning with strategy = "rollouts"'),
         (SHARING + "inner_steps = 2\n" + TASKS, 'inner_steps has no meaning with strategy = "rollouts"'),
         (SHARING + "norm_clip = true\n" + TASKS, 'norm_clip has no meaning with strategy = "rollouts"'),

@@ -15,17 +15,19 @@ from hypothesis import strategies as st
 from shoal.protocol.effects import StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import CLIP_UNIT, SQUARES_LIMIT, OwnedRange, Plan, Ready
+from shoal.protocol.messages import CLIP_UNIT, SQUARES_LIMIT, OwnedRange, Plan, Ready, domain_hash
 from shoal.protocol.planning import (
     CONTRIBUTOR,
     OBSERVER,
     TRAINING,
     PlanSeat,
     RoundSettings,
+    check_norms,
     check_plan,
     make_plan,
     norm_clips,
 )
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.wire import canonical, decode
 from tests.protocol import round_lab
 from tests.protocol.round_lab import deal_evenly
@@ -196,7 +198,8 @@ def test_round_is_planned_with_clips_and_a_revision_keeps_them(monkeypatch: pyte
     revised = msgspec.structs.replace(
         plan, attempt=1, origin=plan.hash, evicted=(gone.peer,), owners=(OwnedRange(place, 0, plan.chunks),)
     )
-    other = msgspec.structs.replace(revised, clips=(65536,) * 3)
+    member._gathering.forget(gone.peer)  # of whom nothing is known may be clipped to anything, but not otherwise now
+    other = msgspec.structs.replace(revised, clips=tuple(7 if p == gone else clips[p.peer] for p in plan.participants))
     with pytest.raises(RemoteError, match="revised plan with other participants"):
         member.receive(plan.planner, other, 1.2)
     member.receive(plan.planner, revised, 1.2)
@@ -221,3 +224,95 @@ def test_clips_that_are_too_large_or_not_one_for_each_are_refused_on_arrival(cli
     assert decode(canonical(plain | {"clips": [65536, 0]}), Plan).clips == (65536, 0)
     with pytest.raises(RemoteError):
         decode(canonical(plain | {"clips": clips}), Plan)
+
+
+# -- what members hold against a plan ------------------------------------------------------------------------
+
+
+def squares_of(readies: dict[PeerId, Ready], *known: int) -> dict[PeerId, tuple[float, ...]]:
+    return {PEERS[number]: readies[PEERS[number]].squares for number in known}
+
+
+@pytest.mark.parametrize("known", [(), (1,), (0, 3), (0, 1, 2, 3)])
+def test_right_clips_are_taken_whatever_is_known(known: tuple[int, ...]) -> None:
+    readies = readies_of(2.0, 1.0, 16.0, 4.0)
+    check_norms(plan_of(readies), LEAD, squares_of(readies, *known))
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=5), st.data())
+def test_clips_of_an_honest_lead_are_never_refused(norms: list[float], data: st.DataObject) -> None:
+    readies = readies_of(*norms)
+    known = data.draw(st.lists(st.integers(0, len(norms) - 1), unique=True))
+    check_norms(plan_of(readies), LEAD, squares_of(readies, *known))
+
+
+@pytest.mark.parametrize(
+    ("false", "known", "victim"),
+    [
+        ({3: 65535}, (0, 1, 2, 3), 3),  # of the median norm, by the least there is
+        ({2: 65536}, (0, 1, 2, 3), 2),  # a favourite that is left whole
+        ({0: 32768}, (0, 1, 2, 3), 0),
+        ({2: 8300}, (0, 1, 2), 2),  # the median lies between 1 and 2 whatever the fourth norm is: 4096 to 8192
+        ({2: 4000}, (0, 1, 2), 2),
+        ({0: 32000}, (0, 1, 2), 0),
+    ],
+)
+def test_false_clip_is_refused_with_its_reason(false: dict[int, int], known: tuple[int, ...], victim: int) -> None:
+    readies = readies_of(2.0, 1.0, 16.0, 2.0)
+    plan = plan_of(readies)
+    assert plan.clips == (65536, 65536, 8192, 65536)
+    clips = tuple(false.get(place, clip) for place, clip in enumerate((65536, 65536, 8192, 65536)))
+    with pytest.raises(RemoteError, match=f"clips {PEERS[victim]} to {clips[victim]} of 65536") as error:
+        check_norms(msgspec.structs.replace(plan, clips=clips), LEAD, squares_of(readies, *known))
+    assert error.value.peer == LEAD
+
+
+def test_who_told_no_norms_may_not_be_counted() -> None:
+    readies = readies_of(2.0, 1.0, 4.0)
+    known = squares_of(readies, 0, 1, 2) | {PEERS[1]: (1.0,)}
+    with pytest.raises(RemoteError, match=f"counts {PEERS[1]}, which told no norm"):
+        check_norms(plan_of(readies), LEAD, known)
+
+
+def heard_by_member(monkeypatch: pytest.MonkeyPatch) -> tuple[RoundMachine, Plan]:
+    """A member that heard the announcements of all, and an honest plan over them that has not reached it."""
+    monkeypatch.setattr(round_lab, "SETTINGS", replace(round_lab.SETTINGS, norm_clip=True))
+    _, machines = machines_of(3)
+    readies = [contribution(machine, squares=(4.0**number,) * 10) for number, machine in enumerate(machines)]
+    effects = []
+    for sender, announced in zip(machines, readies, strict=True):
+        effects += sender.ready(announced, 1.0)
+        for machine in machines:
+            if machine is not sender:
+                effects += machine.receive(sender.me, announced, 1.0)
+    (plan,) = [effect.plan for effect in effects if isinstance(effect, StartReduce)]
+    return next(machine for machine in machines if machine.me != plan.planner), plan
+
+
+def test_member_refuses_a_plan_with_a_false_clip_and_takes_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    member, plan = heard_by_member(monkeypatch)
+    assert isinstance(plan.clips, tuple)
+    least = min(plan.clips)
+    clips = tuple(clip if clip != least else clip - 1 for clip in plan.clips)
+    with pytest.raises(RemoteError, match="by the norms that were announced"):
+        member.receive(plan.planner, msgspec.structs.replace(plan, clips=clips), 1.1)
+    assert member.plan is None
+    assert StartReduce(plan) in member.receive(plan.planner, plan, 1.2)
+
+
+def test_what_a_proven_liar_told_or_a_restarted_node_tells_is_held_against_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A contributor that tells its norm in two ways must not keep an honest lead's plan from being followed."""
+    member, plan = heard_by_member(monkeypatch)
+    liar = next(p for p in plan.participants if p.peer not in (member.me, plan.planner))
+    told = member._gathering.get(liar.peer)
+    assert told is not None
+    member._gathering._readies[liar.peer] = msgspec.structs.replace(told, squares=(4.0**5,) * 10)
+    with pytest.raises(RemoteError, match="by the norms that were announced"):
+        member.receive(plan.planner, plan, 1.1)
+    member._gathering._readies[liar.peer] = msgspec.structs.replace(told, squares=(4.0**5,) * 10, life=domain_hash("2"))
+    assert liar.peer not in member._gathering.squares(plan)
+    member._gathering._readies[liar.peer] = msgspec.structs.replace(told, squares=(4.0**5,) * 10)
+    member.proven(domain_hash("evidence"), liar.peer, 1.2)
+    assert StartReduce(plan) in member.receive(plan.planner, plan, 1.3)

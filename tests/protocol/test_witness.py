@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
+import pytest
 
 from shoal.protocol.certificate import genesis
 from shoal.protocol.commitments import committed
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import DoubleCommitment, DoubleVote
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Propose, Ready, Value, domain_hash
-from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
+from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
 from shoal.protocol.witness import LIVES_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import plan_hash, value_of, vote_of
+from tests.protocol.round_lab import deal_evenly
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)
 LIAR, LEAD = IDENTITIES[0], IDENTITIES[1].peer_id
@@ -30,7 +35,7 @@ def proposal(value: Value) -> Propose:
     return Propose(term=value.term, round=value.round, base=value.base, view=0, value=value)
 
 
-def announced(root: str, *, life: str = "life") -> Ready:
+def announced(root: str, *, life: str = "life", squares: tuple[float, ...] = (1.0, 2.0)) -> Ready:
     ready = Ready(
         term=START.next_term,
         round=1,
@@ -38,7 +43,7 @@ def announced(root: str, *, life: str = "life") -> Ready:
         role=CONTRIBUTOR,
         state=START.digest,
         root=domain_hash(root),
-        squares=(1.0, 2.0),
+        squares=squares,
         tokens=1,
         upload=0,
         download=0,
@@ -84,6 +89,48 @@ def test_two_commitments_in_one_life_are_proven_and_in_two_are_not() -> None:
     assert isinstance(evidence, DoubleCommitment)
     evidence.check_words()
     assert evidence.accused == peer
+
+
+def test_two_norms_of_one_contribution_are_proven_whoever_heard_which() -> None:
+    """Who tells some members one norm and others another could have them refuse each other's plans."""
+    here, there, peer = witness(), witness(), LIAR.peer_id
+    assert here.hear(peer, announced("one")) == []
+    assert there.hear(peer, announced("one", squares=(1.0, 5.0))) == []
+    (heard,) = there.commitments(START.hash)
+    (evidence,) = here.hear_commitments(START.hash, [heard])
+    assert isinstance(evidence, DoubleCommitment)
+    evidence.check_words()
+    assert evidence.accused == peer
+    assert here.hear(peer, announced("one", squares=(1.0, 5.0))) == [evidence]
+    assert there.hear_commitments(START.hash, there.commitments(START.hash)) == []
+    with pytest.raises(RemoteError, match="agree, or in another order"):
+        msgspec.structs.replace(evidence, commitments=evidence.commitments[::-1]).check_words()
+    with pytest.raises(RemoteError, match="agree, or in another order"):
+        msgspec.structs.replace(evidence, commitments=(heard, heard)).check_words()
+
+
+def test_what_others_heard_of_a_contributor_is_not_taken_for_what_it_said_here() -> None:
+    here, there = witness(), witness()
+    there.hear(LIAR.peer_id, announced("one"))
+    assert here.hear_commitments(START.hash, there.commitments(START.hash)) == []
+    assert here.commitments(START.hash) == []
+
+
+def test_plan_that_clips_otherwise_than_was_heard_is_disputed() -> None:
+    clipping = replace(SETTINGS, norm_clip=True)
+    seen = Witness()
+    seen.begin(START, clipping)
+    readies = {}
+    for number, one in enumerate(IDENTITIES):
+        ready = announced(str(number), squares=(4.0**number, 0.0))
+        readies[one.peer_id] = committed(one, ready, clipping)
+        seen.hear(one.peer_id, readies[one.peer_id])
+    seat = PlanSeat(view=0, attempt=0, planner=LEAD, evicted=())
+    plan = make_plan(START, seat, readies, weightless=(), settings=clipping, deal=deal_evenly)
+    assert plan.clips == (65536, 65536, 32768)
+    assert not seen.disputes(plan)
+    assert seen.disputes(msgspec.structs.replace(plan, clips=(65536, 65536, 65536)))
+    assert not seen.disputes(msgspec.structs.replace(plan, base=domain_hash("another round"), clips=(1, 65536, 1)))
 
 
 def test_one_root_of_two_peers_is_noticed() -> None:

@@ -10,10 +10,12 @@ import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm import circuits
 from shoal.swarm.circuit_address import CircuitAddress, format_circuit, parse_any
 from shoal.swarm.circuit_relay import CircuitLimits
 from shoal.swarm.circuits import HOP_PROTOCOL
 from shoal.swarm.host import Host, NotReached
+from shoal.swarm.limits import Door, Reason
 from shoal.swarm.streams import MessageStream
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
@@ -172,7 +174,7 @@ def test_relay_serves_whom_it_admits_while_it_offers() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [CircuitLimits(circuit_bytes=20_000), CircuitLimits(circuit_s=1.0)], ids=["bytes", "time"]
+    "limits", [CircuitLimits(circuit_bytes=600_000), CircuitLimits(circuit_s=1.0)], ids=["bytes", "time"]
 )
 def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> None:
     async def main() -> None:
@@ -180,11 +182,24 @@ def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> 
             await bob.circuits.reserve(relay.peer_id)
             with contextlib.suppress(NetworkError):  # where time is short, the handshake may be cut already
                 await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-                while True:
-                    await alice.request(bob.peer_id, ECHO, bytes(4096), deadline_s=WAIT_S)
+                for _ in range(1000):
+                    await alice.request(bob.peer_id, ECHO, bytes(40_000), deadline_s=WAIT_S)
             await until(lambda: bob.peer_id not in alice.connected() and alice.peer_id not in bob.connected())
             await until(lambda: relay.relay.circuits == 0)
             assert 0 < relay.relay.bytes_passed <= limits.circuit_bytes + 2 * (64 << 10)
+
+    run(main)
+
+
+def test_reservation_ends_unless_it_is_asked_for_again() -> None:
+    async def main() -> None:
+        async with hosts(3, CircuitLimits(reservation_s=0.3)) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {bob.peer_id}
+            await until(lambda: relay.relay.reservations == frozenset())
+            with pytest.raises(NetworkError, match="204"):
+                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 0
 
     run(main)
 
@@ -196,7 +211,59 @@ def test_circuits_of_one_peer_are_bounded() -> None:
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
             with pytest.raises(NetworkError, match="201"):
                 await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            await carol.circuits.reserve(relay.peer_id)
+            with pytest.raises(NetworkError, match="201"):  # nor does one call more than one
+                await alice.dial(through(relay, carol.peer_id), deadline_s=WAIT_S)
             assert relay.relay.circuits == 1
+
+    run(main)
+
+
+def test_circuits_of_all_together_are_bounded() -> None:
+    async def main() -> None:
+        async with hosts(5, CircuitLimits(circuits=1)) as (relay, alice, bob, carol, dave):
+            await bob.circuits.reserve(relay.peer_id)
+            await dave.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="201"):
+                await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 1
+            await alice.disconnect(bob.peer_id)
+            await until(lambda: relay.relay.circuits == 0)
+            await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
+    """Whoever calls through a relay has no address here: all of one relay's share an allowance."""
+
+    async def main() -> None:
+        async with hosts(4) as (relay, alice, bob, carol):
+            bob._door = Door(bob.refusals, per_s=(1e-3, 1), address_per_s=(1e-3, 1), newcomers_per_s=(1e-3, 1))
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="203"):
+                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 1}
+
+    run(main)
+
+
+def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
+
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
+            with pytest.raises(NetworkError, match="203"):
+                await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            await wire.close()
+            await until(lambda: bob.circuits._pending == 0)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
     run(main)
 

@@ -17,7 +17,7 @@ from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId, canonical
 from shoal.swarm.circuit_address import format_circuit
-from shoal.swarm.hivemind import Hivemind, HivemindFailed, check_installed
+from shoal.swarm.hivemind import ORDER_DEADLINE_S, Hivemind, HivemindFailed, check_installed
 from shoal.swarm.hivemind_messages import (
     KEYS_LIMIT,
     MESSAGE_LIMIT_BYTES,
@@ -159,6 +159,7 @@ def test_order_for_which_no_process_gets_ready_fails_at_its_deadline() -> None:
     async def main() -> None:
         with pytest.raises(HivemindFailed, match="not carried out within 60 s"):
             await Process(Start()).look_up()
+        assert trio.current_time() == pytest.approx(ORDER_DEADLINE_S, abs=0.01)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

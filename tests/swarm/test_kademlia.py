@@ -16,7 +16,7 @@ from shoal.protocol.wire import SwarmId
 from shoal.swarm import kademlia as kademlia_module
 from shoal.swarm.contacts import Contact
 from shoal.swarm.host import Host
-from shoal.swarm.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, Kademlia
+from shoal.swarm.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
 from shoal.swarm.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
 from shoal.swarm.streams import MessageStream
 from shoal.swarm.varint_frames import VarintFrames
@@ -153,12 +153,16 @@ def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_else() ->
 
 def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", 1.0)
+    asked = 0
 
     async def main() -> None:
+        nonlocal asked
         good, member, newcomer = Node(10, THEIRS), Node(1), Node(2)
         hanging = [Node(n) for n in range(20, 22)]
 
         async def never(stream: MessageStream) -> None:
+            nonlocal asked
+            asked += 1
             await trio.sleep_forever()
 
         for one in hanging:
@@ -166,9 +170,12 @@ def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pyte
         async with running(good, member, newcomer, *hanging):
             member.knows(good)
             await member.table.announce(member.point())
+            good.knows(*hanging)  # and names them in each of its answers
             newcomer.knows(*hanging, good)
+            asked = 0
             assert await newcomer.finds() == peers(member)
             assert {contact.peer for contact in newcomer.table.contacts.nearest(b"", 9)} == peers(good, member)
+            assert asked <= WALKS_AT_ONCE * len(hanging), "who was silent is asked again"
 
     run(main)
 
@@ -193,7 +200,7 @@ def test_stranger_keeps_no_point_that_does_not_hold(forged: str) -> None:
             key = keys_of(open_point(good))[0]
             values = {
                 "not signed": pack_points([good[:-64] + bytes(64)]),
-                "signed by another": pack_points([good.replace(victim.host.peer_id.encode(), b"x")[:-1] + b"\0"]),
+                "signed by another": pack_points([good[:-1] + bytes([good[-1] ^ 1])]),
                 "another's address": pack_points(
                     [
                         sign_point(

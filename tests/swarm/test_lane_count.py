@@ -13,6 +13,7 @@ from shoal.swarm.frame import FrameHeader, FrameKind
 from shoal.swarm.lane import LaneLimits, RateLimit
 from shoal.swarm.lane_count import HOLD_OFF_LIMIT_S, HOLD_OFF_MIN_S, MEASURE_S, SETTLE_S, LaneCount
 from shoal.swarm.lanes import LanePool
+from shoal.swarm.moved import Moved
 from tests.swarm.lane_net import ALICE, BOB, WAIT_S, alice_and_bob, lanes_of, open_net, run, until
 
 MB = 1_000_000
@@ -21,9 +22,18 @@ LONG_S, LOOK_S = 60.0, 0.02
 
 
 class Link:
-    """A simulated link: what a pair moves with so many lanes, and what its lane count makes of it."""
+    """A simulated link: what a pair moves with so many lanes, and what its lane count makes of it.
 
-    def __init__(self, bytes_per_s: Callable[[int], float], *, can_have: int = 16) -> None:
+    held: the share of the time for which buffers hold that many lanes back.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: Callable[[int], float],
+        *,
+        can_have: int = 16,
+        held: Callable[[int], float] = lambda lanes: 0.0,
+    ) -> None:
         self.count = LaneCount()
         self.now = 0.0
         self.lanes = 1
@@ -31,6 +41,8 @@ class Link:
         self.history: list[tuple[float, int]] = [(0.0, 1)]
         self._bytes_per_s = bytes_per_s
         self._can_have = can_have
+        self._held = held
+        self._busy_s = self._held_s = 0.0
 
     def busy(self, seconds: float) -> None:
         """Send for a while without a break."""
@@ -38,7 +50,10 @@ class Link:
         while self.now < end:
             self.now += STEP_S
             self.moved += self._bytes_per_s(self.lanes) * STEP_S
-            self.count.sample(self.now, lanes=self.lanes, busy_since=since, moved_bytes=int(self.moved))
+            self._busy_s += STEP_S * self.lanes
+            self._held_s += STEP_S * self.lanes * self._held(self.lanes)
+            so_far = Moved(taken=int(self.moved), busy_s=self._busy_s, held_s=self._held_s)
+            self.count.sample(self.now, lanes=self.lanes, busy_since=since, moved=so_far)
             if self.count.wanted > self._can_have:
                 self.count.give_up(self.now)
             if self.count.wanted != self.lanes:
@@ -83,6 +98,28 @@ def test_count_keeps_a_lane_that_gains_15_percent(gain: float, kept: int) -> Non
     assert link.lanes == kept
 
 
+@pytest.mark.parametrize(("share", "numbers"), [(0.0, [1, 2, 1]), (0.05, [1, 2, 1]), (0.2, [1, 2, 4, 2])])
+def test_count_keeps_lanes_that_lose_nothing_where_buffers_held_the_fewer_back(
+    share: float, numbers: list[int]
+) -> None:
+    """Two are held back no more, so that four would have to gain something."""
+    link = Link(lambda lanes: 1.02 * MB if lanes > 1 else MB, held=lambda lanes: share if lanes == 1 else 0.0)
+    link.busy(HOLD_OFF_MIN_S)
+    assert link.numbers == numbers
+
+
+def test_count_keeps_no_more_than_four_lanes_for_their_buffers_alone() -> None:
+    link = Link(lambda lanes: MB * (1.0 + 0.01 * lanes), held=lambda lanes: 0.5)
+    link.busy(HOLD_OFF_MIN_S)
+    assert link.numbers == [1, 2, 4, 8, 4]
+
+
+def test_count_goes_back_where_lanes_that_buffers_hold_back_move_less_together() -> None:
+    link = Link(lambda lanes: 0.9 * MB if lanes > 1 else MB, held=lambda lanes: 0.5)
+    link.busy(HOLD_OFF_MIN_S)
+    assert link.numbers == [1, 2, 1]
+
+
 def test_count_does_not_measure_a_link_before_its_window_has_grown() -> None:
     """The first second of a busy period is slow; two lanes are no faster, once they have grown."""
     link = Link(lambda lanes: MB if link.now > 1.0 else MB / 100)
@@ -124,7 +161,7 @@ def test_count_starts_at_least_and_ends_at_limit() -> None:
     count = LaneCount(least=3, limit=5)
     for step in range(400):
         now = step * STEP_S
-        count.sample(now, lanes=count.wanted, busy_since=0.0, moved_bytes=int(step * step * MB))
+        count.sample(now, lanes=count.wanted, busy_since=0.0, moved=Moved(taken=int(step * step * MB)))
     assert count.wanted == 5
     count.give_up(100.0)
     assert count.wanted >= 3
@@ -218,6 +255,29 @@ def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> Non
             # Nothing was lost with the lane that went.
             await until(lambda: net.sinks[peer].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
             assert closed.get_nowait() == (sender, None)
+
+    run(main)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
+    """Each would retire what it has dialled: one decides, so that none is retired that the other counts on."""
+    frames = 5 * MB // HEADER.length
+
+    async def main() -> None:
+        async with open_net() as net:
+            pools = {me: await net.add(me, limits=LaneLimits(upload=RateLimit(2 * MB))) for me in (ALICE, BOB)}
+            await pools[ALICE].ensure(BOB, deadline_s=WAIT_S)
+            await until(lambda: len(lanes_of(pools[BOB], ALICE)) == 1)
+            first = {me: lanes_of(pools[me], peer) for me, peer in ((ALICE, BOB), (BOB, ALICE))}
+            for me, peer in ((ALICE, BOB), (BOB, ALICE)):
+                post(pools[me], peer, frames * HEADER.length)
+            for me, peer in ((ALICE, BOB), (BOB, ALICE)):
+                count = pools[me]._pair(peer).count
+                await until(lambda c=count: c._hold_off_s == 2 * HOLD_OFF_MIN_S, deadline_s=LONG_S, look_s=LOOK_S)
+                await until(lambda m=me, p=peer: lanes_of(pools[m], p) == first[m], deadline_s=LONG_S, look_s=LOOK_S)
+            for me in (ALICE, BOB):
+                await until(lambda m=me: net.sinks[m].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
 
     run(main)
 

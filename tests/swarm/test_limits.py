@@ -14,7 +14,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Term
 from shoal.swarm import limits
 from shoal.swarm import members as members_module
-from shoal.swarm.limits import Crowd, Door, Guests, Memory, Pace, Rates, Reason, Refusals
+from shoal.swarm.limits import Crowd, Door, Guests, KnownHosts, Memory, Pace, Rates, Reason, Refusals
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, assert_linked, running, stranger, until
 from tests.swarm.test_members import run as run_nodes
@@ -46,10 +46,72 @@ def test_door_gives_each_address_its_share_and_more_later() -> None:
 
 def test_door_bounds_what_many_addresses_cost_together() -> None:
     async def main() -> None:
-        door = Door(Refusals(), per_s=(10, 50), address_per_s=(2, 20))
+        door = Door(Refusals(), per_s=(4, 20), address_per_s=(2, 20), newcomers_per_s=(6, 30))
         assert sum(door.lets_in(f"10.0.0.{n}") for n in range(200)) == 50
         await trio.sleep(1)
         assert sum(door.lets_in(f"10.0.1.{n}") for n in range(200)) == 10
+
+    run(main)
+
+
+def test_door_keeps_room_for_who_comes_first_from_those_who_come_again_and_again() -> None:
+    async def main() -> None:
+        door = Door(Refusals(), per_s=(4, 20), address_per_s=(50, 500), newcomers_per_s=(6, 30))
+        flood = [f"10.0.0.{n}" for n in range(4)]
+        assert sum(door.lets_in(address) for _ in range(100) for address in flood) == 4 * 4 + 20
+        assert sum(door.lets_in(f"10.0.1.{n}") for n in range(200)) == 30 - 4 * 4
+
+    run(main)
+
+
+def test_door_lets_members_addresses_in_first_and_no_faster_than_others() -> None:
+    async def main() -> None:
+        known = KnownHosts()
+        known.note("member")
+        known.note(None)
+        door = Door(
+            Refusals(), per_s=(0, 0), address_per_s=(2, 20), newcomers_per_s=(0, 0), is_known=known.__contains__
+        )
+        assert not door.lets_in("stranger")
+        assert [door.lets_in("member") for _ in range(30)] == [True] * 20 + [False] * 10
+
+    run(main)
+
+
+def test_door_counts_the_addresses_of_one_network_as_one() -> None:
+    async def main() -> None:
+        door = Door(Refusals(), address_per_s=(1, 2))
+        same = ["2001:db8:1:2::1", "2001:db8:1:2:ffff::2", "2001:db8:1:2::3%eth0"]
+        assert [door.lets_in(address) for address in same] == [True, True, False]
+        assert door.lets_in("2001:db8:1:3::1")
+        assert [door.lets_in(address) for address in ("1.2.3.4", "1.2.3.5", "fe80::nonsense")] == [True] * 3
+
+    run(main)
+
+
+def test_known_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ADDRESSES_LIMIT", 2)
+    known = KnownHosts()
+    for host in ("a", "b", "a", "c"):
+        known.note(host)
+    assert ["a" in known, "b" in known, "c" in known] == [True, False, True]
+
+
+def test_strangers_share_what_goes_beyond_the_first_streams() -> None:
+    async def main() -> None:
+        guests = Guests(Refusals(), is_member)
+
+        def opened(peer: str, count: int) -> int:
+            found = 0
+            for _ in range(count):
+                with guests.stream(PeerId(peer)) as welcome:
+                    found += welcome
+            return found
+
+        many = sum(opened(f"flood {n}", 50) for n in range(20))
+        assert many == 20 * limits.FIRST_STREAMS + limits.STRANGERS_STREAMS_BURST
+        assert opened("newcomer", 50) == limits.FIRST_STREAMS
+        assert opened(MEMBER, 500) == 500
 
     run(main)
 
@@ -283,6 +345,7 @@ def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch
 
 def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "STRANGER_LIMIT", 1)
+    monkeypatch.setattr(members_module, "STRANGER_DEADLINE_S", 600.0)
     monkeypatch.setattr(members_module, "STRANGERS_LOOK_S", 0.05)
 
     async def main() -> None:

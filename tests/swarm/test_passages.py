@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +19,8 @@ from shoal.swarm.lane import RateLimit
 from shoal.swarm.lane_reach import Way
 from shoal.swarm.lanes import LanePool
 from shoal.swarm.passages import PASSAGE_PROTOCOL, PassageDesk, PassageLimits, ask_passage
+from shoal.swarm.punching import Puncher
+from shoal.swarm.sightings import SightingDesk
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import LOOPBACK, WAIT_S, RecordingSink
 
@@ -64,6 +66,7 @@ class Node:
     lanes: LanePool
     sink: RecordingSink
     passages: PassageDesk
+    sightings: SightingDesk
 
     @property
     def peer(self) -> PeerId:
@@ -83,22 +86,32 @@ def make_node(limits: PassageLimits | None, upload: RateLimit | None) -> Node:
 
     pool = LanePool(me=host.peer_id, swarm_id=b"swarm", sink=sink, listen=LOOPBACK, request=request)
     host.serve(LANE, answer)
-    return Node(host, pool, sink, PassageDesk(host, limits=limits, upload=upload))
+    return Node(host, pool, sink, PassageDesk(host, limits=limits, upload=upload), SightingDesk(host))
 
 
 @contextlib.asynccontextmanager
 async def nodes(
-    *, relays: int = 1, limits: PassageLimits | None = None, upload: RateLimit | None = None
+    *,
+    relays: int = 1,
+    limits: PassageLimits | None = None,
+    upload: RateLimit | None = None,
+    seen_at: Collection[str] | None = None,
 ) -> AsyncIterator[list[Node]]:
-    """Two that are connected, and relays to which both are; the relays come last."""
+    """Two that are connected, and relays to which both are; the relays come last.
+
+    seen_at: where members that dialled back see the two, which make holes then.
+    """
     made = [make_node(limits, upload) for _ in range(2 + relays)]
     async with trio.open_nursery() as nursery:
         for node in made:
             await nursery.start(node.host.run)
             await nursery.start(node.lanes.run)
-            node.lanes.use(Reach(node, made[2:]), knocks=node.host.knocks, passages=node.passages)
+            reach = Reach(node, made[2:])
+            puncher = None if seen_at is None else Puncher(node.host, reach, lambda: frozenset(seen_at))
+            desks = (node.passages, node.sightings)
+            node.lanes.use(reach, knocks=node.host.knocks, desks=desks, puncher=puncher)
         for relay in made[2:]:
-            relay.passages.admits = lambda peer: True
+            relay.passages.admits = relay.sightings.admits = lambda peer: True
             for node in made[:2]:
                 await node.host.dial(relay.host.addresses[0], deadline_s=WAIT_S)
         await made[0].host.dial(made[1].host.addresses[0], deadline_s=WAIT_S)
@@ -183,6 +196,34 @@ def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives() -> N
     run(main)
 
 
+def test_passages_of_all_together_are_bounded() -> None:
+    async def main() -> None:
+        async with nodes(limits=PassageLimits(passages=2)) as (alice, bob, relay):
+            for _ in range(2):
+                await ask_passage(alice.host, relay.peer, bob.peer)
+            with pytest.raises(NetworkError, match="as many"):
+                await ask_passage(bob.host, relay.peer, alice.peer)
+            assert relay.passages.passages == 2
+
+    run(main)
+
+
+def test_passage_without_a_byte_ends() -> None:
+    async def main() -> None:
+        async with nodes(limits=PassageLimits(idle_s=0.3)) as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
+            passage = await ask_passage(alice.host, relay.peer, bob.peer)
+            host, port = relay.lanes.addresses[0].split(":")
+            ends = []
+            for ticket in (passage.near, passage.far):
+                ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
+                await stream.send_all(ticket)
+            for stream in ends:
+                assert await stream.receive_some(1) == b""
+            await until(lambda: relay.passages.passages == 0)
+
+    run(main)
+
+
 def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
     async def main() -> None:
         async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
@@ -242,7 +283,7 @@ def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
 
     async def main() -> None:
         async with nodes() as (alice, bob, relay):
-            bob.lanes.use(Reach(bob, ()), knocks=bob.host.knocks, passages=bob.passages)
+            bob.lanes.use(Reach(bob, ()), knocks=bob.host.knocks, desks=(bob.passages,))
             with pytest.raises(NetworkError):
                 await alice.lanes.ensure(bob.peer, deadline_s=3.0)
             assert relay.passages.passages <= 1

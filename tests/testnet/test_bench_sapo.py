@@ -13,7 +13,7 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.bench_sapo import agent_identity, measure_sapo
+from shoal.testnet.bench_sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.testnet.bench_sapo_attack import FLOOD, GROUPS, KINDS, Attacker
 from shoal.testnet.bench_sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.testnet.bench_sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
@@ -62,6 +62,12 @@ def test_the_same_seed_gives_the_same_result(shared_run: SapoResult) -> None:
     assert comparable(measure_sapo(tiny_bench(), seed=1)) == comparable(shared_run)
 
 
+def test_a_warm_start_is_what_the_warm_up_gives(shared_run: SapoResult) -> None:
+    starts = WarmStarts()
+    measure_sapo(tiny_bench(rounds=1), seed=1, starts=starts)  # trains on from there, which is nobody else's
+    assert comparable(measure_sapo(tiny_bench(), seed=1, starts=starts)) == comparable(shared_run)
+
+
 def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:
     alone = measure_sapo(tiny_bench(local=4, external=0, rounds=2), seed=1)
     assert (alone.wire_bytes, alone.external_groups) == (0, 0)
@@ -70,7 +76,16 @@ def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"agents": 0}, {"rounds": 0}, {"skills": "equal"}, {"attackers": 1.0}, {"terms": "hope"}, {"local": 0}],
+    [
+        {"agents": 0},
+        {"rounds": 0},
+        {"skills": "equal"},
+        {"attackers": 1.0},
+        {"terms": "hope"},
+        {"local": 0},
+        {"sampling": "any"},
+        {"damped_below": 0.0},
+    ],
 )
 def test_what_cannot_be_run_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

@@ -33,7 +33,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
 from shoal.testnet import bench_train_swarm
-from shoal.testnet.bench_train import TrainResult, load_result, measure
+from shoal.testnet.bench_train import TrainResult, load_result, measure, merged, to_json
 from shoal.testnet.bench_train_local import LocalSwarm, train_locally
 from shoal.testnet.bench_train_page import LOSS_VS_BYTES, LOSS_VS_TOKENS, render
 from shoal.testnet.bench_train_spec import Point, TrainBench
@@ -382,6 +382,9 @@ def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResul
             for run in result.seeds
         ),
     )
+    path = tmp_path / "train.json"
+    path.write_bytes(to_json(marked))
+    marked = load_result(path)
     bench = tiny(tokens=2 * ROUND_TOKENS, codec="fp32")
     again = measure(bench, (2,), tmp_path, in_process=True, baseline=marked)
     assert again.sync_val_loss == 9.0
@@ -405,11 +408,25 @@ def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult,
     assert "| 1.015 (0.990–1.030) | ≤ 1.02, met |" in page
     assert "| 99 (50–101) | ≥ 100, **missed** |" in page
     assert "seeds 1, 2, 3" in page
-    path = tmp_path / "a.json"
-    path.write_bytes(msgspec.json.encode(result))
-    train_table(TrainTableOptions(results=[path, path], out=tmp_path / "training.md"))
-    assert (tmp_path / "training.md").read_text() == render([result, result])
+    paths = []
+    for run in (result.seeds[2], *result.seeds[:2]):
+        alone = merged([msgspec.structs.replace(result, seeds=(run,))])
+        paths.append(tmp_path / f"{run.seed}.json")
+        paths[-1].write_bytes(msgspec.json.encode(alone[0]))
+    train_table(TrainTableOptions(results=paths, tried=paths[:1], out=tmp_path / "training.md"))
+    text = (tmp_path / "training.md").read_text()
+    assert text == render([result], [load_result(paths[0])])
+    assert "## What else was tried" in text
+    assert "## What else was tried" not in page
     assert (tmp_path / LOSS_VS_BYTES).read_bytes().startswith(PNG)
+
+
+def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(result: TrainResult) -> None:
+    parts = [msgspec.structs.replace(result, seeds=(run,)) for run in result.seeds]
+    other = msgspec.structs.replace(parts[0], settings=msgspec.structs.replace(result.settings, churn=0.25))
+    assert merged([parts[1], other, parts[2], parts[0]]) == [result, other]
+    with pytest.raises(ConfigError, match="a seed in common"):
+        merged([parts[0], parts[1], parts[0]])
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,25 @@ except ConnectionResetError:
 """
 
 
+SEND_DRAWN = """
+import hashlib, random, socket, sys
+data = random.Random(1).randbytes(int(sys.argv[3]))
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
+    connection.sendall(data)
+print(hashlib.sha256(data).hexdigest())
+"""
+RECEIVE_DRAWN = """
+import hashlib, socket, sys
+listening = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("up", flush=True)
+connection, _ = listening.accept()
+digest = hashlib.sha256()
+while data := connection.recv(1 << 16):
+    digest.update(data)
+print(digest.hexdigest())
+"""
+
+
 def python(links: Network, node: int, script: str, *arguments: object) -> subprocess.Popen[str]:
     command = [*links.place(node).enter, sys.executable, "-S", "-E", "-c", script, *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -138,6 +157,20 @@ def test_uplink_with_a_delay_takes_that_long_each_way() -> None:
         began = time.monotonic()
         assert reaches(links, 0, 1) or reaches(links, 0, 1)  # the first may only find out where the other is
         assert time.monotonic() - began >= 0.2
+
+
+@needs_namespaces
+@pytest.mark.long
+def test_uplink_that_loses_packets_out_of_bursts_changes_no_byte() -> None:
+    """What is left of a burst has the right places and sums, or its receiver would refuse it, or be given the wrong."""
+    with network(2, [Uplink(nodes=(0,), rate_mbit=400, delay_s=0.003, jitter_s=0.001, loss=0.005)]) as links:
+        for sender, receiver in ((0, 1), (1, 0)):
+            address = (links.place(receiver).host, LANE_PORT + receiver)
+            with python(links, receiver, RECEIVE_DRAWN, *address) as receiving:
+                assert receiving.stdout is not None
+                assert receiving.stdout.readline() == "up\n"
+                sent, _ = python(links, sender, SEND_DRAWN, *address, 8_000_000).communicate(timeout=DEADLINE_S)
+                assert receiving.stdout.readline() == sent != ""
 
 
 @needs_namespaces

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
-from shoal.testnet.simulate_cells import REACH, Crowd
+from shoal.testnet.simulate_cells import Crowd
+from shoal.testnet.simulate_outcome import Kit, Workload
+from shoal.testnet.simulate_rings import REACH
+from shoal.testnet.simulate_rows import row_work
 from shoal.testnet.simulate_scenario import Churn, Scenario
 
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
@@ -38,7 +41,7 @@ def test_mean_of_rows_is_the_mean_of_all() -> None:
 def test_death_of_a_head_and_of_a_member_is_found_by_neighbours_and_rounds_go_on() -> None:
     crowd = Crowd(msgspec.structs.replace(CALM, rounds=3))
     head = crowd.leaves[crowd.cells[1].head]
-    member = crowd.leaves[crowd.cells[2].members()[3]]
+    member = crowd.leaves[crowd.cells[2].ring[3]]
     crowd.timeline.at(3.0, crowd._vanish, head)
     crowd.timeline.at(4.0, crowd._vanish, member)
     outcome = crowd.run()
@@ -46,7 +49,7 @@ def test_death_of_a_head_and_of_a_member_is_found_by_neighbours_and_rounds_go_on
     assert len(crowd.evicted_after_s) == 2
     assert max(crowd.evicted_after_s) < 15.0
     assert crowd.cells[1].head != head.number
-    assert member.number not in crowd.cells[2].members()
+    assert member.number not in crowd.cells[2].ring
     successor = crowd.seats.peers[-1].id
     assert successor in crowd.seats.judge.values[crowd.seats.peers[0].disk.chain[-1].hash].members
 
@@ -67,3 +70,48 @@ def test_seeded_row_that_is_not_the_mean_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Crowd, "_sum", wrong)
     assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
+
+
+# -- who takes over ----------------------------------------------------------------------------------------------
+
+LARGE = Kit(work=Workload(train_s=(4.0, 8.0), model_bytes=60e6, reduce_deadline_s=300.0))
+"""Of which a row's sum takes longer than its neighbours need to give a member up."""
+
+
+def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1), LARGE)
+    cell = crowd.cells[2]
+    lost = crowd.leaves[cell.ring[3]]
+    summed_at: list[float] = []
+    due: list[float] = []
+
+    def look() -> None:
+        if cell.closed and lost.up:
+            due.append(cell.due_at)
+            crowd._vanish(lost)
+        if cell.row is not None and not summed_at:
+            summed_at.append(crowd.timeline.now)
+        crowd.timeline.after(0.05, look)
+
+    crowd.timeline.after(0.0, look)
+    outcome = crowd.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 1)
+    assert summed_at[0] > due[0] > lost.silent_since
+    assert lost.number in cell.summers
+    assert lost.number not in cell.counted
+    tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
+    assert crowd.seats.peers[0].disk.chain[1].tokens == tokens
+
+
+def test_work_of_a_row_is_that_of_a_flat_sum_and_grows_for_those_who_take_over() -> None:
+    rates = [(5e6, 12e6), (60e6, 60e6), (60e6, 120e6), (12e6, 12e6), (60e6, 60e6)]
+    plain, after = row_work(rates, 1e6), row_work(rates, 1e6, gone=[2])
+    assert sum(plain.sent) == pytest.approx(2 * 4 * 1e6)
+    assert sum(after.sent) == pytest.approx(2 * 3 * 1e6)
+    assert after.sent[2] == 0
+    shares = [(sent / 1e6 - 1) / 3 for sent in plain.sent]
+    heirs = [(sent / 1e6 - 1) / 2 for place, sent in enumerate(after.sent) if place != 2]
+    gained = [heir - share for heir, share in zip(heirs, [s for p, s in enumerate(shares) if p != 2], strict=True)]
+    assert max(gained) - min(gained) < 0.002
+    assert sum(gained) == pytest.approx(shares[2])
+    assert plain.took_s == pytest.approx(max(sent / min(rate) for sent, rate in zip(plain.sent, rates, strict=True)))

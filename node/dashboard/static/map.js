@@ -159,7 +159,7 @@ function tell(peer) {
   more.replaceChildren(
     make("strong", { class: "mono" }, peer.reach === "self" ? "this node" : short(picked)),
     line(`${LOOKS[looks(peer)]} · round ${count(peer.round)} · ${count(peer.speed)} tokens/s`),
-    line([peer.member ? "member" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
+    line([peer.member ? "member" : ["leaving", "gone"].includes(looks(peer)) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
     line(`↑ ${rate(peer.up)}  ↓ ${rate(peer.down)}`),
   );
   more.hidden = false;

@@ -2,11 +2,12 @@
 
 import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } from "./charts.js";
 import { choose, drawMap, startMap } from "./map.js";
-import { drawPeers, markPeer, startPeers } from "./peers.js";
+import { noticeOf } from "./notice.js";
+import { drawBans, drawPeers, markPeer, startPeers } from "./peers.js";
 import { drawRollouts } from "./rollouts.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
-import { follow, order, state } from "./store.js";
-import { NONE, at, bytes, count, decimal, duration, find, looks, make, percent, plural, put, rate, short } from "./text.js";
+import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
+import { NONE, at, bytes, count, decimal, duration, find, looks, make, percent, plural, put, rate, short, tell } from "./text.js";
 
 const LOST_MS = 1500;
 
@@ -54,10 +55,22 @@ function drawNode() {
   find("pause").disabled = find("leave").disabled = over;
 }
 
+function drawNotice() {
+  if (!connected) return;
+  const notice = noticeOf(state.node);
+  const banner = find("banner");
+  banner.hidden = notice === null;
+  if (notice === null) return;
+  banner.classList.toggle("soft", notice.soft);
+  tell(banner, notice.first, notice.rest);
+}
+
 // -- what is drawn when --------------------------------------------------------------------------------------------
 
 const DRAWN = [
   [["node", "peers"], drawNode],
+  [["node"], drawNotice],
+  [["node"], () => drawBans(state.node.bans ?? [], state.node.peer)],
   [["peers"], () => drawMap(state.peers, state.node.peer)],
   [["peers"], () => drawPeers(state.peers, state.node.peer)],
   [["health"], () => drawHealth(state.health)],
@@ -100,8 +113,9 @@ function heard(word) {
     lostTimer = 0;
     if (connected) return;
     connected = true;
-    find("banner").hidden = true;
     find("main").classList.remove("stale");
+    if (state.node === null) find("banner").hidden = true;
+    else drawNotice();
     return;
   }
   if (lostTimer) return;
@@ -110,7 +124,8 @@ function heard(word) {
     const banner = find("banner");
     const left = state.node && ["leaving", "done"].includes(state.node.phase);
     banner.classList.toggle("soft", Boolean(left));
-    put(banner, left ? "This node has left the swarm and stopped. What is below is how it was." : `No word from the node since ${at(since)}. What is below is from then; the page tries again by itself.`);
+    if (left) tell(banner, "This node has left the swarm and stopped.", "What is below is how it was.");
+    else tell(banner, `No word from the node since ${at(since)}.`, "What is below is from then. If it stopped, start it again: `shoal run` with the same `--data-dir`. The page takes it up by itself.");
     banner.hidden = false;
     find("main").classList.add("stale");
     find("phase").dataset.state = "bad";
@@ -132,11 +147,26 @@ function confirmed(title, text, yes, dangerous) {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
+find("key-cancel").addEventListener("click", () => find("key").close("no"));
+
+function askForToken() {
+  const dialog = find("key");
+  find("token").value = "";
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" && find("token").value.trim()), { once: true }));
+}
+
 async function carryOut(op) {
-  try {
-    await order(op);
-  } catch (error) {
-    await confirmed("That did not work", error.message, "Close", false);
+  for (;;) {
+    try {
+      return await order(op);
+    } catch (error) {
+      if (!(error instanceof TokenWanted)) return confirmed("That did not work", error.message, "Close", false);
+      const token = await askForToken();
+      if (!token) return;
+      keepToken(token);
+    }
   }
 }
 
@@ -166,6 +196,8 @@ dark.addEventListener("change", redrawCharts);
 
 // -- start ---------------------------------------------------------------------------------------------------------
 
+takeToken();
+addEventListener("hashchange", takeToken);
 startMap((id) => markPeer(id));
 startPeers((id) => choose(id));
 startChart("loss", LOSS);

@@ -90,13 +90,29 @@ function fill(row, id, peer) {
   if (row.className !== kind) row.className = kind;
   const badge = row.cells[1].firstChild;
   badge.className = `badge ${look}`;
-  put(badge, LOOKS[look] + (peer.member ? "" : " · guest"));
+  put(badge, LOOKS[look] + (peer.member || ["joining", "leaving", "gone"].includes(look) ? "" : " · no member yet"));
   const self = peer.reach === "self";
   const cells = [
     self ? `${short(id)} (this node)` : short(id), null, REACHED[peer.reach] ?? peer.reach, count(peer.round),
     peer.speed ? count(peer.speed) : NONE, self ? NONE : rate(peer.up), self ? NONE : rate(peer.down), self ? NONE : bytes(peer.sent + peer.received),
   ];
   cells.forEach((text, index) => text !== null && put(row.cells[index], text));
+}
+
+export function drawBans(bans, me) {
+  find("bans-card").hidden = bans.length === 0;
+  const rows = bans.map((ban) => {
+    const name = ban.peer === me ? `${short(ban.peer)} (this node)` : short(ban.peer);
+    return make(
+      "tr",
+      {},
+      make("td", { class: "mono", title: ban.peer }, name),
+      make("td", { class: "num" }, count(ban.round)),
+      make("td", { class: "num" }, ban.until == null ? "for ever" : `round ${count(ban.until)}`),
+      make("td", { class: "mono", title: ban.evidence }, `${ban.evidence.slice(0, 12)}…`),
+    );
+  });
+  find("bans").tBodies[0].replaceChildren(...rows);
 }
 
 export function markPeer(id) {

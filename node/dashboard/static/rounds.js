@@ -5,12 +5,13 @@ import { NONE, at, count, duration, find, make, percent, plural, put, short } fr
 const ROUNDS_SHOWN = 24;
 
 const HAPPENED = {
+  departed: (peer) => `${peer} has left`,
   died: (peer) => `${peer} is gone`,
   lost: (peer) => `the link to ${peer} broke`,
   linked: (peer) => `a link to ${peer} is up`,
   suspected: (peer) => `${peer} is silent`,
   revived: (peer) => `${peer} is back`,
-  detoured: (peer) => `${peer} is reached through others only`,
+  detoured: (peer) => `${peer} is slow to answer; others pass on what it says`,
   revoked: (peer) => `the authority took ${peer} back`,
   evidence: (peer) => `there is proof against ${peer}`,
   banned: (peer) => `the swarm banned ${peer}`,

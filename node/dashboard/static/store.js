@@ -84,7 +84,37 @@ export function follow(changed, heard) {
   open();
 }
 
+// The token with which this node obeys: from the link that `shoal status` prints, or typed in; kept for this tab.
+const TOKEN = "shoal-token";
+let token = null;
+
+export function keepToken(given) {
+  token = given;
+  try {
+    sessionStorage.setItem(TOKEN, given);
+  } catch {
+    // It lasts as long as the page, then.
+  }
+}
+
+export function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    history.replaceState(null, "", location.pathname);
+    return keepToken(given);
+  }
+  try {
+    token = sessionStorage.getItem(TOKEN);
+  } catch {
+    token = null;
+  }
+}
+
+export class TokenWanted extends Error {}
+
 export async function order(op) {
-  const answer = await fetch(`/api/${op}`, { method: "POST", headers: { "x-shoal-order": "1" } });
+  const headers = { "x-shoal-order": "1", ...(token && { authorization: `Bearer ${token}` }) };
+  const answer = await fetch(`/api/${op}`, { method: "POST", headers });
+  if (answer.status === 401) throw new TokenWanted();
   if (!answer.ok) throw new Error((await answer.text()) || `the node answers ${answer.status}`);
 }

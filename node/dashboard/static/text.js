@@ -54,6 +54,15 @@ export function make(tag, fields = {}, ...children) {
   return element;
 }
 
+// A sentence that stands out and more beside it; what is between backquotes is typed.
+export function tell(element, first, rest = "") {
+  const pieces = (text) => text.split("`").map((piece, index) => (index % 2 ? make("code", {}, piece) : piece));
+  const said = `${first}\n${rest}`;
+  if (element.dataset.said === said) return;
+  element.dataset.said = said;
+  element.replaceChildren(make("strong", {}, ...pieces(first)), ...(rest ? [" ", ...pieces(rest)] : []));
+}
+
 export function draw(tag, fields = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(fields)) element.setAttribute(name, value);

@@ -40,7 +40,7 @@ class Served:
 
     def __init__(self, swarm: SyntheticSwarm, folder: Path, *, port: int = 0) -> None:
         self.swarm = swarm
-        self.url = ""
+        self.url, self.link = "", ""
         self._folder = folder
         self._port = port
         self._up = threading.Event()
@@ -71,7 +71,7 @@ class Served:
         async with trio.open_nursery() as nursery:
             await nursery.start(page.run)
             self._pass_on(page)
-            self.url = page.url or ""
+            self.url, self.link = page.url or "", page.link or ""
             self._up.set()
             while not self._over.is_set():
                 while not self._wishes.empty():

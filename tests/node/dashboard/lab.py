@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -126,6 +125,6 @@ def event_of(piece: bytes) -> tuple[str, Any]:
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def site_of(swarm: SyntheticSwarm, folder: Path, clock: Clock | None = None) -> Site:
+def site_of(swarm: SyntheticSwarm, clock: Clock | None = None) -> Site:
     """The page of a made-up swarm."""
-    return Site(source=swarm, events=swarm.waiting, folder=folder, clock=clock or Clock())
+    return Site(source=swarm, events=swarm.waiting, clock=clock or Clock())

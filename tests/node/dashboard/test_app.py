@@ -12,14 +12,16 @@ import trio
 from starlette.types import ASGIApp, Message
 
 from shoal.node.dashboard.app import page_files
-from shoal.node.dashboard.guard import COOKIE, TOKEN_NAME, load_token
+from shoal.node.dashboard.guard import COOKIE
 from shoal.node.dashboard.service import is_loopback
+from shoal.node.dashboard.token import TOKEN_NAME, link_of, load_token
 from shoal.testnet.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import HOST, NOW, ask, scope_of, site_of
 
 TOKEN = "an-unguessable-token-of-a-test"
 TRANSFER_LIMIT_BYTES = 300_000
 ORDER = {"x-shoal-order": "1", "origin": f"http://{HOST}"}
+KEY = {"authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
@@ -28,14 +30,14 @@ def swarm() -> SyntheticSwarm:
 
 
 @pytest.fixture
-def app(swarm: SyntheticSwarm, tmp_path: Path) -> ASGIApp:
-    return site_of(swarm, tmp_path).app(token=None, host="127.0.0.1")
+def app(swarm: SyntheticSwarm) -> ASGIApp:
+    return site_of(swarm).app(token=TOKEN, host="127.0.0.1")
 
 
 @pytest.fixture
-def closed(swarm: SyntheticSwarm, tmp_path: Path) -> ASGIApp:
+def closed(swarm: SyntheticSwarm) -> ASGIApp:
     """One that others can connect to."""
-    return site_of(swarm, tmp_path).app(token=TOKEN, host="192.0.2.7")
+    return site_of(swarm).app(token=TOKEN, host="192.0.2.7")
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_the_page_answers_under_addresses_and_its_own_names(app: ASGIApp, host: 
 def test_a_name_that_somebody_else_points_here_is_refused(app: ASGIApp, swarm: SyntheticSwarm, host: str) -> None:
     async def main() -> None:
         for path, method in (("/", "GET"), ("/api/snapshot", "GET"), ("/metrics", "GET"), ("/api/leave", "POST")):
-            answer = await ask(app, path, method=method, headers={**ORDER, "host": host})
+            answer = await ask(app, path, method=method, headers={**ORDER, **KEY, "host": host})
             assert answer.status == 421
             assert b"12D3Koo" not in answer.body
         assert swarm.orders == []
@@ -151,15 +153,54 @@ def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: Synthetic
 
     async def main() -> None:
         for headers in foreign:
-            assert (await ask(app, "/api/leave", method="POST", headers=headers)).status == 403
-        assert (await ask(app, "/api/leave", headers=ORDER)).status == 405
-        assert (await ask(app, "/api/rebase", method="POST", headers=ORDER)).status == 404
+            assert (await ask(app, "/api/leave", method="POST", headers={**headers, **KEY})).status == 403
+        assert (await ask(app, "/api/leave", headers={**ORDER, **KEY})).status == 405
+        assert (await ask(app, "/api/rebase", method="POST", headers={**ORDER, **KEY})).status == 404
         assert swarm.orders == []
         for op in ("pause", "resume", "leave"):
-            assert (await ask(app, f"/api/{op}", method="POST", headers=ORDER)).status == 204
+            assert (await ask(app, f"/api/{op}", method="POST", headers={**ORDER, **KEY})).status == 204
         assert swarm.orders == ["pause", "resume", "leave"]
 
     trio.run(main)
+
+
+def test_on_this_machine_everybody_may_look_and_who_has_the_token_orders(app: ASGIApp, swarm: SyntheticSwarm) -> None:
+    async def main() -> None:
+        cookie = (await ask(app, f"/?token={TOKEN}")).headers.get("set-cookie")
+        assert cookie is None  # a browser would send it to every port of this machine
+        guesses: tuple[dict[str, str], ...] = (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": f"Bearer {TOKEN[:-1]}"},
+            {"authorization": f"Basic {TOKEN}"},
+            {"cookie": f"{COOKIE}={TOKEN}"},
+        )
+        for headers in guesses:
+            for path in ("/", "/api/snapshot", "/metrics"):
+                assert (await ask(app, path, headers=headers)).status == 200
+            for op in ("pause", "resume", "leave"):
+                answer = await ask(app, f"/api/{op}?token={TOKEN}", method="POST", headers={**ORDER, **headers})
+                assert answer.status == 401
+                assert TOKEN_NAME in answer.body.decode()
+        assert swarm.orders == []
+        assert (await ask(app, "/api/pause", method="POST", headers={**ORDER, **KEY})).status == 204
+        assert swarm.orders == ["pause"]
+
+    trio.run(main)
+
+
+def test_the_cookie_of_the_open_page_is_no_key_on_loopback(app: ASGIApp, closed: ASGIApp) -> None:
+    async def main() -> None:
+        cookie = (await ask(closed, f"/?token={TOKEN}")).headers["set-cookie"].split(";")[0]
+        answer = await ask(app, "/api/leave", method="POST", headers={**ORDER, "cookie": cookie})
+        assert answer.status == 401
+
+    trio.run(main)
+
+
+def test_a_link_keeps_the_token_from_the_wire_where_it_can() -> None:
+    assert link_of("http://127.0.0.1:8420/", "abc", open_to_view=True) == "http://127.0.0.1:8420/#token=abc"
+    assert link_of("http://192.0.2.7:8420/", "abc", open_to_view=False) == "http://192.0.2.7:8420/?token=abc"
 
 
 def test_beyond_this_machine_nothing_is_told_without_the_token(closed: ASGIApp, swarm: SyntheticSwarm) -> None:
@@ -210,6 +251,9 @@ def test_the_token_in_a_link_becomes_a_cookie_that_no_script_reads(closed: ASGIA
 def test_a_token_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
     token = load_token(tmp_path)
     assert len(token) >= 32
+    assert load_token(tmp_path) == token
+    assert stat.S_IMODE((tmp_path / TOKEN_NAME).stat().st_mode) == 0o600
+    (tmp_path / TOKEN_NAME).chmod(0o644)
     assert load_token(tmp_path) == token
     assert stat.S_IMODE((tmp_path / TOKEN_NAME).stat().st_mode) == 0o600
     (tmp_path / TOKEN_NAME).write_text("short\n")

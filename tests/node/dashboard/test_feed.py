@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 import trio
 import trio.testing
@@ -16,12 +15,12 @@ from tests.node.dashboard.test_model import apply
 DEADLINE_S = 30.0
 
 
-def test_a_viewer_gets_everything_and_then_what_changes(tmp_path: Path) -> None:
+def test_a_viewer_gets_everything_and_then_what_changes() -> None:
     async def main() -> None:
         clock = Clock()
         swarm = SyntheticSwarm(peers=4, now=NOW, rounds=5)
-        site = site_of(swarm, tmp_path, clock)
-        app = site.app(token=None, host="127.0.0.1")
+        site = site_of(swarm, clock)
+        app = site.app(token="unused", host="127.0.0.1")
         reader = Reader(app)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
@@ -48,11 +47,11 @@ def test_a_viewer_gets_everything_and_then_what_changes(tmp_path: Path) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_an_event_is_told_without_waiting_for_the_next_look(tmp_path: Path) -> None:
+def test_an_event_is_told_without_waiting_for_the_next_look() -> None:
     async def main() -> None:
         swarm = SyntheticSwarm(peers=2, now=NOW, rounds=1)
-        site = site_of(swarm, tmp_path, Clock())
-        reader = Reader(site.app(token=None, host="127.0.0.1"))
+        site = site_of(swarm, Clock())
+        reader = Reader(site.app(token="unused", host="127.0.0.1"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             await reader.pieces.receive()
@@ -66,12 +65,12 @@ def test_an_event_is_told_without_waiting_for_the_next_look(tmp_path: Path) -> N
     trio.run(main)
 
 
-def test_a_squeezed_feed_can_be_read_as_it_comes(tmp_path: Path) -> None:
+def test_a_squeezed_feed_can_be_read_as_it_comes() -> None:
     async def main() -> None:
         clock = Clock()
         swarm = SyntheticSwarm(peers=50, now=NOW, rounds=5)
-        site = site_of(swarm, tmp_path, clock)
-        reader = Reader(site.app(token=None, host="127.0.0.1"), headers={"accept-encoding": "gzip, br"})
+        site = site_of(swarm, clock)
+        reader = Reader(site.app(token="unused", host="127.0.0.1"), headers={"accept-encoding": "gzip, br"})
         unsqueeze = zlib.decompressobj(16 + zlib.MAX_WBITS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
@@ -89,12 +88,12 @@ def test_a_squeezed_feed_can_be_read_as_it_comes(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_a_viewer_that_does_not_read_is_let_go_and_the_others_miss_nothing(tmp_path: Path) -> None:
+def test_a_viewer_that_does_not_read_is_let_go_and_the_others_miss_nothing() -> None:
     async def main() -> None:
         clock = Clock()
         swarm = SyntheticSwarm(peers=2, now=NOW, rounds=1)
-        site = site_of(swarm, tmp_path, clock)
-        app = site.app(token=None, host="127.0.0.1")
+        site = site_of(swarm, clock)
+        app = site.app(token="unused", host="127.0.0.1")
         stuck, reader = Reader(app, takes=3), Reader(app)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stuck.run)
@@ -113,11 +112,11 @@ def test_a_viewer_that_does_not_read_is_let_go_and_the_others_miss_nothing(tmp_p
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_there_is_room_for_so_many_viewers_and_again_when_one_goes(tmp_path: Path) -> None:
+def test_there_is_room_for_so_many_viewers_and_again_when_one_goes() -> None:
     async def main() -> None:
         swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
-        site = site_of(swarm, tmp_path)
-        app = site.app(token=None, host="127.0.0.1")
+        site = site_of(swarm)
+        app = site.app(token="unused", host="127.0.0.1")
         readers = [Reader(app) for _ in range(VIEWER_LIMIT)]
         async with trio.open_nursery() as nursery:
             for reader in readers:
@@ -137,10 +136,10 @@ def test_there_is_room_for_so_many_viewers_and_again_when_one_goes(tmp_path: Pat
     trio.run(main)
 
 
-def test_where_nothing_happens_a_line_says_so_now_and_then(tmp_path: Path) -> None:
+def test_where_nothing_happens_a_line_says_so_now_and_then() -> None:
     async def main() -> None:
-        site = site_of(SyntheticSwarm(peers=1, now=NOW, rounds=1), tmp_path)
-        reader = Reader(site.app(token=None, host="127.0.0.1"))
+        site = site_of(SyntheticSwarm(peers=1, now=NOW, rounds=1))
+        reader = Reader(site.app(token="unused", host="127.0.0.1"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             await reader.pieces.receive()

@@ -180,3 +180,36 @@ def test_gossip_and_late_states_end_rounds_too() -> None:
     first, second = rounds.rounds
     assert (first.state, first.partner, first.tokens, first.ended) == ("stepped", "12D3KooWpartner", 64, 15.0)
     assert (second.state, second.ended) == ("skipped", 26.0)
+
+
+def test_who_trains_no_more_has_no_speed_and_who_left_is_no_fault() -> None:
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3)
+    model = Model()
+    follow(model, swarm)
+    left = swarm.part()
+    swarm.paused = True
+    swarm.advance(NOW + 0.1)
+    follow(model, swarm)
+    facts = swarm.look()
+    resting = next(peer.peer for peer in facts.peers if peer.reach == "direct")
+    peers = [msgspec.structs.replace(peer, phase="paused") if peer.peer == resting else peer for peer in facts.peers]
+    assert all(peer.tokens_per_s > 0 for peer in peers if peer.peer != left)  # a record keeps the last speed
+    model.see(msgspec.structs.replace(facts, peers=peers), NOW + 1, NOW + 1)
+    found = plain(model.snapshot())
+    assert found["peers"][left]["speed"] == found["peers"][resting]["speed"] == 0
+    assert found["node"]["tokens_per_s"] == 0
+    others = [peer["speed"] for peer in found["peers"].values()]
+    assert found["node"]["swarm_tokens_per_s"] == pytest.approx(sum(others), rel=0.01)
+    told = found["happenings"][-1]
+    assert (told["kind"], told["severity"], told["peer"]) == ("departed", "info", left)
+    assert all(not round["faults"] for round in found["rounds"])
+
+
+def test_the_device_is_the_one_that_the_trainer_took() -> None:
+    swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+    model = Model()
+    follow(model, swarm)
+    assert plain(model.snapshot())["node"]["device"] == "cuda"
+    model.hear({"at": NOW, "event": "trainer_started", "device": "cuda:1", "import_s": 1.0})
+    follow(model, swarm)
+    assert plain(model.snapshot())["node"]["device"] == "cuda:1"

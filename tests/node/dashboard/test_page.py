@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.node.dashboard.facts import BanFacts
+from shoal.node.dashboard.token import load_token
 from shoal.testnet.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.browser import Page, Served, browsing
 
@@ -132,9 +134,22 @@ def test_pause_and_leave_are_asked_about_first(tmp_path: Path) -> None:
         assert served.swarm.orders == []
         page.click("#pause")
         page.click("#ask-yes")
+        page.until("document.getElementById('key').open")
+        assert "shoal status" in page.text("#key")
+        page.click("#key-cancel")
+        assert served.swarm.orders == []
+        page.click("#pause")
+        page.click("#ask-yes")
+        for given in ("not the token", load_token(tmp_path)):
+            page.until("document.getElementById('key').open")
+            page.driver.find_element("id", "token").send_keys(given, "\ue007")  # Enter
+        page.until("document.getElementById('pause').textContent === 'Resume'")
+        assert page.text("#banner").startswith("This node is paused")
+        page.driver.refresh()
         page.until("document.getElementById('pause').textContent === 'Resume'")
         page.click("#pause")
         page.until("document.getElementById('pause').textContent === 'Pause'")
+        assert page.run("return document.getElementById('banner').hidden")
         page.click("#leave")
         assert "says goodbye" in page.text("#ask-text")
         page.click("#ask-yes")
@@ -143,6 +158,55 @@ def test_pause_and_leave_are_asked_about_first(tmp_path: Path) -> None:
         served.stop()
         page.until("!document.getElementById('banner').hidden")
         assert page.text("#banner").startswith("This node has left the swarm")
+
+
+@pytest.mark.long
+def test_the_link_of_the_nodes_user_orders_at_once_and_leaves_no_token_in_the_address(tmp_path: Path) -> None:
+    with Served(swarm_of(3), tmp_path) as served, browsing() as page:
+        page.driver.get(served.link)
+        page.until("document.body.dataset.seq")
+        assert page.driver.current_url == served.url
+        page.click("#pause")
+        page.click("#ask-yes")
+        page.until("document.getElementById('pause').textContent === 'Resume'")
+        assert served.swarm.orders == ["pause"]
+        assert_clean(page)
+
+
+@pytest.mark.long
+def test_the_page_says_what_to_do_where_rounds_wait_and_who_is_banned(tmp_path: Path) -> None:
+    swarm = swarm_of(4)
+    with Served(swarm, tmp_path) as served, browsing() as page:
+        opened(page, served)
+        others = [peer.peer for peer in swarm.look().peers if peer.reach != "self"]
+        left: list[str] = []
+        served.do(lambda: left.append(swarm.part()))
+        page.until("[...document.querySelectorAll('#happenings li')].some(e => e.textContent.endsWith('has left'))")
+        assert page.count("#happenings .bad") == 0
+        page.until("document.querySelectorAll('#peers .badge.leaving').length === 1")
+
+        def stall() -> None:
+            swarm.kill(2)
+            swarm.phase = "no quorum"
+
+        served.do(stall)
+        page.until("document.getElementById('banner').textContent.startsWith('Rounds wait for a majority')")
+        assert "shoal rebase --forget" in page.text("#banner")
+        me = swarm.look().node.peer
+        proof = "ab" * 32
+        for peer, until in ((others[0], 44), (me, None)):
+            served.do(
+                lambda peer=peer, until=until: setattr(  # type: ignore[misc]
+                    swarm, "bans", (*swarm.bans, BanFacts(peer=peer, round=14, until=until, evidence=proof))
+                )
+            )
+        page.until("document.querySelectorAll('#bans tbody tr').length === 2")
+        told = page.text("#bans tbody")
+        assert others[0][-6:] in told
+        assert "round 44" in told
+        assert "for ever" in told
+        assert page.text("#banner").startswith("The swarm banned this node for ever")
+        assert_clean(page)
 
 
 @pytest.mark.long

@@ -49,11 +49,11 @@ def install_family(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
-def sharing_manifest(manifest: Manifest, **rollouts: object) -> Manifest:
-    """The same swarm, but one that shares rollouts of the family `even`."""
+def sharing_manifest(manifest: Manifest, *, sync: dict[str, object] | None = None, **rollouts: object) -> Manifest:
+    """The same swarm, but one that shares rollouts of the family `even`; sync: beside averaging policies."""
     tables = msgspec.to_builtins(manifest)
     tables["workload"] = {"name": "char-policy", "options": TINY_POLICY}
-    tables["sync"] = {"strategy": "rollouts"}
+    tables["sync"] = sync or {"strategy": "rollouts"}
     tables["rollouts"] = {
         "tasks": [{"family": "even"}],
         "local": 3,
@@ -65,11 +65,18 @@ def sharing_manifest(manifest: Manifest, **rollouts: object) -> Manifest:
     return validate_manifest(tables, source="the test's manifest")
 
 
-def sharing_swarm(workplace: Path, monkeypatch: pytest.MonkeyPatch, *, nodes: int, **rollouts: object) -> Swarm:
+def sharing_swarm(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    nodes: int,
+    sync: dict[str, object] | None = None,
+    **rollouts: object,
+) -> Swarm:
     """Nodes of such a swarm, not yet started."""
     install_family(workplace / "families", monkeypatch)
     swarm = Swarm(workplace, nodes=nodes)
-    swarm.manifest = sharing_manifest(swarm.manifest, **rollouts)
+    swarm.manifest = sharing_manifest(swarm.manifest, sync=sync, **rollouts)
     swarm.manifest_path.write_text(render_manifest(swarm.manifest))
     return swarm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +166,19 @@ def test_settings_that_cannot_work_are_refused() -> None:
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="end-of-text"):
         CausalLMPolicy(new_model(), tokenizer, CausalLMSettings(prompt_tokens=8, completion_tokens=8))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_an_exported_policy_is_a_model_of_hugging_face(tmp_path: Path, lora_rank: int) -> None:
+    policy = new_policy(lora_rank=lora_rank)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    prompt = policy.encode_prompt(PROMPTS[0])
+    expected = whole_forward(policy, prompt, [2, 3, 1])
+    policy.export(tmp_path)
+    folder = tmp_path / "huggingface"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    again = CausalLMPolicy(model, tokenizer, CausalLMSettings(prompt_tokens=12, completion_tokens=8))
+    assert torch.allclose(whole_forward(again, again.encode_prompt(PROMPTS[0]), [2, 3, 1]), expected, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 
 from shoal.node.sapo import judge as judge_module
 from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
-from shoal.node.sapo.trust import Trust
+from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
+from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
@@ -212,6 +214,17 @@ def test_generator_that_fails_is_an_unknown_task() -> None:
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
     offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
     assert refusal(judge, offer, encode_group(group)) == Reason.UNKNOWN_TASK
+
+
+def test_a_text_that_is_not_scored_in_time_is_no_wrong_hint() -> None:
+    def late(pairs: Sequence[tuple[Task, str]]) -> list[float | None]:
+        return [*score(pairs)[:-1], None]
+
+    trust = Trust()
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=late, trust=trust)
+    assert refusal(judge, *offer_of(group_of(ALICE))) == Reason.UNSCORED
+    assert judge.rejected[Reason.HINT] == 0
+    assert 0 < trust.demerits(ALICE) < 0.5 * WEIGHTS[Reason.HINT]  # but not for nothing, since it costs time
 
 
 def test_scorer_that_fails_is_nobodys_fault() -> None:

@@ -169,8 +169,8 @@ def test_sandbox_survives_what_hangs_hogs_and_crashes_and_scores_the_rest(scorer
     first, second, third = tasks
     spoiled = scorer.spoiled
     began = time.monotonic()
-    pairs = {
-        (first, "while True: pass"): 0.0,
+    pairs: dict[tuple[Task, str], float | None] = {
+        (first, "while True: pass"): None,
         (first, HONEST): 0.75,
         (first, "import os; os._exit(0)"): 0.0,
         (second, attempt("ctypes.string_at(0)")): 0.0,
@@ -192,7 +192,7 @@ def test_sandbox_survives_what_hangs_hogs_and_crashes_and_scores_the_rest(scorer
         (third, "#" + "x" * (1 << 15)): 0.0,
         (third, HONEST): 0.75,
     }
-    rewards = scorer.score_many(list(pairs))
+    rewards = scorer.score_each(list(pairs))
     assert dict(zip(pairs, rewards, strict=True)) == pairs
     assert scorer.spoiled == spoiled + 3
     assert time.monotonic() - began < TEXT_LIMIT_S + 20
@@ -215,8 +215,8 @@ def test_sandbox_texts_of_one_task_share_a_bound_in_time(source: TaskSource, tas
         patch.syspath_prepend(str(ROOT))
         assert scorer.score_many([(tasks[0], HONEST)]) == [0.75]
         began = time.monotonic()
-        rewards = scorer.score_many([*[(tasks[0], "while True: pass")] * 64, (tasks[1], HONEST)])
-        assert rewards == [0.0] * 64 + [0.75]
+        rewards = scorer.score_each([*[(tasks[0], "while True: pass")] * 64, (tasks[1], HONEST)])
+        assert rewards == [None] * 64 + [0.75]
         assert 1 <= scorer.spoiled <= 3
         assert time.monotonic() - began < 20
 
@@ -240,6 +240,7 @@ def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: T
 
 def test_sandbox_family_that_cannot_make_its_task_scores_nothing(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["unmakeable"].make({}, 1, 0)
+    assert scorer.score_each([(task, HONEST)]) == [None]
     assert scorer.score_many([(task, HONEST)]) == [0.0]
 
 

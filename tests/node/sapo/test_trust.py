@@ -62,7 +62,7 @@ def test_what_is_nobodys_fault_costs_nothing() -> None:
     for reason in set(Reason) - WEIGHTS.keys():
         trust.fault(ALICE, reason)
     assert trust.demerits(ALICE) == 0
-    assert {Reason.NO_VARIANCE, Reason.UNSCORED, Reason.UNSAFE_FAMILY} <= set(Reason) - WEIGHTS.keys()
+    assert {Reason.NO_VARIANCE, Reason.UNSAFE_FAMILY} <= set(Reason) - WEIGHTS.keys()
 
 
 def test_peers_are_bounded_and_the_best_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 from shoal.node.sapo.char_model import CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GeneratedGroup
-from shoal.node.sapo.grpo import Batch, GrpoSettings, grpo_loss
+from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, grpo_loss
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from tests.node.sapo.sums import foreign_group, sum_task
@@ -34,8 +36,8 @@ def some_rows(policy: CharPolicy) -> list[Row]:
     ]
 
 
-def plain_update(policy: CharPolicy, rows: list[Row]) -> None:
-    """One update over all rows, those without advantage too, as the formula has it."""
+def plain_update(policy: CharPolicy, rows: list[Row], settings: GrpoSettings) -> None:
+    """One update over all rows, those without gradient too, as the formula has it."""
     samples = [row.sample for row in rows]
     with torch.no_grad():
         old = policy.log_probs(samples)
@@ -49,7 +51,7 @@ def plain_update(policy: CharPolicy, rows: list[Row]) -> None:
         external=torch.tensor([row.old is None for row in rows]),
     )
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, eps=1e-3)
-    grpo_loss(policy.log_probs(samples), batch, GrpoSettings(external="damped")).backward()  # type: ignore[no-untyped-call]
+    grpo_loss(policy.log_probs(samples), batch, settings).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
 
@@ -62,12 +64,13 @@ def _smooth_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_smooth_optimizer")
-def test_an_update_is_that_of_the_whole_batch_though_rows_without_advantage_are_left_out() -> None:
+@pytest.mark.parametrize("terms", get_args(ExternalTerms))
+def test_an_update_is_that_of_the_whole_batch_though_rows_without_gradient_are_left_out(terms: ExternalTerms) -> None:
     policies = [CharPolicy(SETTINGS, seed=1) for _ in range(2)]
     rows = some_rows(policies[0])
-    settings = UpdateSettings(learning_rate=RATE, grpo=GrpoSettings(external="damped"))
+    settings = UpdateSettings(learning_rate=RATE, grpo=GrpoSettings(external=terms))
     Updater(policies[0], settings, generator=torch.Generator().manual_seed(1)).train(rows)
-    plain_update(policies[1], rows)
+    plain_update(policies[1], rows, settings.grpo)
     fresh = CharPolicy(SETTINGS, seed=1)
     for one, other, before in zip(*(policy.parameters() for policy in (*policies, fresh)), strict=True):
         assert torch.allclose(one, other, atol=1e-6)

@@ -1,0 +1,35 @@
+// The one line above everything: what stands in the way, and what the node's user can do about it.
+
+import { plural, short } from "./text.js";
+
+const NAMED = 3;
+
+const until = (ban) => (ban.until == null ? "for ever" : `until round ${ban.until}`);
+
+function names(peers) {
+  const more = peers.length - NAMED;
+  return peers.slice(0, NAMED).map(short).join(", ") + (more > 0 ? ` and ${plural(more, "other")}` : "");
+}
+
+// What to say of a node that answers, the worst first; null where nothing has to be said. soft: nothing is broken.
+export function noticeOf(node) {
+  const own = (node.bans ?? []).find((ban) => ban.peer === node.peer);
+  if (own) {
+    return {
+      soft: false,
+      first: `The swarm banned this node ${until(own)} and does without it.`,
+      rest: "Most often one key ran in two places, or an old copy of a data folder was put back. The proof lies in `evidence/` of the other nodes’ data folders, and `shoal evidence` checks it. Ask whoever holds the authority’s key.",
+    };
+  }
+  if (node.phase === "no quorum") {
+    const here = node.members - node.missing.length;
+    const whom = node.missing.length ? ` Start ${names(node.missing)} again, each with its \`--data-dir\`.` : "";
+    return {
+      soft: false,
+      first: `Rounds wait for a majority: ${here} of ${plural(node.members, "member")} here.`,
+      rest: `This node trains on alone meanwhile.${whom} For members that are gone for good there is \`shoal rebase --forget\`, where the authority’s key is.`,
+    };
+  }
+  if (node.paused) return { soft: true, first: "This node is paused.", rest: "It votes and keeps the state, but trains nothing until you resume it." };
+  return null;
+}

@@ -1,0 +1,82 @@
+"""An agent whose policy is averaged over the swarm: its rounds are the inner steps of the node's own training loop.
+
+The agent attaches to its node as a training loop of a user's own does. A step of its optimizer is an inner step; after
+as many as the swarm makes between two averages the node contributes what the agent has learnt since the last, and the
+agent's policy moves to the new common parameters in place. The exchange of rollouts goes on beside it, and knows
+nothing of it. The optimizer's moments are the agent's own and are kept.
+
+The parameters of the first founder after its warm-up are the swarm's first state.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from torch import nn
+
+from shoal.node.loop_client import LoopClient, NoDaemon, attach
+from shoal.node.loop_daemon import POLL_S, LoopDaemon
+from shoal.node.own_loop import Swarm
+from shoal.node.sapo.learner import Learner, RoundReport
+from shoal.node.sapo.policy import Policy, trained_parameters
+from shoal.node.trainer_messages import Layout
+from shoal.protocol.errors import NetworkError
+
+METRIC = "missing of reward 1"
+"""What is reported as the loss."""
+ATTACH_DEADLINE_S = 120.0
+
+
+class Averaging(Swarm):
+    """The agent's place in its node's rounds; a context manager, which may wait for the swarm to have a state."""
+
+    def __init__(self, learner: Learner, data_dir: Path) -> None:
+        """data_dir: of the node that started this agent. Raises ConfigError for parameters that cannot be averaged."""
+        super().__init__(
+            module_of(learner.policy),
+            learner.optimizer,
+            data_dir / "swarm.toml",
+            data_dir=data_dir,
+            wait_s=math.inf,
+        )
+        self._metric = METRIC
+
+    def count(self, report: RoundReport, *, group_size: int) -> bool:
+        """Say that the agent made a round; its weight is the completions in it. Returns whether the node is there.
+
+        May wait for other nodes, and moves the policy's parameters when a round of the swarm is done.
+        """
+        return self.step(tokens=(report.local + report.external) * group_size, loss=1 - report.reward)
+
+    def _found(self) -> LoopDaemon:
+        return OwnDaemon(self._data_dir, None, 0)
+
+
+class OwnDaemon(LoopDaemon):
+    """The daemon that started this agent: it is there, and takes the agent as soon as it is ready for it."""
+
+    def attach(self, *, layout: Layout, metric: str, device: str) -> LoopClient:
+        """See `LoopDaemon`."""
+        ends_at = time.monotonic() + ATTACH_DEADLINE_S
+        while True:
+            try:
+                return attach(self.data_dir, layout=layout, metric=metric, device=device)
+            except NoDaemon:
+                if time.monotonic() > ends_at:
+                    raise NetworkError(
+                        f"the node on {self.data_dir} does not take its own agent; see its log"
+                    ) from None
+            time.sleep(POLL_S)
+
+
+def module_of(policy: Policy) -> nn.Module:
+    """A module with the policy's trained parameters, and no other that is trained."""
+    trained = list(trained_parameters(policy).values())
+    model = getattr(policy, "model", None)
+    if isinstance(model, nn.Module):
+        held = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        if held == {id(parameter) for parameter in trained}:
+            return model
+    return nn.ParameterList(trained)

@@ -1,0 +1,118 @@
+"""A member's watch over the lead of its view: how long it waits, and when it moves to the next view.
+
+    the living are no quorum                            ─► wait: nothing can be expected
+    its view lacks the votes that it needs              ─► the view where all meet (meeting.py)
+    the lead died, left, or is accused by enough        ─► the next view, at once
+    the lead has not been met, nor anybody moved on     ─► the same, after `MEETING_S`
+    the lead says nothing for too long (patience.py)    ─► the same
+
+When a swarm starts, or a member is started again, links come up one by one, and a quorum is often there before the
+lead's. So a lead that this member has not met yet is no dead one. A member that begins a later round with a quorum
+has met everyone who lives: whoever is missing then is dead.
+"""
+
+from __future__ import annotations
+
+from shoal.protocol import patience
+from shoal.protocol.facts import RoundFacts
+from shoal.protocol.identity import PeerId
+from shoal.protocol.meeting import APART_S, meeting_view
+from shoal.protocol.patience import SILENCE_S, Patience, Since, doubled
+
+MEETING_S = 2.0
+"""So long a member that has a quorum waits for a lead that it has not met since it was started."""
+
+
+class LeadWatch:
+    """What a member thinks of the lead of its view."""
+
+    def __init__(self, facts: RoundFacts) -> None:
+        self._facts = facts
+        self._patience = Patience(facts.settings)
+        self._others_reported = Since()
+        self._apart = Since()
+        self._together = Since()
+        self._unmet: set[PeerId] | None = None
+        self._heard_at = float("-inf")
+
+    @property
+    def stage_since(self) -> float:
+        """When the stage of the view began."""
+        return self._patience.since
+
+    def look(self) -> None:
+        """Note who is alive: whoever was alive once and is not any more is gone."""
+        facts = self._facts
+        if self._unmet is None:
+            begins = facts.previous.round == 0 or not facts.has_quorum()
+            self._unmet = set(facts.previous.members) if begins else set()
+        self._unmet -= facts.alive
+
+    def heard(self, now: float) -> None:
+        """The lead said again what it planned."""
+        self._heard_at = now
+
+    def note_stage(self, now: float) -> None:
+        """Where the round stands for this member."""
+        self._patience.note(self._facts.agreement.view, self._stage(), self._facts.plan, now)
+
+    def wanted_view(self, now: float) -> int | None:
+        """The view that this member should move to, if any."""
+        facts = self._facts
+        view = facts.agreement.view
+        if not facts.agreement.member or not facts.has_quorum():
+            self._patience.renew(now)
+            self._apart.at = self._together.at = None
+            return None
+        together_s = self._together.note(True, now)
+        promised = facts.agreement.promised()
+        meeting = meeting_view(facts.previous, view, promised, facts.alive, facts.leaves)
+        if self._apart.note(meeting > view, now) >= APART_S:
+            return meeting
+        leader = facts.agreement.lead(view)
+        moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
+        awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
+        gone = leader in facts.leaves or (leader not in facts.alive and not awaited)
+        silent = self._is_silent(leader, now)
+        if gone or silent or self._is_accused(leader) or self._patience.over(now):
+            return self._next_view(view)
+        return None
+
+    def _stage(self) -> str:
+        facts = self._facts
+        if facts.agreement.proposed:
+            return patience.VOTE
+        if facts.my_report() is not None:
+            return patience.PROPOSE
+        if facts.plan is not None:
+            return patience.REDUCE
+        return patience.TRAIN if facts.gathering.half_ready_at is None else patience.PLAN
+
+    def _is_accused(self, leader: PeerId) -> bool:
+        """Whether enough accuse it. What was said about a plan of an earlier view is no word against this lead."""
+        facts, plan = self._facts, self._facts.plan
+        if plan is None or plan.view != facts.agreement.view:
+            return False
+        return leader in facts.accusations.believed(plan, facts.alive, facts.suspected) - {facts.me}
+
+    def _is_silent(self, leader: PeerId, now: float) -> bool:
+        """Whether the lead should have proposed, or planned, and either has had its time or cannot be reached."""
+        facts, stage = self._facts, self._stage()
+        view, plan = facts.agreement.view, facts.plan
+        waits = stage == patience.PROPOSE and plan is not None and plan.view == view
+        all_reported = waits and plan is not None and facts.remaining(plan) - {leader} <= facts.reported(plan)
+        waited_s = self._others_reported.note(all_reported and leader != facts.me, now)
+        if self._others_reported.at is not None:
+            took_s = self._others_reported.at - facts.planned_at
+            if min(waited_s, now - self._heard_at) >= doubled(max(SILENCE_S, took_s), view):
+                return True
+        return stage in (patience.PLAN, patience.PROPOSE) and leader in facts.suspected
+
+    def _next_view(self, view: int) -> int:
+        """The next view whose lead is believed alive."""
+        facts = self._facts
+        for ahead in range(view + 1, view + 1 + len(facts.previous.members)):
+            leader = facts.agreement.lead(ahead)
+            if leader in facts.alive and leader not in facts.leaves:
+                return ahead
+        return view + 1

@@ -1,0 +1,106 @@
+"""Where addresses that others name may lead a node's dials: nobody shall send a swarm against a third party.
+
+A record is signed by its peer, which may put any address into it, and only a handshake shows who is there. So:
+
+* Each host and port is dialled `TARGET_BURST` times, then every `1 / TARGET_PER_S`, whoever names it, and each public
+  host `HOST_BURST` times, then `HOST_PER_S`, until somebody is reached there. All DNS names but those that this node's
+  user gave count as one target.
+* Of one peer at most ADDRESSES_LIMIT addresses are tried.
+* Loopback is tried only of a peer that names nothing but this machine's own addresses.
+* Private addresses of networks in which this machine is not are tried only of a peer that names no public one.
+
+For an address through a relay that is not connected the relay's own address counts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+import trio
+
+from shoal.protocol.address import Address
+from shoal.protocol.errors import ConfigError
+from shoal.swarm.circuit_address import CircuitAddress, parse_any
+from shoal.swarm.limits import Rates
+from shoal.swarm.networks import in_dialling_order, is_private, own_hosts, own_networks
+
+ADDRESSES_LIMIT = 8
+TARGET_PER_S, TARGET_BURST = 1 / 15, 16.0
+HOST_PER_S, HOST_BURST = 1.0, 128.0
+NAMED_LIMIT = 1024
+_ANY_NAME = ("a name that others gave", 0)
+
+
+class DialTargets:
+    """What one node has dialled in vain. Use from trio's thread."""
+
+    def __init__(self) -> None:
+        self._targets: Rates[tuple[str, int]] = Rates(TARGET_PER_S, TARGET_BURST)
+        self._hosts: Rates[str] = Rates(HOST_PER_S, HOST_BURST)
+        self._named: set[str] = set()
+
+    def named(self, address: Address | CircuitAddress) -> None:
+        """This node's user gave an address: its host counts for itself, though it be a name."""
+        if len(self._named) < NAMED_LIMIT:
+            self._named.add(_direct(address).host)
+
+    def may_dial(self, address: Address | CircuitAddress) -> bool:
+        """Whether to dial here once more; if so it is counted."""
+        now, host = trio.current_time(), _direct(address).host
+        return self._targets.take(self._target(address), now) and (is_private(host) or self._hosts.take(host, now))
+
+    def reached(self, address: Address | CircuitAddress) -> None:
+        """A peer of the swarm has proven to be there."""
+        self._targets.forget(self._target(address))
+        self._hosts.forget(_direct(address).host)
+
+    def _target(self, address: Address | CircuitAddress) -> tuple[str, int]:
+        direct = _direct(address)
+        if _is_name(direct.host) and direct.host not in self._named:
+            return _ANY_NAME
+        return direct.host, direct.port
+
+
+def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Of what one peer is said to have, what is tried, in that order. What is no address is left in."""
+    hosts = {host for text in addresses if (host := _host(text)) is not None}
+    mine = own_hosts() if any(_is_loopback(host) for host in hosts) else frozenset[str]()
+    here = all(_is_loopback(host) or host in mine for host in hosts)
+    public = any(not is_private(host) for host in hosts)
+    networks = own_networks() if public and any(map(is_private, hosts)) else ()
+
+    def may(host: str | None) -> bool:
+        if host is None:
+            return True
+        if _is_loopback(host):
+            return here
+        return not (public and is_private(host)) or any(ipaddress.ip_address(host) in network for network in networks)
+
+    kept = [text for text in addresses if may(_host(text))]
+    return in_dialling_order(kept)[:ADDRESSES_LIMIT]
+
+
+def _direct(address: Address | CircuitAddress) -> Address:
+    return address.relay if isinstance(address, CircuitAddress) else address
+
+
+def _host(text: str) -> str | None:
+    """The IP address in a direct address; None for a name, a way through a relay, or what is no address."""
+    try:
+        parsed = parse_any(text)
+    except ConfigError:
+        return None
+    return None if isinstance(parsed, CircuitAddress) or _is_name(parsed.host) else parsed.host
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback

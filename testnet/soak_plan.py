@@ -1,0 +1,81 @@
+"""What strikes the swarm of a soak: a fault every period, drawn from one seed.
+
+The first half of the nodes is *steady*: faults strike them too, but never end their processes, so that those can be
+watched from the beginning of the soak to its end. The processes of the others end and begin again and again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from shoal.protocol.errors import ConfigError
+
+Kind = Literal["kill", "leave", "corrupt", "stop", "cut", "partition", "halves", "slow"]
+"""kill: SIGKILL, and a start after a while; leave: asked to leave, and back after a while; corrupt: a bit in every file
+of state flipped, then as kill. stop: SIGSTOP for a while. cut: all lanes broken. partition: nobody reaches the node for
+a while; halves: two nodes and the others do not reach each other. slow: its link carries little for a while."""
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+ENDING: Final = ("kill", "leave", "corrupt")
+"""Kinds that end a process: not for steady nodes."""
+LINKED: Final = ("partition", "halves", "slow")
+"""Kinds that need network namespaces."""
+NODES: Final = range(3, 17)
+MINUTES_LIMIT: Final = 24 * 60.0
+AWAY_S: Final = (2.0, 15.0)
+"""For how long a node is away, stopped or apart: from within the detector's patience to well beyond it."""
+SLOW_S: Final = 20.0
+SLOW_MBIT: Final = 2.0
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. at_s: so long after the swarm began to train; nodes: whom it strikes; lasts_s: until it is undone."""
+
+    number: int
+    at_s: float
+    kind: Kind
+    nodes: tuple[int, ...]
+    lasts_s: float
+
+
+def steady_of(nodes: int) -> range:
+    """The nodes whose processes no fault ends."""
+    return range(nodes // 2)
+
+
+def draw_strikes(
+    seed: int, *, nodes: int, seconds: float, period_s: float, kinds: Sequence[Kind] = KINDS
+) -> tuple[Strike, ...]:
+    """The faults of a soak that lasts so long: one a period, none in the first and in the last.
+
+    Kinds come from shuffled decks, so that each has its share. Raises ConfigError.
+    """
+    if nodes not in NODES:
+        raise ConfigError(f"--nodes: a soak has {NODES[0]} to {NODES[-1]} of them, not {nodes}")
+    if not 0 < seconds <= MINUTES_LIMIT * 60:
+        raise ConfigError(f"--minutes: more than 0 and at most {MINUTES_LIMIT:.0f}")
+    if not period_s > 0:
+        raise ConfigError("--period: a number of seconds between two faults, more than 0")
+    count = max(0, int(seconds / period_s) - 1)
+    dealer = random.Random(f"{seed}:soak")
+    deck: list[Kind] = []
+    while len(deck) < count:
+        deck += dealer.sample(kinds, len(kinds))
+    return tuple(
+        _draw(random.Random(f"{seed}:soak:{at}"), at + 1, (at + 1) * period_s, deck[at], nodes) for at in range(count)
+    )
+
+
+def _draw(draw: random.Random, number: int, at_s: float, kind: Kind, nodes: int) -> Strike:
+    lasts_s = SLOW_S if kind == "slow" else 0.0 if kind == "cut" else round(draw.uniform(*AWAY_S), 3)
+    if kind == "halves":
+        struck = tuple(sorted(draw.sample(range(nodes), nodes // 2)))
+    elif kind in ENDING:
+        struck = (draw.randrange(steady_of(nodes).stop, nodes),)
+    else:
+        struck = (draw.randrange(nodes),)
+    return Strike(number=number, at_s=round(at_s, 3), kind=kind, nodes=struck, lasts_s=lasts_s)

@@ -1,0 +1,66 @@
+"""Real nodes that share rollouts and average their policies: certified rounds, and an exchange beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from shoal.cli.main import execute
+from tests.node.lab import Node, assert_exact, assert_one_line, eventually, shoal
+from tests.node.sapo.agent_lab import origins, sharing_swarm
+
+STEPS = 2
+
+pytestmark = pytest.mark.long
+
+
+def exported(node: Node, out: Path) -> dict[str, object]:
+    """The certified parameters that the node ends with, by name."""
+    assert execute(["export", str(node.folder), "--out", str(out)]) == 0
+    return {name: value.tolist() for name, value in load_file(out / "model.safetensors").items()}
+
+
+def contributed_after(node: Node, at: float) -> bool:
+    return any(event["at"] > at for event in node.events("contributed"))
+
+
+def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_back_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync: dict[str, object] = {"strategy": "diloco", "inner_steps": STEPS, "balance": False}
+    with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync) as swarm:
+        one, other = swarm.nodes
+        one.start()
+        other.start(join=[one])
+        other.wait("certified")
+        first = other.wait("agent_started")
+        status = other.ask("status")
+        assert status["digest"] is not None
+        assert status["rollouts"]["role"] == "train"
+        os.kill(first["pid"], signal.SIGKILL)
+        other.wait("agent_died")
+        again = eventually(lambda: other.events("agent_started")[1:], "a second agent")[0]
+        assert again["restored"] is not None
+        eventually(lambda: contributed_after(other, again["at"]), "its node contributes again")
+        eventually(lambda: origins(one)[other.peer_id] and origins(other)[one.peer_id], "each took from the other")
+        for node in (other, one):
+            node.ask("leave")
+            assert node.wait_exit() == 0, node.log
+
+        rounds = max(event["round"] for event in other.events("certified"))
+        assert_exact(swarm.report(rounds))
+        made = max(event["round"] for event in one.events("contributed"))
+        assert len(one.events("rollouts")) >= STEPS * made  # every inner step is a round of the agent
+        names = set(exported(one, tmp_path / "model"))
+        assert {"blocks.0.qkv.weight", "embed.weight", "head.weight"} <= names
+
+
+def test_every_node_of_such_a_swarm_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sharing_swarm(tmp_path, monkeypatch, nodes=1, sync={"strategy": "diloco", "inner_steps": 2}) as swarm:
+        refused = shoal("run", str(swarm.manifest_path), "--data-dir", str(tmp_path / "x"), "--rollouts", "judge")
+        assert refused.returncode == 2
+        assert_one_line(refused.stderr, "--rollouts judge", "averages")

@@ -1,0 +1,124 @@
+"""When a member gives the lead of its view up: at once if it was there before, later if it has not come yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.certificate import genesis, lead_order
+from shoal.protocol.following import MEETING_S
+from shoal.protocol.messages import Value, ViewChange
+from shoal.protocol.round import RoundMachine
+from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
+from tests.protocol.round_lab import SETTINGS, RoundLab, deal_evenly
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+__all__ = ["paper_signatures"]
+
+MEMBERS = 5
+SOON_S = 0.1
+
+
+def order_of(previous: Value) -> list[PaperIdentity]:
+    """The members in the order in which they lead the round after `previous`."""
+    by_peer = {identity.peer_id: identity for identity in paper_identities(MEMBERS)}
+    return [by_peer[peer] for peer in lead_order(previous)]
+
+
+def machine_of(identity: PaperIdentity, previous: Value) -> RoundMachine:
+    return RoundMachine(
+        identity=identity,
+        previous=previous,
+        state=previous.digest,
+        life=bytes(32),
+        settings=SETTINGS,
+        deal=deal_evenly,
+    )
+
+
+def first_value() -> Value:
+    return genesis(SWARM, [identity.peer_id for identity in paper_identities(MEMBERS)])
+
+
+def later_value() -> Value:
+    """C(1) of the same members."""
+    start = first_value()
+    return value_of(start, plan_hash("a"), lead_order(start)[0])
+
+
+def views(machine: RoundMachine, *looks: tuple[float, set[int]], order: list[PaperIdentity]) -> list[int]:
+    """The view of `machine` after each look at who is alive, by their places in `order`."""
+    seen = []
+    for now, alive in looks:
+        machine.peers_alive([order[place].peer_id for place in alive], now)
+        seen.append(machine.agreement.view)
+    return seen
+
+
+@pytest.mark.parametrize("alone_at_first", [True, False])
+def test_lead_that_has_not_come_yet_is_waited_for_from_the_quorum_on(alone_at_first: bool) -> None:
+    order = order_of(first_value())
+    machine = machine_of(order[4], first_value())
+    looks = [(0.0, {4}), (7.0, {4, 3})] if alone_at_first else []
+    quorum = [(10.0, {1, 2, 3, 4}), (10.0 + MEETING_S - SOON_S, {1, 2, 3, 4}), (10.0 + MEETING_S, {1, 2, 3, 4})]
+    assert views(machine, *looks, *quorum, order=order)[-3:] == [0, 0, 1]
+
+
+def test_wait_for_the_lead_begins_anew_with_a_new_quorum() -> None:
+    order = order_of(first_value())
+    machine = machine_of(order[4], first_value())
+    looks = [(0.0, {1, 2, 3, 4}), (1.5, {3, 4}), (5.0, {1, 2, 3, 4}), (5.0 + MEETING_S - SOON_S, {1, 2, 3, 4})]
+    assert views(machine, *looks, (5.0 + MEETING_S, {1, 2, 3, 4}), order=order) == [0, 0, 0, 0, 1]
+
+
+def test_lead_that_comes_in_time_keeps_its_view() -> None:
+    order = order_of(first_value())
+    machine = machine_of(order[4], first_value())
+    looks = [(0.0, {1, 2, 3, 4}), (1.0, {0, 2, 3, 4}), (9.0, {0, 2, 3, 4})]
+    assert views(machine, *looks, order=order) == [0, 0, 0]
+
+
+def test_lead_that_was_there_is_given_up_at_once() -> None:
+    order = order_of(first_value())
+    machine = machine_of(order[4], first_value())
+    assert views(machine, (0.0, {0, 4}), (0.1, {1, 2, 3, 4}), order=order) == [0, 1]
+
+
+def test_lead_that_died_between_two_rounds_is_given_up_at_once() -> None:
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value())
+    assert views(machine, (0.0, {1, 2, 3, 4}), order=order) == [1]
+
+
+def test_member_that_was_started_again_waits_for_the_lead_of_a_later_round() -> None:
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value())
+    looks = [(0.0, {4}), (1.0, {1, 2, 3, 4}), (1.0 + MEETING_S, {1, 2, 3, 4})]
+    assert views(machine, *looks, order=order) == [0, 0, 1]
+
+
+def test_member_that_knows_better_is_followed_at_once() -> None:
+    order = order_of(first_value())
+    machine, other = machine_of(order[4], first_value()), machine_of(order[3], first_value())
+    assert views(machine, (0.0, {1, 2, 3, 4}), order=order) == [0]
+    (moved,) = [
+        e.message for e in other.agreement.move_to(1) if isinstance(e, Broadcast) and isinstance(e.message, ViewChange)
+    ]
+    machine.receive(other.me, moved, 0.2)
+    assert machine.agreement.view == 1
+
+
+def test_lead_that_never_comes_costs_the_start_that_moment_and_no_more() -> None:
+    """Everyone else is linked when the round begins."""
+    undisturbed = RoundLab(MEMBERS, train_s=0.5)
+    took_s = undisturbed.run_until(undisturbed.height_of_all(1), 10)
+    lab = RoundLab(MEMBERS, train_s=0.5)
+    leader = lab.lead()
+    for number, node in enumerate(lab.nodes):
+        node.alive = {peer: life for peer, life in node.alive.items() if peer != lab.nodes[leader].peer}
+        node.log.clear()
+        if number != leader:
+            lab.restart(number, seen=False)
+    lab.kill(leader)
+    assert lab.run_until(lab.height_of_all(1), 20) < took_s + MEETING_S + 0.5
+    assert lab.members(1) == set(range(MEMBERS)) - {leader}

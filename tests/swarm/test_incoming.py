@@ -1,0 +1,117 @@
+"""Incoming connections: refused before a task is spent on them, in batches with pauses, and never to the end of us."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from shoal.swarm import incoming
+
+
+@asynccontextmanager
+async def door(lets_in: Callable[[str], bool], handle: incoming.Handler) -> AsyncIterator[int]:
+    """A door on loopback; the port."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(incoming.take_in, listeners, lets_in, handle)
+        yield int(listeners[0].socket.getsockname()[1])
+        nursery.cancel_scope.cancel()
+
+
+async def greet(stream: trio.SocketStream, address: str) -> None:
+    await stream.send_all(address.encode())
+
+
+async def connect(port: int, *, source: str = "127.0.0.1") -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
+
+
+async def heard(stream: trio.SocketStream) -> bytes:
+    """What comes until the other closes; raises BrokenResourceError for a reset."""
+    found = b""
+    async with stream:
+        while more := await stream.receive_some():
+            found += more
+    return found
+
+
+def test_who_is_let_in_is_served_and_the_rest_are_reset() -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with door(lambda address: address != "127.0.0.9", greet) as port:
+                assert await heard(await connect(port)) == b"127.0.0.1"
+                assert await heard(await connect(port, source="127.0.0.2")) == b"127.0.0.2"
+                with pytest.raises((trio.BrokenResourceError, OSError)):  # some hear of it before they are connected
+                    await heard(await connect(port, source="127.0.0.9"))
+                assert await heard(await connect(port)) == b"127.0.0.1"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(("welcome", "looked_at"), [(False, 20), (True, 50)])
+def test_after_a_batch_of_refusals_the_backlog_waits(
+    welcome: bool, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "BATCH", 20)
+    monkeypatch.setattr(incoming, "PAUSE_S", 1e6)
+    asked: list[str] = []
+
+    def lets_in(address: str) -> bool:
+        asked.append(address)
+        return welcome
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        callers = [socket.create_connection(listener.socket.getsockname()[:2]) for _ in range(50)]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(incoming.take_in, [listener], lets_in, greet)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(asked) == looked_at
+                nursery.cancel_scope.cancel()
+        for caller in callers:
+            caller.close()
+
+    trio.run(main)
+
+
+def test_running_out_of_files_and_callers_that_hang_up_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "OUT_OF_FILES_S", 0.0)
+    trouble: list[OSError] = [OSError(errno.EMFILE, "too many files"), ConnectionAbortedError()]
+    accept = socket.socket.accept
+
+    def troubled(self: socket.socket) -> object:
+        if trouble:
+            raise trouble.pop(0)
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", troubled)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with door(lambda address: True, greet) as port:
+                assert await heard(await connect(port)) == b"127.0.0.1"
+        assert not trouble
+
+    trio.run(main)
+
+
+def test_connections_are_closed_when_their_handler_returns_or_the_door_ends() -> None:
+    async def wait(stream: trio.SocketStream, address: str) -> None:
+        await stream.send_all(b"in")
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with door(lambda address: True, wait) as port:
+                stream = await connect(port)
+                assert await stream.receive_some() == b"in"
+            assert await heard(stream) == b""
+
+    trio.run(main)
