@@ -73,7 +73,7 @@ class PageService:
                 source=self._source,
                 events=self._events,
                 history=self._history,
-            ).run(listening, host=self._address.host, link=self.link, token=token)
+            ).run(listening, host=self._address.host, url=self.url, token=token)
 
     def heard(self, change: Change) -> None:
         """What became of a peer stands in the event log."""

@@ -63,10 +63,10 @@ class Site:
         self._clock = clock
         self._looked_at = -IDLE_PERIOD_S
 
-    async def run(self, listening: socket.socket, *, host: str, link: str, token: str) -> None:
-        """Serve on a socket bound to `host` until cancelled. link: with the token, for the node's user."""
+    async def run(self, listening: socket.socket, *, host: str, url: str, token: str) -> None:
+        """Serve on a socket bound to `host`, where it is `url`, until cancelled."""
         await self.recall()
-        logger.info("the page of this node is at %s", link)
+        logger.info("the page of this node is at %s; `shoal status` prints the link by which it takes orders", url)
         app = self.app(token=token, host=host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keep_up)
