@@ -471,9 +471,9 @@ class Engine:
     async def _keep_busy(self, machine: RoundMachine, now: float) -> None:
         """Do what solitude advises: train on without a quorum, or contribute where nobody does."""
         may_train = not self._desk.paused and not self.leaving
-        contributed = self._part.made is not None
+        contributed, resting = self._part.made is not None, self._desk.resting
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
-        advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train)
+        advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
         if advice.say_no_quorum:
             self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
         if advice.train_on and not gradients:

@@ -196,7 +196,7 @@ class Finding:
         try:
             await self._links.meet(peer, known.addresses, deadline_s=BOOK_DIAL_DEADLINE_S)
         except NetworkError as error:
-            logger.info("not where it was: %s", error)
+            logger.debug("not where it was: %s", error)
             self._refusals.pop(peer, None)
             self.book.failed(peer)
             self._changed.set()

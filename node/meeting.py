@@ -143,7 +143,7 @@ class Meeting:
         self._said = bool(self._members.links.linked())
         self._sequence += 1
         signed = sign_point(self._identity, self._swarm_id, addresses=addresses, sequence=self._sequence)
-        logger.info("this node's meeting point lies at %d peers", await self._table.announce(signed))
+        logger.debug("this node's meeting point lies at %d peers", await self._table.announce(signed))
 
     async def _meet(self, found: Sequence[bytes]) -> None:
         """Meet those of the swarm whose points hold, a bounded number of them chosen at random."""

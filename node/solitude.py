@@ -1,6 +1,6 @@
 """What a member does when the others do not let it go on: without a quorum, or when nobody makes a contribution.
 
-no quorum for ALONE_S            say so once; when this node has contributed already, train on locally
+no quorum for ALONE_S            say so once; when this node has contributed already, train on locally all the while
 nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all
 """
 
@@ -39,21 +39,22 @@ class Solitude:
     def __init__(self) -> None:
         self.without_quorum = False
         self._quorum_lost_at: float | None = None
-        self._training_on = False
         self._idle_since = 0.0
 
     def begin_round(self, now: float) -> None:
         """Another round begins; whether there is a quorum does not change by that."""
-        self._training_on = False
         self._idle_since = now
 
-    def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool) -> Advice:
-        """Look at the round. `contributed`: this node's contribution is made; `may_train`: neither paused nor going."""
+    def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool, resting: bool) -> Advice:
+        """Look at the round.
+
+        contributed: this node's contribution is made. may_train: neither paused nor going. resting: its trainer has
+        done what it was told.
+        """
         alone = self._alone(machine, now)
         say = alone and not self.without_quorum
         self.without_quorum = alone
-        train_on = alone and contributed and may_train and not self._training_on
-        self._training_on |= train_on
+        train_on = alone and contributed and may_train and resting
         waiting = machine.agreement.member and machine.phase is Phase.PLAN and not contributed and may_train
         if not waiting or not machine.nobody_trains():
             self._idle_since = now

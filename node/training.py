@@ -80,6 +80,8 @@ class TrainingDesk:
         self._wall_s = 0.0
         self._blocked_s = 0.0
         self.paused = False
+        self.resting = True
+        """Whether the trainer has done what it was ordered to."""
         self.loss: float | None = None
         self.metric: float | None = None
         self.tokens_per_s = 0.0
@@ -110,12 +112,14 @@ class TrainingDesk:
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
+            self.resting |= not isinstance(event, Progress)
             if isinstance(event, Contribution):
                 self.speed_is_news = self._steady.measured(event.tokens_per_s)
                 self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
             self._applied.set()
             self._evaluated.set()
+            self.resting = True
 
     async def restarted(self) -> None:
         """Give the new trainer the order that the old one took along, if it was to write S(0)."""
@@ -181,6 +185,7 @@ class TrainingDesk:
             certified_tokens=tokens,
             contribute=contribute,
         )
+        self.resting = False
         await self._trainer.send(order)
 
     async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:

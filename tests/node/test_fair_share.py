@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from shoal.node.fair_share import SteadySpeed, fair_steps
-from shoal.node.trainer_messages import Command, Contribution, Train
+from shoal.node.trainer import Restarted
+from shoal.node.trainer_messages import Command, Contribution, Progress, Train, Trained
 from shoal.node.training import TrainingDesk
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
@@ -138,3 +139,22 @@ def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() 
     assert steps_ordered({PEERS[1]: 100.0, "somebody else": 1.0}, 100.0) == H  # type: ignore[dict-item]
     assert steps_ordered(told, 25.0, contribute=False) == H
     assert steps_ordered(None, 25.0) == H
+
+
+def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
+    trainer = Orders()
+    desk = TrainingDesk(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
+    head = genesis(SwarmId(bytes(32)), PEERS)
+    endings: list[Contribution | Trained | Restarted] = [
+        Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=9.0),
+        Trained(round=1, steps=1, loss=1.0, seconds=1.0, tokens_per_s=9.0),
+        Restarted(cause="SIGKILL", round=0),
+    ]
+    for ending in endings:
+        assert desk.resting
+        trio.run(lambda: desk.train(head, PEERS[0], 0))
+        desk.heard(Progress(round=1, step=1, loss=1.0, tokens_per_s=9.0))
+        assert not desk.resting
+        desk.heard(ending)
+    assert desk.resting
+    assert len(trainer.trains) == len(endings)

@@ -1,4 +1,4 @@
-"""Solitude: told once that there is no quorum, trained on once a round, and a contribution where nobody makes one."""
+"""Solitude: told once that there is no quorum, trained on all the while, and a contribution where nobody makes one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ class Round:
 
 
 def advise(
-    solitude: Solitude, round: Round, now: float, *, contributed: bool = False, may_train: bool = True
+    solitude: Solitude,
+    round: Round,
+    now: float,
+    *,
+    contributed: bool = False,
+    may_train: bool = True,
+    resting: bool = True,
 ) -> Advice:
     machine = cast(RoundMachine, round)
-    return solitude.advise(machine, now, contributed=contributed, may_train=may_train)
+    return solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
 
 
 def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_one() -> None:
@@ -49,14 +55,15 @@ def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_on
     assert [advise(solitude, round, now).say_no_quorum for now in (11.0, 11.0 + ALONE_S)] == [False, True]
 
 
-def test_solitude_trains_on_once_a_round_and_only_after_a_contribution() -> None:
+def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribution() -> None:
     solitude, round = Solitude(), Round(quorum=False)
     advise(solitude, round, 0.0)
     assert not advise(solitude, round, ALONE_S).train_on
     assert not advise(solitude, round, ALONE_S, contributed=True, may_train=False).train_on
-    assert [advise(solitude, round, ALONE_S, contributed=True).train_on for _ in range(2)] == [True, False]
-    solitude.begin_round(ALONE_S)
-    assert advise(solitude, round, ALONE_S, contributed=True).train_on
+    for resting in (True, False, True, True):
+        assert advise(solitude, round, ALONE_S, contributed=True, resting=resting).train_on is resting
+    round.quorum = True
+    assert not advise(solitude, round, ALONE_S, contributed=True).train_on
 
 
 def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_train() -> None:
