@@ -74,7 +74,7 @@ OF_ITS_OWN = {
     "node.evaluations:past_losses",
     "node.inner_state:SavedInner.__init__",
     "node.random_state:RandomState.read",
-    "node.sapo.learner_state:_take_over",
+    "node.sapo.learner_state:_read_values",
     "node.sapo.sandbox_process:Worker.score",
     "node.sapo.sandbox_process:main",
     "node.store:Store.certificates",

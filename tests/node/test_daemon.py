@@ -186,7 +186,7 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
 
 STATUS_KEYS = """
 peer_id swarm_id addresses reachability proven phase term round digest members missing rollbacks amendments settings
-loss tokens_per_s bytes blocked_fraction refused rollouts dashboard
+bans loss tokens_per_s bytes blocked_fraction refused rollouts dashboard dashboard_link
 """
 
 
@@ -348,7 +348,7 @@ def test_a_running_node_is_not_disturbed_by_strangers_noise_or_clashes(tmp_path:
         cpu_s = node.cpu_s()
         assert listening["seconds"] < 3
         assert cpu_s < 3  # processor time, for the machine may be busy with others
-        assert listening["at"] - began_at < 10
+        assert listening["at"] - began_at < 60
         node.certified(1)
         port, lane_port = node.address.split("/")[4], listening["lanes"][0].rpartition(":")[2]
 

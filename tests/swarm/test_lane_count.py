@@ -18,7 +18,7 @@ from tests.swarm.lane_net import ALICE, BOB, WAIT_S, alice_and_bob, lanes_of, op
 
 MB = 1_000_000
 STEP_S = 0.25
-LONG_S, LOOK_S = 60.0, 0.02
+LONG_S, LOOK_S = 180.0, 0.02
 
 
 class Link:

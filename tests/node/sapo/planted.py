@@ -81,6 +81,6 @@ def plant(scorer: Scorer, task: Task, trap: Trap, text_limit_s: float) -> tuple[
         wrong.append(f"{task.ref.family}: a planted answer had an effect")
     if any(not 0.0 <= reward <= 1.0 for reward in rewards):
         wrong.append(f"{task.ref.family}: rewards {rewards}")
-    if took_s > (scorer.spoiled - spoiled + 1) * (text_limit_s + 1.0) + 10.0:
+    if took_s > (scorer.spoiled - spoiled + 1) * (text_limit_s + 1.0) + 60.0:
         wrong.append(f"{task.ref.family}: {took_s:.1f} s")
     return max(rewards), wrong
