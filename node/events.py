@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 Scalar = str | int | float | bool | None
@@ -37,12 +38,11 @@ class EventLog:
         """Append one event."""
         record = {"at": round(time.time(), 6), "event": event, **fields}
         line = _line(record)
-        with self._lock:
-            try:
+        # A log that cannot be written must not stop the node; the store reports a full disk.
+        with self._lock, suppress(OSError):
+            if not self._file.closed:
                 self._file.write(line + "\n")
                 self._file.flush()
-            except OSError:
-                pass  # a log that cannot be written must not stop the node; the store reports a full disk
         for listener in self._listeners:
             try:
                 listener(record)
@@ -51,7 +51,7 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file; later events are lost."""
-        with self._lock:
+        with self._lock, suppress(OSError):  # as in `write`: what the disk had no room for is still in the buffer
             self._file.close()
 
 
