@@ -174,7 +174,9 @@ class Course(Reducing):
     def _keep_busy(self, machine: RoundMachine, now: float) -> None:
         made = self._disk.ready is not None and self._disk.ready.base == machine.previous.hash
         leaving = self._departure.asked
-        if self._solitude.advise(machine, now, contributed=made, may_train=not leaving).contribute_after_all:
+        resting = self._trained_at is None
+        advice = self._solitude.advise(machine, now, contributed=made, may_train=not leaving, resting=resting)
+        if advice.contribute_after_all:
             self._carry_out(machine.ready(absent_ready(TRAINING, machine.previous, machine.previous.digest), now))
             self._train()
         parting = self._departure.advise(machine, now)
