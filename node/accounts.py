@@ -267,18 +267,18 @@ class Accounts:
         """
         if self._base is None:
             raise LocalError("a snapshot was ordered before any anchor was applied")
-        mark, tokens, local = self._mark, list(self._tokens), self.local()
+        mark, tokens = self._mark, list(self._tokens)
         if self._mixing is not None:
             marked = None if mark is None else mark.tokens
-            return SavedAccounts(local=local, round=round, steps=self.steps, tokens=tuple(tokens), marked=marked)
+            return SavedAccounts(local=self.local(), round=round, steps=self.steps, tokens=tuple(tokens), marked=marked)
         if mark is not None:
             tokens[mark.fragment.number] -= mark.tokens
         kept: torch.Tensor | None = None
-        if any(tokens):
+        if any(tokens):  # seldom, and only then the trainer waits for vectors of the model's size
             since = self._base.clone()
             if mark is not None and mark.local is not None:
                 mark.fragment.scatter(mark.local.numpy(), since.numpy())
-            kept = local.sub_(since)
+            kept = self.local().sub_(since)
         return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
 
     def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
