@@ -77,6 +77,7 @@ def render(results: Sequence[TrainResult], tried: Sequence[TrainResult] = ()) ->
             ),
             (_row(result) for result in results),
         ),
+        f"![Loss by bytes]({LOSS_VS_BYTES}) ![Loss by tokens]({LOSS_VS_TOKENS})\n",
         "## What ran\n",
         _table(
             ("strategy", "settings", "where"),
