@@ -40,8 +40,6 @@ RUN_LIMIT = 256
 SPARE_BUFFERS = 16
 """Buffers of finished chunks that a fetch keeps for the next ones."""
 
-_BEING_HASHED = -1
-
 KINDS = frozenset({FrameKind.REQUEST, FrameKind.STATE, FrameKind.REFUSED})
 
 logger = logging.getLogger(__name__)
@@ -161,12 +159,9 @@ class _Incoming:
         self.writing += 1
         return memoryview(self.data)[header.offset : header.offset + length]
 
-    def claim_hashing(self, header: FrameHeader) -> bool:
-        """Whether the bytes of this frame are the next to be hashed. They are the caller's to `hash` then, alone."""
-        if self.hasher is None or self.hashed != header.offset:
-            return False
-        self.hashed = _BEING_HASHED
-        return True
+    def hashes_next(self, header: FrameHeader) -> bool:
+        """Whether the bytes of this frame are the next to be hashed: the caller's alone, as each frame comes once."""
+        return self.hasher is not None and self.hashed == header.offset
 
     def hash(self, header: FrameHeader) -> None:
         """Hash the bytes of a frame that is in its place."""
@@ -231,7 +226,7 @@ class ChunkExchange:
             incoming.writing -= 1
             incoming.missing -= header.length
             is_complete = not incoming.missing
-            hashes = incoming.claim_hashing(header)
+            hashes = incoming.hashes_next(header)
             if is_complete:
                 del self._incoming[peer, ref]
         if hashes:
