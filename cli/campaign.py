@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
-from shoal.cli.render import progress_display
-from shoal.cli.text import count, in_one_line
+from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count
 
 if TYPE_CHECKING:
-    from shoal.testnet.campaign import Campaign
-    from shoal.testnet.campaign_report import CampaignReport, RunRecord
-
-PROBLEMS_SHOWN = 5
-
-log = logging.getLogger("shoal.progress")
+    from shoal.testnet.campaigns.campaign import Campaign
+    from shoal.testnet.campaigns.campaign_report import CampaignReport, RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CampaignOptions(ReportOptions):
+class CampaignOptions(LongRunOptions):
     """What the user asked `shoal campaign` for."""
 
     runs: Annotated[int, option("--runs", help="How many faulted rounds.")] = 200
@@ -39,14 +33,13 @@ class CampaignOptions(ReportOptions):
         int | None, option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
     ] = None
     keep: Annotated[bool, option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
-    out: RunFolder = None
 
 
 def campaign(options: CampaignOptions) -> None:
     """Strike swarms of real nodes with kills, stops and cut lanes, and check every round that they certify."""
-    from shoal.testnet.campaign import Campaign
-    from shoal.testnet.campaign_plan import CODECS, PEERS
-    from shoal.testnet.campaign_report import ok, to_json
+    from shoal.testnet.campaigns.campaign import Campaign
+    from shoal.testnet.campaigns.campaign_plan import CODECS, PEERS
+    from shoal.testnet.campaigns.campaign_report import ok, to_json
 
     chosen = Campaign(
         seed=options.seed,
@@ -56,31 +49,19 @@ def campaign(options: CampaignOptions) -> None:
         only=options.only,
         keep=options.keep,
     )
-    out = run_folder(options.out, "campaign")
-    with progress_display(log_format=options.log_format, log_level=options.log_level):
-        report = run_to_end(chosen, out)
-    if options.as_json:
-        typer.echo(to_json(report))
-    else:
-        typer.echo("\n".join(summary(report, out)))
-    raise typer.Exit(0 if ok(report) else 1)
+    run_and_report(options, "campaign", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 
-def run_to_end(chosen: Campaign, out: Path) -> CampaignReport:
+def run_to_end(chosen: Campaign, out: Path, _: ShowNow) -> CampaignReport:
     """Do the campaign. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
     import trio
 
-    from shoal.testnet.campaign import run_campaign
+    from shoal.testnet.campaigns.campaign import run_campaign
 
-    return trio.run(partial(run_campaign, chosen, out, partial(tell, runs=chosen.runs)))
+    def tell_run(record: RunRecord) -> None:
+        tell(run_line(record, chosen.runs), failed=record.failed, problems=record.problems)
 
-
-def tell(record: RunRecord, *, runs: int) -> None:
-    """One line in the log for a run that ended, and one for each of its problems."""
-    level = logging.ERROR if record.failed else logging.INFO
-    log.log(level, "%s", run_line(record, runs))
-    for problem in record.problems[:PROBLEMS_SHOWN]:
-        log.error("  %s", in_one_line(problem))
+    return trio.run(partial(run_campaign, chosen, out, tell_run))
 
 
 def run_line(record: RunRecord, runs: int) -> str:

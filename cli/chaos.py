@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
-from shoal.cli.render import progress_display
+from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
 
 if TYPE_CHECKING:
-    from shoal.testnet.chaos import Chaos
-    from shoal.testnet.chaos_report import ChaosReport, ScenarioRecord
-
-PROBLEMS_SHOWN = 5
-
-log = logging.getLogger("shoal.progress")
+    from shoal.testnet.campaigns.chaos import Chaos
+    from shoal.testnet.campaigns.chaos_report import ChaosReport, ScenarioRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosOptions(ReportOptions):
+class ChaosOptions(LongRunOptions):
     """What the user asked `shoal chaos` for."""
 
     minutes: Annotated[float, option("--minutes", help="For how long scenarios are begun.")] = 60.0
@@ -33,7 +27,6 @@ class ChaosOptions(ReportOptions):
     only: Annotated[
         int | None, option("--only", help="Do this one of the scenarios, as it is among the others.", metavar="NUMBER")
     ] = None
-    out: RunFolder = None
 
 
 def chaos(options: ChaosOptions) -> None:
@@ -44,35 +37,23 @@ def chaos(options: ChaosOptions) -> None:
     wrong, two nodes differ, or a round comes later than the protocol's deadlines allow. The folder --out has
     chaos.html and chaos.json with every fault's delay, and the folders of the scenarios that failed.
     """
-    from shoal.testnet.chaos import Chaos
-    from shoal.testnet.chaos_report import ok, to_json
+    from shoal.testnet.campaigns.chaos import Chaos
+    from shoal.testnet.campaigns.chaos_report import ok, to_json
 
     chosen = Chaos(seed=options.seed, minutes=options.minutes, scenarios=options.scenarios, only=options.only)
-    out = run_folder(options.out, "chaos")
-    with progress_display(log_format=options.log_format, log_level=options.log_level):
-        report = run_to_end(chosen, out)
-    if options.as_json:
-        typer.echo(to_json(report))
-    else:
-        typer.echo("\n".join(summary(report, out)))
-    raise typer.Exit(0 if ok(report) else 1)
+    run_and_report(options, "chaos", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 
-def run_to_end(chosen: Chaos, out: Path) -> ChaosReport:
+def run_to_end(chosen: Chaos, out: Path, _: ShowNow) -> ChaosReport:
     """Do it. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
     import trio
 
-    from shoal.testnet.chaos import run_chaos
+    from shoal.testnet.campaigns.chaos import run_chaos
 
-    return trio.run(partial(run_chaos, chosen, out, tell))
+    def tell_scenario(record: ScenarioRecord) -> None:
+        tell(scenario_line(record), failed=record.failed, problems=record.problems)
 
-
-def tell(record: ScenarioRecord) -> None:
-    """One line in the log for a scenario that ended, and one for each of its problems."""
-    level = logging.ERROR if record.failed else logging.INFO
-    log.log(level, "%s", scenario_line(record))
-    for problem in record.problems[:PROBLEMS_SHOWN]:
-        log.error("  %s", in_one_line(problem))
+    return trio.run(partial(run_chaos, chosen, out, tell_scenario))
 
 
 def scenario_line(record: ScenarioRecord) -> str:
@@ -91,7 +72,7 @@ def scenario_line(record: ScenarioRecord) -> str:
 
 def summary(report: ChaosReport, out: Path) -> list[str]:
     """What came of it, a fact a line; the last says whether all was as it should be."""
-    from shoal.testnet.chaos_report import ok
+    from shoal.testnet.campaigns.chaos_report import ok
 
     lines = [
         f"scenarios  {report.scenarios} in {report.wall_s / 60:.1f} minutes, {count(report.rounds_certified, 'round')} "

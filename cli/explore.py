@@ -16,8 +16,8 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.testnet.explore import Exploration, Finding
-    from shoal.testnet.explore_repair import RepairExploration
+    from shoal.testnet.explore.agreement import Exploration, Finding
+    from shoal.testnet.explore.repair import RepairExploration
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -64,9 +64,9 @@ def explore(options: ExploreOptions) -> None:
 
 
 def _explored_agreement(options: ExploreOptions) -> Exploration:
-    from shoal.testnet.explore import Explorer
-    from shoal.testnet.explore_scope import Scope
-    from shoal.testnet.explore_walk import walk
+    from shoal.testnet.explore.agreement import Explorer
+    from shoal.testnet.explore.scope import Scope
+    from shoal.testnet.explore.walk import walk
 
     scope = Scope(
         members=options.members,
@@ -84,8 +84,8 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
 
 
 def _explored_repair(options: ExploreOptions) -> RepairExploration:
-    from shoal.testnet.explore_repair import RepairExplorer
-    from shoal.testnet.explore_repair_scope import RepairScope
+    from shoal.testnet.explore.repair import RepairExplorer
+    from shoal.testnet.explore.repair_scope import RepairScope
 
     scope = RepairScope(
         members=options.members,
@@ -162,7 +162,7 @@ def lines_of(exploration: Exploration | RepairExploration) -> Iterator[str]:
 
 
 def _told_scope(exploration: Exploration | RepairExploration) -> str:
-    from shoal.testnet.explore_repair_scope import RepairScope
+    from shoal.testnet.explore.repair_scope import RepairScope
 
     scope = exploration.scope
     told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"

@@ -36,9 +36,9 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Check a checkpoint, and write its parameters under their names to model.safetensors."""
-    from shoal.node.checkpoint_check import check_checkpoint
-    from shoal.node.checkpoint_export import export_model
-    from shoal.node.gossip_export import check_own_state
+    from shoal.node.gossip.export import check_own_state
+    from shoal.node.state.checkpoint_check import check_checkpoint
+    from shoal.node.state.checkpoint_export import export_model
 
     expected, toml = expected_manifest(options.manifest), options.checkpoint / "swarm.toml"
     if toml.exists() and load_manifest(toml).sync.strategy == "rollouts":
@@ -80,7 +80,7 @@ def _export_policy(own: Manifest, expected: Manifest | None, options: ExportOpti
 
 def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) -> bool:
     """Have the workload write its own format; False if it has none, or its code is not the user's wish here."""
-    from shoal.node.checkpoint_export import export_by_workload
+    from shoal.node.state.checkpoint_export import export_by_workload
     from shoal.node.workload import installed_workloads, load_workload
 
     if manifest.rollouts is not None:

@@ -41,7 +41,7 @@ class InitOptions:
 
 def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
-    from shoal.node.store import write_atomically
+    from shoal.node.state.store import write_atomically
 
     _refuse_to_overwrite(options)
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)

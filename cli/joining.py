@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.cli.imports import importing
 from shoal.cli.options import NODE_KEY_NAME
-from shoal.node.credentials import keep_invite
+from shoal.node.discovery.credentials import keep_invite
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest

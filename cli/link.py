@@ -16,7 +16,7 @@ from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.cli.text import count, in_one_line
 from shoal.node.control_client import NodeNotRunning, request
-from shoal.node.credentials import authority_key, revoke
+from shoal.node.discovery.credentials import authority_key, revoke
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when

@@ -29,8 +29,8 @@ context = Context()
 
 
 class TextFormatter(logging.Formatter):
-    """`12:30:59 warning shoal.node.engine: text`, and the traceback below; `brief`, for a person who watches, leaves
-    out what goes without saying. A peer's text cannot forge a line.
+    """`12:30:59 warning shoal.node.rounds.engine: text`, and the traceback below; `brief`, for a person who watches,
+    leaves out what goes without saying. A peer's text cannot forge a line.
     """
 
     def __init__(self, *, brief: bool) -> None:

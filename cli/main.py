@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from shoal.cli.amend import amend
-from shoal.cli.bench import bench
+from shoal.cli.bench.commands import bench
 from shoal.cli.campaign import CampaignOptions, campaign
 from shoal.cli.chaos import ChaosOptions, chaos
 from shoal.cli.doctor import DoctorOptions, doctor

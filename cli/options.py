@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import time
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
@@ -81,9 +80,6 @@ LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How 
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], option("--log-level", help="The least severe records shown.")
 ]
-RunFolder = Annotated[
-    Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +131,6 @@ def _default_of(default: object, factory: object) -> object:
     if default is not MISSING:
         return default
     return factory() if callable(factory) else inspect.Parameter.empty
-
-
-def run_folder(out: Path | None, command: str) -> Path:
-    """What --out says, else a folder of this moment."""
-    return out or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
 
 
 def parse_rate(text: str, option: str) -> int:

@@ -54,7 +54,7 @@ class RelayOptions(ProgressOptions):
 
 def check_hivemind_peers(addresses: Sequence[str], what: str) -> None:
     """Raises ConfigError for an address that is none, or where hivemind is not installed."""
-    from shoal.swarm.hivemind import check_installed
+    from shoal.swarm.rendezvous.hivemind import check_installed
 
     for text in addresses:
         if not _PEER.fullmatch(text):
@@ -79,8 +79,8 @@ def relay(options: RelayOptions) -> None:
 def _serve(options: RelayOptions) -> None:
     import trio
 
-    from shoal.swarm.hivemind import Hivemind
-    from shoal.swarm.hivemind_messages import Ready, Start
+    from shoal.swarm.rendezvous.hivemind import Hivemind
+    from shoal.swarm.rendezvous.hivemind_messages import Ready, Start
 
     def tell(ready: Ready) -> None:
         for address in ready.addresses:

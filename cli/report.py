@@ -31,9 +31,9 @@ def report(options: MergeOptions) -> None:
     Clocks of different machines are aligned by the rounds that their nodes certified together. Lines that are cut or
     damaged are counted and stepped over, so logs of running and of killed nodes will do.
     """
-    from shoal.node.store import disk_errors
-    from shoal.testnet.page_merged import render_merged
-    from shoal.testnet.report_merge import find_logs, merge
+    from shoal.node.state.store import disk_errors
+    from shoal.testnet.reports.page_merged import render_merged
+    from shoal.testnet.reports.report_merge import find_logs, merge
 
     history = merge(find_logs(options.places))
     with disk_errors(options.output.absolute().parent):

@@ -21,10 +21,10 @@ from shoal.cli.relay import check_hivemind_peers
 from shoal.cli.render import RunProgress, progress_display
 from shoal.cli.rollouts import RolloutOptions, check_rollout_options
 from shoal.node.config import Hold, NodeConfig, PageAddress
-from shoal.node.event_sinks import check_installed
-from shoal.node.loop_messages import OWN_LOOP
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.outcome import Outcome, Progress
-from shoal.node.rank_messages import PROCESSES_LIMIT
+from shoal.node.reporting.event_sinks import check_installed
+from shoal.node.training.rank_messages import PROCESSES_LIMIT
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
@@ -206,6 +206,8 @@ def config_of(options: RunOptions) -> NodeConfig:
     check_rollout_options(options, manifest)
     if manifest.workload.name == OWN_LOOP:
         _check_own_loop(manifest, options)
+    if manifest.rollouts is not None:
+        _check_agent(options)
     return NodeConfig(
         manifest=manifest,
         data_dir=options.data_dir,
@@ -277,6 +279,13 @@ def _check_own_loop(manifest: Manifest, options: RunOptions) -> None:
         raise ConfigError(f"--processes: with the workload {OWN_LOOP} processes are its user's; leave it out")
     if options.data is not None:
         raise ConfigError(f"--data: the workload {OWN_LOOP} reads no data, its user's loop does; leave --data out")
+
+
+def _check_agent(options: RunOptions) -> None:
+    if options.accumulate != 1:
+        raise ConfigError("--accumulate: an agent that shares rollouts trains on groups, not on batches; leave it out")
+    if options.processes != 1:
+        raise ConfigError("--processes: an agent that shares rollouts is one process; leave it out")
 
 
 def _rate(text: str | None, option: str) -> int | None:

@@ -14,8 +14,8 @@ from shoal.cli.options import AsJson, option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.testnet.simulate_outcome import Outcome
-    from shoal.testnet.simulate_scenario import Scenario
+    from shoal.testnet.simulate.outcome import Outcome
+    from shoal.testnet.simulate.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class SimulateOptions:
 
 def simulate(options: SimulateOptions) -> None:
     """Run the protocol machines of many nodes in virtual time over a modelled network, and judge what they do."""
-    from shoal.testnet.simulate_shrink import as_test, shrink
+    from shoal.testnet.simulate.shrink import as_test, shrink
 
     scenario = scenario_of(options)
     outcome = _outcome(scenario)
@@ -53,7 +53,7 @@ def simulate(options: SimulateOptions) -> None:
 
 def scenario_of(options: SimulateOptions) -> Scenario:
     """What is to be simulated. Raises ConfigError."""
-    from shoal.testnet.simulate_scenario import Churn, FaultFile, Scenario, load_faults
+    from shoal.testnet.simulate.scenario import Churn, FaultFile, Scenario, load_faults
 
     found = FaultFile() if options.faults is None else load_faults(options.faults)
     churn = msgspec.structs.replace(found.churn, share_per_round=options.churn or found.churn.share_per_round)
@@ -77,9 +77,9 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
 
 def _outcome(scenario: Scenario) -> Outcome:
-    from shoal.testnet.simulate import run_scenario
-    from shoal.testnet.simulate_cells import Crowd
-    from shoal.testnet.simulate_scenario import FLAT_LIMIT_PEERS
+    from shoal.testnet.simulate.cells import Crowd
+    from shoal.testnet.simulate.scenario import FLAT_LIMIT_PEERS
+    from shoal.testnet.simulate.simulation import run_scenario
 
     return run_scenario(scenario) if scenario.peers <= FLAT_LIMIT_PEERS else Crowd(scenario).run()
 

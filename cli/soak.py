@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
-from shoal.cli.render import progress_display
+from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, quantity
 
 if TYPE_CHECKING:
-    from shoal.testnet.soak import Soak
-    from shoal.testnet.soak_measures import Verdict
-    from shoal.testnet.soak_report import SoakReport, StrikeRecord
+    from shoal.testnet.campaigns.soak import Soak
+    from shoal.testnet.campaigns.soak_measures import Verdict
+    from shoal.testnet.campaigns.soak_report import SoakReport, StrikeRecord
 
 PROBLEMS_SHOWN = 10
 _IN_BYTES = ("rss", "disk", "kept")
 
-log = logging.getLogger("shoal.progress")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoakOptions(ReportOptions):
+class SoakOptions(LongRunOptions):
     """What the user asked `shoal soak` for."""
 
     minutes: Annotated[float, option("--minutes", help="How long.")] = 120.0
     nodes: Annotated[int, option("--nodes", help="How many nodes.")] = 4
     seed: Annotated[int, option("--seed", help="Which faults, and whom they strike.")] = 1
     period: Annotated[float, option("--period", help="Seconds from one fault to the next.")] = 60.0
-    out: RunFolder = None
 
 
 def soak(options: SoakOptions) -> None:
@@ -42,33 +37,23 @@ def soak(options: SoakOptions) -> None:
     Memory, threads and open descriptors of every process and the size of every data folder are sampled; every round is
     computed again. The command ends with exit code 1 if anything grows or any value is wrong.
     """
-    from shoal.testnet.soak import Soak
-    from shoal.testnet.soak_report import ok, to_json
+    from shoal.testnet.campaigns.soak import Soak
+    from shoal.testnet.campaigns.soak_report import ok, to_json
 
     chosen = Soak(minutes=options.minutes, nodes=options.nodes, seed=options.seed, period_s=options.period)
-    out = run_folder(options.out, "soak")
-    with progress_display(log_format=options.log_format, log_level=options.log_level):
-        report = run_to_end(chosen, out)
-    if options.as_json:
-        typer.echo(to_json(report))
-    else:
-        typer.echo("\n".join(summary(report, out)))
-    raise typer.Exit(0 if ok(report) else 1)
+    run_and_report(options, "soak", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 
-def run_to_end(chosen: Soak, out: Path) -> SoakReport:
+def run_to_end(chosen: Soak, out: Path, _: ShowNow) -> SoakReport:
     """Do it. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
     import trio
 
-    from shoal.testnet.soak import run_soak
+    from shoal.testnet.campaigns.soak import run_soak
 
-    return trio.run(partial(run_soak, chosen, out, tell))
+    def tell_strike(record: StrikeRecord) -> None:
+        tell(strike_line(record), failed=record.error is not None)
 
-
-def tell(record: StrikeRecord) -> None:
-    """One line in the log for a fault that is over."""
-    level = logging.INFO if record.error is None else logging.ERROR
-    log.log(level, "%s", strike_line(record))
+    return trio.run(partial(run_soak, chosen, out, tell_strike))
 
 
 def strike_line(record: StrikeRecord) -> str:
@@ -85,7 +70,7 @@ def strike_line(record: StrikeRecord) -> str:
 
 def summary(report: SoakReport, out: Path) -> list[str]:
     """What came of it, a fact a line; the last says whether all was as it should be."""
-    from shoal.testnet.soak_report import ok
+    from shoal.testnet.campaigns.soak_report import ok
 
     lines = [
         f"soak       {count(report.nodes, 'node')}, {report.seconds / 60:.1f} minutes, "

@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from shoal.cli.options import ReportOptions, RunFolder, option, run_folder
-from shoal.cli.render import ShowNow, progress_display
+from shoal.cli.long_runs import LongRunOptions, run_and_report
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
 
 if TYPE_CHECKING:
-    from shoal.testnet.report import Report
+    from shoal.testnet.reports.report import Report
     from shoal.testnet.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestnetOptions(ReportOptions):
+class TestnetOptions(LongRunOptions):
     """What the user asked `shoal testnet` for; None leaves it to the scenario."""
 
     __test__ = False  # for pytest, which takes the name for its own
@@ -45,7 +44,6 @@ class TestnetOptions(ReportOptions):
             metavar="NAME",
         ),
     ] = None
-    out: RunFolder = None
 
 
 def testnet(options: TestnetOptions) -> None:
@@ -66,20 +64,13 @@ def testnet(options: TestnetOptions) -> None:
         codec=options.codec,
     )
     if options.profile is not None:
-        from shoal.testnet.wan_profiles import with_profile
+        from shoal.testnet.links.wan_profiles import with_profile
 
         scenario = with_profile(scenario, options.profile)
     from shoal.cli.testnet_report import summary
-    from shoal.testnet.report import ok, to_json
+    from shoal.testnet.reports.report import ok, to_json
 
-    out = run_folder(options.out, "testnet")
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-        report = run_to_end(scenario, out, show_now)
-    if options.as_json:
-        typer.echo(to_json(report))
-    else:
-        typer.echo("\n".join(summary(report, out)))
-    raise typer.Exit(0 if ok(report) else 1)
+    run_and_report(options, "testnet", partial(run_to_end, scenario), to_json=to_json, summary=summary, ok=ok)
 
 
 def run_to_end(scenario: Scenario, out: Path, show_now: ShowNow) -> Report:

@@ -17,7 +17,7 @@ from shoal.testnet.progress import (
     RoundDone,
     StepDone,
 )
-from shoal.testnet.report import FaultReport, Report, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, Report, digests_word, ok
 from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5

@@ -15,7 +15,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 
 if TYPE_CHECKING:
-    from shoal.node.checkpoint_check import CheckpointReport
+    from shoal.node.state.checkpoint_check import CheckpointReport
 
 BAD = 1
 SHOWN_CHUNKS = 8
@@ -44,7 +44,7 @@ class VerifyOptions:
 
 def verify(options: VerifyOptions) -> None:
     """Check the certificates from the founders on, and every chunk of the state against them."""
-    from shoal.node.checkpoint_check import check_checkpoint
+    from shoal.node.state.checkpoint_check import check_checkpoint
 
     toml = options.checkpoint / "swarm.toml"
     if toml.exists() and load_manifest(toml).sync.strategy == "gossip":

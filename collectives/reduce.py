@@ -43,7 +43,7 @@ from shoal.collectives.summing import Term, chunk_scratch
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 
 Post = Callable[[PeerId, FrameKind, int, memoryview], None]
 """(to, kind, chunk, whole payload). Must not block on the network: threads that read lanes call it, and two nodes

@@ -29,8 +29,8 @@ from shoal.collectives.reduce import Reduction
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan
-from shoal.swarm.chunks import Post
-from shoal.swarm.frame import SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
+from shoal.swarm.lanes.chunks import Post
+from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
 PLAN_WAIT_S = 15.0
 PAYLOADS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})

@@ -16,8 +16,8 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.finals import Finals
 from shoal.collectives.gossip import GossipVector
 from shoal.collectives.state import CertifiedState
-from shoal.node.contributions import Made
-from shoal.node.store import disk_errors
+from shoal.node.state.contributions import Made
+from shoal.node.state.store import disk_errors
 from shoal.protocol.gossip_messages import Offer
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term

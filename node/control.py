@@ -33,7 +33,7 @@ from shoal.node.control_client import (
     request,
     socket_path,
 )
-from shoal.node.store import disk_errors, write_atomically
+from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.errors import ConfigError, ShoalError, StorageError
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from shoal.node.authority import Authority
 from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
-from shoal.node.engine import Engine
-from shoal.node.inbox import SetPaused
-from shoal.node.link_ops import link_handlers, link_orders
+from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.outcome import Outcome
+from shoal.node.rounds.authority import Authority
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.inbox import SetPaused
 from shoal.node.status import status
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id

@@ -21,41 +21,41 @@ import trio
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audit import AuditTrail
-from shoal.node.catchup import CatchUp
-from shoal.node.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
-from shoal.node.credentials import admission_of
-from shoal.node.custody import Custody, CustodyParts
-from shoal.node.earlier_states import EarlierStates
-from shoal.node.engine import Engine
-from shoal.node.engine_parts import EngineParts
-from shoal.node.events import EventLog
-from shoal.node.external_trainer import Detached, trainer_of
-from shoal.node.fetching import Fetcher
-from shoal.node.finding import Finding
-from shoal.node.frames import FrameRouter
-from shoal.node.gossip_engine import GossipEngine
-from shoal.node.gossip_exchange import GossipExchange, VectorShelf
+from shoal.node.discovery.credentials import admission_of
+from shoal.node.discovery.finding import Finding
+from shoal.node.discovery.reaching import Reaching
+from shoal.node.gossip.engine import GossipEngine
+from shoal.node.gossip.exchange import GossipExchange, VectorShelf
 from shoal.node.holds import Holds
-from shoal.node.inbox import Reduced, SetPaused
-from shoal.node.layouts import LAYOUT_PROTOCOL, Layouts
-from shoal.node.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
+from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
-from shoal.node.reaching import Reaching
-from shoal.node.reducing import ReduceDesk
-from shoal.node.resumption import Resumption
-from shoal.node.round_log import RoundLog
+from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.frames import FrameRouter
+from shoal.node.rounds.inbox import Reduced, SetPaused
+from shoal.node.rounds.reducing import ReduceDesk
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.services import services_of
-from shoal.node.states import StateShelf
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.state.custody import Custody, CustodyParts
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.fetching import Fetcher
+from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import Store, disk_errors, write_atomically
+from shoal.node.state.transfer import DonorScores
 from shoal.node.status import node_record, parting
-from shoal.node.store import Store, disk_errors, write_atomically
-from shoal.node.trainer import Restarted, TrainerEvent, TrainerFailed
-from shoal.node.trainer_messages import Contribution, Evaluated, Restored
-from shoal.node.training import TrainingDesk
-from shoal.node.transfer import DonorScores
+from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
+from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
+from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
+from shoal.node.training.training import TrainingDesk
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
@@ -65,10 +65,10 @@ from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
 from shoal.protocol.records import Phase
 from shoal.protocol.wire import Sealer
-from shoal.swarm.chunks import ChunkExchange
 from shoal.swarm.host import Host
-from shoal.swarm.lane import LaneLimits, RateLimit
-from shoal.swarm.lanes import LanePool
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.lane import LaneLimits, RateLimit
+from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.links import Links
 from shoal.swarm.manifest_exchange import ManifestDesk
 from shoal.swarm.members import Members

@@ -26,10 +26,10 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.collectives.codecs import check_denormals
 from shoal.node.control_client import NodeNotRunning, Status, request
-from shoal.node.credentials import admission_of
+from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
-from shoal.node.loop_messages import OWN_LOOP
-from shoal.node.trainer_messages import InnerSettings
+from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 from shoal.protocol.identity import Identity, PeerId

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.node.trainer_messages import Assignment, InnerSettings, Scalar, Train, Trained
+from shoal.node.training.trainer_messages import Assignment, InnerSettings, Scalar, Train, Trained
 from shoal.protocol.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.node.inner_loop import Replica
-    from shoal.node.shared_tensors import Vector
+    from shoal.node.training.inner_loop import Replica
+    from shoal.node.training.shared_tensors import Vector
 
 STEPS_LIMIT = 200
 REQUEST_LIMIT_BYTES = 1 << 20
@@ -75,7 +75,7 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
     import torch
 
     from shoal.collectives.codecs import check_denormals
-    from shoal.node.inner_loop import Replica, pick_device
+    from shoal.node.training.inner_loop import Replica, pick_device
     from shoal.node.workload import load_workload
 
     check_denormals()

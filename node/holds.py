@@ -10,7 +10,7 @@ import threading
 import trio
 
 from shoal.node.config import Hold
-from shoal.node.events import EventLog
+from shoal.node.reporting.events import EventLog
 
 HOLD_LIMIT_S = 120.0
 """A hold that nobody releases ends by itself: nothing waits for ever, not even a test."""

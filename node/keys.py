@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.node.authority import KEY_NAME as AUTHORITY_KEY_NAME
-from shoal.node.store import Store, disk_errors, sync_folder
+from shoal.node.rounds.authority import KEY_NAME as AUTHORITY_KEY_NAME
+from shoal.node.state.store import Store, disk_errors, sync_folder
 from shoal.protocol import key_file
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId

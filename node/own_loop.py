@@ -38,13 +38,13 @@ import blake3
 import platformdirs
 import torch
 
-from shoal.node.accounts import Accounts
-from shoal.node.flat_parameters import FlatParameters
-from shoal.node.loop_client import AnchorHere, LoopClient, Order
-from shoal.node.loop_daemon import LoopDaemon, found_or_started
-from shoal.node.loop_snapshots import LoopSnapshots
-from shoal.node.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
-from shoal.node.trainer_messages import (
+from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
+from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
+from shoal.node.loops.loop_snapshots import LoopSnapshots
+from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.training.accounts import Accounts
+from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from shoal.node.auditing import auditing_of
+from shoal.node.audits.auditing import auditing_of
 from shoal.node.dashboard.service import page_of
-from shoal.node.event_writers import writers_of
-from shoal.node.meeting import meetings_of
+from shoal.node.discovery.meeting import meetings_of
+from shoal.node.reporting.event_writers import writers_of
 from shoal.swarm.members import Change
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import msgspec
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
 from shoal.node.control_client import AmendStatus, BanStatus
 from shoal.node.dashboard.service import PageService
-from shoal.node.gossip_engine import GossipEngine
-from shoal.node.round_log import term_text
+from shoal.node.gossip.engine import GossipEngine
+from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Scalar
+from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Scalar
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:

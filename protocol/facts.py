@@ -13,6 +13,7 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Amendment, Consent, Held, Plan, Ready, Report, Target, Value
+from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.terms import verify_consent
 
@@ -45,6 +46,7 @@ class RoundFacts:
     amend_consents: dict[PeerId, AmendConsent] = field(default_factory=dict)
     banned: frozenset[PeerId] = frozenset()
     proven: dict[bytes, PeerId] = field(default_factory=dict)
+    newcomers: Newcomers = field(default_factory=Newcomers)
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -106,6 +108,11 @@ class RoundFacts:
         found = self.gathering.candidates(self.alive, self.leaves)
         kept = {peer: ready for peer, ready in found.items() if peer not in self.gathering.shunned}
         return kept if self.is_quorum(kept.keys()) else found
+
+    def waits_for_newcomers(self, now: float) -> bool:
+        """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""
+        outsiders = self.alive.difference(self.previous.members, self.leaves, self.banned, self.candidates())
+        return self.newcomers.hold_back(self.previous, outsiders, now, patience_s=self.settings.grace_s)
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""

@@ -1,7 +1,8 @@
 """The lead's part in a round: close the set, plan, repair the reduction when somebody is lost, propose.
 
     a quorum would go back, and the state is here                     ─► Value (a rollback)
-    no plan yet        everyone ready, or half and the grace is over  ─► Plan
+    no plan yet        everyone ready and no newcomer on its way,
+                       or half ready and the grace is over            ─► Plan
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        a pair that cannot reach each other            ─► the Plan with a relay
                        too few of the participants left               ─► a new Plan over everyone there is
@@ -93,8 +94,10 @@ class Lead:
         facts = self._facts
         half_ready_at = facts.gathering.half_ready_at
         overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
-        if facts.gathering.awaited(facts.alive, facts.leaves) and not overdue:
+        awaited = facts.gathering.awaited(facts.alive, facts.leaves)
+        if (awaited or (half_ready_at is not None and facts.waits_for_newcomers(now))) and not overdue:
             return None
+        facts.newcomers.planned(facts.previous, now)
         return self._plan_over(facts.candidates(), attempt=0, evicted=())
 
     def _plan_over(self, candidates: dict[PeerId, Ready], *, attempt: int, evicted: tuple[PeerId, ...]) -> Plan | None:

@@ -65,6 +65,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
+from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.patience import SILENCE_S
 from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.repair import Eviction
@@ -127,6 +128,10 @@ class RoundMachine:
         self._closed_off: Held | None = None
         self._watch = LeadWatch(self._facts)
         self._sent_at: float | None = None
+
+    def expect(self, newcomers: Newcomers) -> None:
+        """Wait, when leading, for these as they allow; they are the same in all rounds of a node."""
+        self._facts.newcomers = newcomers
 
     @property
     def plan(self) -> Plan | None:

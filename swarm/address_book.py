@@ -19,7 +19,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import Address
 from shoal.protocol.wire import Message, PeerIdField
-from shoal.swarm.circuit_address import parse_any
+from shoal.swarm.reaching.circuit_address import parse_any
 
 BOOK_LIMIT_PEERS = 256
 BOOK_LIMIT_BYTES = 1 << 20

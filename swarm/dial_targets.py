@@ -21,9 +21,9 @@ import trio
 
 from shoal.protocol.address import Address
 from shoal.protocol.errors import ConfigError
-from shoal.swarm.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.limits import Rates
-from shoal.swarm.networks import in_dialling_order, is_private, own_hosts, own_networks
+from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
+from shoal.swarm.reaching.networks import in_dialling_order, is_private, own_hosts, own_networks
 
 ADDRESSES_LIMIT = 8
 TARGET_PER_S, TARGET_BURST = 1 / 15, 16.0

@@ -28,13 +28,8 @@ from shoal.swarm.address import (
     parse_listen_address,
     reachable_addresses,
 )
-from shoal.swarm.circuit_address import CircuitAddress, parse_any
-from shoal.swarm.circuit_relay import CircuitLimits, CircuitRelay
-from shoal.swarm.circuits import Circuits
 from shoal.swarm.dial_targets import DialTargets, worth_dialling
 from shoal.swarm.gossip import Gossip, GossipMessage
-from shoal.swarm.identify import tell_addresses
-from shoal.swarm.knocking import Knocks
 from shoal.swarm.limits import (
     CONNECTION_LIMIT,
     HALF_OPEN_LIMIT,
@@ -47,6 +42,11 @@ from shoal.swarm.limits import (
     Refusals,
 )
 from shoal.swarm.muxer import Muxer
+from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
+from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
+from shoal.swarm.reaching.circuits import Circuits
+from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.rendezvous.identify import tell_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)

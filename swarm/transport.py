@@ -24,11 +24,11 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address import Address
-from shoal.swarm.circuit_address import CircuitAddress
-from shoal.swarm.circuits import Circuits, is_relayed
 from shoal.swarm.libp2p_log import redirect
 from shoal.swarm.limits import Guests
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
+from shoal.swarm.reaching.circuit_address import CircuitAddress
+from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

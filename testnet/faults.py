@@ -18,10 +18,10 @@ from typing import Final, Protocol
 import trio
 
 from shoal.node.config import Hold
-from shoal.node.store import disk_errors
+from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.journal import Entry, Holding, Journal
-from shoal.testnet.namespaces import Network, pairs_between
+from shoal.testnet.links.namespaces import Network, pairs_between
 from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Fault, Scenario
 

@@ -25,7 +25,7 @@ from shoal.node.control_client import ControlRefused, request
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Certified, Journal, Listening, LogTail
-from shoal.testnet.namespaces import LOOPBACK, Place
+from shoal.testnet.links.namespaces import LOOPBACK, Place
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0

@@ -29,7 +29,7 @@ from msgspec import Meta
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest import Option
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
-from shoal.testnet.namespaces import RateMbit, Uplink, What
+from shoal.testnet.links.namespaces import RateMbit, Uplink, What
 
 SCENARIO_LIMIT_BYTES = 65_536
 NODE_LIMIT = 64

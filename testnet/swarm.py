@@ -15,9 +15,6 @@ with what there is.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from itertools import accumulate
@@ -29,7 +26,7 @@ import trio
 
 from shoal.collectives.gossip import GossipSettings
 from shoal.node.config import Hold
-from shoal.node.store import disk_errors
+from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import (
@@ -44,13 +41,15 @@ from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
+from shoal.testnet.interruption import until_interrupted
 from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Journal, Linked
-from shoal.testnet.namespaces import LOOPBACK, Network, network, why_no_routers, why_not
+from shoal.testnet.links.namespaces import LOOPBACK, Network, network, why_no_routers, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
-from shoal.testnet.page import render_page
-from shoal.testnet.plot import draw_loss
 from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_progress, progress_in
-from shoal.testnet.report import Report, make_report, to_json
+from shoal.testnet.reports.page import render_page
+from shoal.testnet.reports.plot import draw_loss
+from shoal.testnet.reports.report import Report, make_report, to_json
+from shoal.testnet.run_folder import replace_earlier_run
 from shoal.testnet.scenario import ROLLOUTS, Scenario
 
 CHUNK_VALUES: Final = 32_768
@@ -67,7 +66,6 @@ ROUND_DEADLINE_S: Final = 60.0
 STEP_DEADLINE_S: Final = 1.0
 FINISH_DEADLINE_S: Final = 30.0
 LEAVE_DEADLINE_S: Final = 15.0
-_MARKER: Final = ".shoal-testnet"
 
 
 async def run_testnet(
@@ -142,19 +140,7 @@ def silence_limit_s(scenario: Scenario) -> float:
 
 
 def _prepare_folder(out: Path) -> Path:
-    """Make `out` ready for a new run, and absolute; remove an earlier testnet, and nothing else."""
-    out = out.absolute()
-    nodes = out / "nodes"
-    with disk_errors(out):
-        if nodes.exists():
-            if not (nodes / _MARKER).exists():
-                raise ConfigError(f"{nodes} is not an earlier testnet's; choose another --out")
-            shutil.rmtree(nodes)
-        for name in ("report.json", "report.html", "loss.png"):
-            (out / name).unlink(missing_ok=True)
-        nodes.mkdir(parents=True)
-        (nodes / _MARKER).touch()
-    return out
+    return replace_earlier_run(out, "testnet", folders=("nodes",), files=("report.json", "report.html", "loss.png"))
 
 
 class Testnet:
@@ -235,12 +221,9 @@ class Testnet:
             nursery.cancel_scope.cancel()
 
     async def _heed_signals(self, scope: trio.CancelScope) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as arrived:
-            async for _ in arrived:
-                self._interrupted, self._trouble = True, "interrupted"
-                scope.cancel()
+        await until_interrupted()
+        self._interrupted, self._trouble = True, "interrupted"
+        scope.cancel()
 
     async def _heed_silence(self, scope: trio.CancelScope) -> None:
         limit_s = silence_limit_s(self.scenario)

@@ -14,10 +14,10 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.node.gossip_engine import GossipEngine
-from shoal.node.inbox import SetPaused
+from shoal.node.gossip.engine import GossipEngine
 from shoal.node.outcome import Outcome
-from shoal.node.round_log import term_text
+from shoal.node.reporting.round_log import term_text
+from shoal.node.rounds.inbox import SetPaused
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
 from shoal.protocol.bans import FOR_EVER, Sentence

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.node.events import EventField
+from shoal.node.reporting.events import EventField
 
 ROUND_LIMIT = 60
 CERTIFICATE_LIMIT = 60

@@ -20,7 +20,7 @@ import trio
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.facts import DaemonSource, Source
 from shoal.node.dashboard.token import link_of, load_token
-from shoal.node.events import EventField
+from shoal.node.reporting.events import EventField
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change
 

@@ -26,7 +26,7 @@ from shoal.node.dashboard.model import Fields, Model
 from shoal.node.dashboard.rounds import Record
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import Events, is_loopback
-from shoal.node.metrics import Metrics
+from shoal.node.reporting.metrics import Metrics
 
 TICK_S = 0.2
 """From an event to those who look, at most."""

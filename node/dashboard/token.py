@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from shoal.node.store import disk_errors
+from shoal.node.state.store import disk_errors
 
 TOKEN_NAME = "dashboard.token"
 TOKEN_BYTES = 24

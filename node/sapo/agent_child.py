@@ -17,8 +17,8 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import trio
 
 from shoal.node.sapo.agent_messages import AgentReport, Order, unpack_agent_report
-from shoal.node.trainer_child import SEND_DEADLINE_S, ChildDied, ChildRaised, TrainerChild
-from shoal.node.trainer_messages import Failed, Stop, frame_of
+from shoal.node.training.trainer_child import SEND_DEADLINE_S, ChildDied, ChildRaised, TrainerChild
+from shoal.node.training.trainer_messages import Failed, Stop, frame_of
 
 __all__ = ["AgentChild", "ChildDied", "ChildRaised", "running_agent"]
 

@@ -26,7 +26,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from shoal.node.trainer_messages import (
+from shoal.node.training.trainer_messages import (
     SUMMARY_LIMIT_CHARS,
     TRACEBACK_LIMIT_CHARS,
     Failed,

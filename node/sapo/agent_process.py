@@ -55,8 +55,8 @@ from shoal.node.sapo.selection import SelectionSettings
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
-from shoal.node.trainer_messages import SUMMARY_LIMIT_CHARS, Framing, Pause, Resume, Stop, frame_of
-from shoal.node.trainer_process import describe
+from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Framing, Pause, Resume, Stop, frame_of
+from shoal.node.training.trainer_process import describe
 from shoal.protocol.errors import LocalError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import assigned_seed, encode_group

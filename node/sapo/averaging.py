@@ -16,12 +16,12 @@ from pathlib import Path
 
 from torch import nn
 
-from shoal.node.loop_client import LoopClient, NoDaemon, attach
-from shoal.node.loop_daemon import POLL_S, LoopDaemon
+from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
+from shoal.node.loops.loop_daemon import POLL_S, LoopDaemon
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.learner import Learner, RoundReport
 from shoal.node.sapo.policy import Policy, trained_parameters
-from shoal.node.trainer_messages import Layout
+from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
 
 METRIC = "missing of reward 1"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.node.causal_lm_model import find_model, load_model, load_tokenizer
-from shoal.node.inner_loop import pick_device
 from shoal.node.sapo.hf_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.policies import PolicyLimits
+from shoal.node.training.inner_loop import pick_device
+from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
 
 

@@ -28,9 +28,9 @@ import trio
 
 from shoal.node.config import NodeConfig
 from shoal.node.control_client import RolloutStatus
-from shoal.node.events import EventLog
-from shoal.node.inbox import Own, SetPaused
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
+from shoal.node.reporting.events import EventLog
+from shoal.node.rounds.inbox import Own, SetPaused
 from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
     FAULTS_LIMIT,
@@ -50,8 +50,8 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
 from shoal.node.sapo.store import GroupStore
-from shoal.node.store import disk_errors, write_atomically
-from shoal.node.trainer_messages import Failed, Pause, Resume
+from shoal.node.state.store import disk_errors, write_atomically
+from shoal.node.training.trainer_messages import Failed, Pause, Resume
 from shoal.node.workload import WorkloadError
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError

@@ -22,8 +22,8 @@ import torch
 
 from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.policy import Policy, trained_parameters
-from shoal.node.store import disk_errors
-from shoal.node.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
+from shoal.node.state.store import disk_errors
+from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
 
 KEPT_FILES = 2

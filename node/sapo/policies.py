@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from shoal.node.sapo.tasks import nearest
-from shoal.node.trainer_messages import Scalar
+from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from shoal.node.checkpoint_export import MODEL
 from shoal.node.sapo.learner_state import restore_values, saved_files, tensor_bytes
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.policy import Policy, trained_parameters
-from shoal.node.store import disk_errors
-from shoal.node.tensor_files import TensorFile, write_tensors
+from shoal.node.state.checkpoint_export import MODEL
+from shoal.node.state.store import disk_errors
+from shoal.node.state.tensor_files import TensorFile, write_tensors
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
 

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.cli.explore import ProgressLines
 from shoal.cli.main import execute
-from shoal.testnet import explore as explore_module
-from shoal.testnet.explore import Explorer
-from shoal.testnet.explore_scope import Scope
+from shoal.testnet.explore import agreement as explore_module
+from shoal.testnet.explore.agreement import Explorer
+from shoal.testnet.explore.scope import Scope
 from tests.protocol import seeded
 
 SMALL = ["explore", "agreement", "--members", "3", "--views", "2"]

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from shoal.cli.main import execute
-from shoal.node.checkpoint_folder import LAYOUT
-from shoal.node.states import StateShelf
-from shoal.node.trainer_messages import Layout
+from shoal.node.state.checkpoint_folder import LAYOUT
+from shoal.node.state.states import StateShelf
+from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
 from tests.node.donors import flipped

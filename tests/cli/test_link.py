@@ -11,7 +11,7 @@ import pytest
 from shoal.cli.joining import follow_link
 from shoal.cli.link import LIFETIME_LIMIT_DAYS, parse_lifetime
 from shoal.cli.main import execute
-from shoal.node.credentials import admission_of, kept_revocations
+from shoal.node.discovery.credentials import admission_of, kept_revocations
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite

@@ -55,6 +55,10 @@ def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> N
         ({"rollouts": "judge"}, "gossip", "text", "--rollouts: this swarm's strategy is gossip; leave it out"),
         ({}, "rollouts", "regression", "[workload] names a policy, and 'regression' is none"),
         ({"rollouts": "judge"}, "diloco", "char-policy", "--rollouts judge: this swarm averages its policies too"),
+        ({"accumulate": 2}, "rollouts", "text", "--accumulate: an agent that shares rollouts trains on groups"),
+        ({"accumulate": 2}, "diloco", "char-policy", "--accumulate: an agent that shares rollouts trains on groups"),
+        ({"processes": 2}, "rollouts", "text", "--processes: an agent that shares rollouts is one process"),
+        ({"processes": 2}, "diloco", "char-policy", "--processes: an agent that shares rollouts is one process"),
     ],
 )
 def test_option_that_cannot_be_used_is_said_in_one_line(

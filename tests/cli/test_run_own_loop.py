@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.run import RunOptions, config_of
-from shoal.node.external_trainer import ExternalTrainer, trainer_of
-from shoal.node.trainer import Trainer
+from shoal.node.loops.external_trainer import ExternalTrainer, trainer_of
+from shoal.node.training.trainer import Trainer
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import execute
-from shoal.testnet import simulate as simulate_module
-from shoal.testnet.simulate_judge import Judge, Violation
+from shoal.testnet.simulate import simulation as simulate_module
+from shoal.testnet.simulate.judge import Judge, Violation
 
 KEYS = {
     "peers", "rounds_certified", "forks", "wrong_values", "stalled_rounds", "detect_s_p99",

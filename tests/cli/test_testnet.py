@@ -15,7 +15,7 @@ from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress, summary
 from shoal.protocol.identity import PeerId
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, RoundDone
-from shoal.testnet.report import BytesReport, FaultReport, LossReport, Report
+from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, Report
 from shoal.testnet.scenario import DEMO, Scenario
 
 

@@ -25,10 +25,10 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Term
-from shoal.swarm.frame import SCOPE_BYTES, FrameHeader
-from shoal.swarm.lane import Lane, LaneLimits
-from shoal.swarm.lane_socket import receive_exactly
-from shoal.swarm.seal import Opener, Sealer
+from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader
+from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.seal import Opener, Sealer
+from shoal.swarm.lanes.socket import receive_exactly
 
 CHUNK_VALUES = 1 << 18
 PERIOD = 1000

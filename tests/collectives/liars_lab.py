@@ -1,7 +1,7 @@
 """A virtual swarm in which some lie, and the others watch: audits, evidence and bans over real machines and reductions.
 
-What a node does about it in `node/auditing.py` is done here in virtual time: each honest node hears what is said,
-recomputes the chunks that it draws, verifies what others found, and tells its machine. Nobody is told who lies.
+What a node does about it in `node/audits/auditing.py` is done here in virtual time: each honest node hears what is
+said, recomputes the chunks that it draws, verifies what others found, and tells its machine. Nobody is told who lies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.witness import Witness
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import crafted
 from tests.collectives.swarm_lab import GRID, Bench, SwarmLab
 from tests.protocol.lab import SWARM

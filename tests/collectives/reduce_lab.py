@@ -22,7 +22,7 @@ from shoal.collectives.reduce import Post, Reduction
 from shoal.collectives.reference import reference, wrong_values
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Term
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 
 GRID = Grid(23_457, 5_000)  # five chunks, the last ragged; two int8 blocks in each
 CODECS = ("fp32", "bf16", "int8", "int4", "topk64-256")

@@ -31,7 +31,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import STATEMENT_DOMAIN, Held, OwnedRange, Plan
 from shoal.protocol.planning import Deal, PlanSeat, RoundSettings, check_plan
 from shoal.protocol.repair import revise_plan
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, Parcel, Piece, by_peer, cut, deliver, encode, identity, make_plan, peer
 
 SMALL = Grid(10 * 128 - 37, 128)

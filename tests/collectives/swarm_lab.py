@@ -23,7 +23,7 @@ from shoal.protocol.effects import CloseOff, Repair, StartReduce
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Plan, Report, domain_hash
 from shoal.protocol.round import RoundMachine
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.protocol.lab import paper_signature
 from tests.protocol.round_lab import SETTINGS, Node, RoundLab
 

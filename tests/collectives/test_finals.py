@@ -11,7 +11,7 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.finals import Finals
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import ChunkStatement
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import Mesh, Parcel, deliver, encode, identity, make_plan, peer
 
 

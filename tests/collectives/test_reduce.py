@@ -18,7 +18,7 @@ from shoal.collectives.reduce import Post, Reduction
 from shoal.collectives.reference import reference, wrong_values
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import (
     CODECS,
     GRID,

@@ -15,7 +15,7 @@ from shoal.collectives.partition import owner_by_chunk
 from shoal.collectives.progress import ReduceProgress
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import ChunkResults
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import CODECS, WAIT_S, Parcel, deliver, identity, peer
 from tests.collectives.repair_lab import chunks_of, running, sums, swarm_of
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.protocol.errors import LocalError
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import reroute_plan
-from shoal.swarm.frame import FrameKind
+from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import WAIT_S, deliver, peer
 from tests.collectives.repair_lab import chunks_of, running, running_without, sums, swarm_of, to_place
 

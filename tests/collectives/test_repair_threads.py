@@ -16,7 +16,7 @@ from shoal.collectives.reduce import Post
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Held, Plan
-from shoal.swarm.frame import SCOPE_BYTES, FrameHeader
+from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader
 from tests.collectives.reduce_lab import CODECS, WAIT_S, encode, peer
 from tests.collectives.repair_lab import SMALL, Node, Swarm
 

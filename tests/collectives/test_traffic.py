@@ -19,7 +19,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import revise_plan
-from shoal.swarm.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (
     WAIT_S,

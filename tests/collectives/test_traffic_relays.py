@@ -15,7 +15,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import reroute_plan
-from shoal.swarm.frame import FRAME_LIMIT_BYTES, FrameKind
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameKind
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (
     Net,

@@ -21,7 +21,7 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Relay, Term
-from shoal.swarm.frame import BULK_KINDS, SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.frame import BULK_KINDS, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import identity, peer
 
 GRID = Grid(10_000, 4096)

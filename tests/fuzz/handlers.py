@@ -15,14 +15,14 @@ import trio
 from shoal.collectives import traffic as traffic_module
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.traffic import PlanTraffic, Routes
-from shoal.node.audit_exchange import AuditDesk
+from shoal.node.audits.audit_exchange import AuditDesk
+from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.control import ControlServer
-from shoal.node.evidence_shelf import EvidenceShelf
-from shoal.node.layouts import GetLayout, Layouts
-from shoal.node.librarian import Librarian
 from shoal.node.sapo.store import GroupStore
-from shoal.node.states import StateShelf
-from shoal.node.trainer_messages import Layout
+from shoal.node.state.librarian import Librarian
+from shoal.node.state.states import StateShelf
+from shoal.node.training.layouts import GetLayout, Layouts
+from shoal.node.training.trainer_messages import Layout
 from shoal.protocol import audit_messages, peering, rollouts, wire
 from shoal.protocol.audit_messages import AuditRequest
 from shoal.protocol.chain import Chain
@@ -30,24 +30,24 @@ from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, pack
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import NodeRecord, seal_record
-from shoal.swarm.chunks import ChunkExchange
-from shoal.swarm.circuits import read_message
-from shoal.swarm.dial_back import AskDialBack, DialBackDesk
-from shoal.swarm.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
-from shoal.swarm.kademlia import Kademlia
-from shoal.swarm.lanes import LanePool
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
 from shoal.swarm.manifest_exchange import ManifestDesk
-from shoal.swarm.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.members import Members
-from shoal.swarm.passages import AskPassage, PassageDesk
+from shoal.swarm.reaching.circuits import read_message
+from shoal.swarm.reaching.dial_back import AskDialBack, DialBackDesk
+from shoal.swarm.reaching.passages import AskPassage, PassageDesk
+from shoal.swarm.reaching.sightings import SightingDesk, SightingRequest
+from shoal.swarm.rendezvous.kademlia import Kademlia
+from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
+from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.rollouts import RolloutExchange
-from shoal.swarm.seal import LaneProposal, encode_handshake
-from shoal.swarm.sightings import SightingDesk, SightingRequest
 from shoal.swarm.streams import MessageStream, RawStream
-from shoal.swarm.varint_frames import VarintFrames
 from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
 from tests.collectives.reduce_lab import peer as reduce_peer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import pkgutil
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -26,8 +25,10 @@ from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import StateAssembly, StateHeader
 from shoal.collectives.summing import check_encoded
-from shoal.node import control, control_client, loop_messages, rank_messages, trainer_messages
+from shoal.node import control, control_client
+from shoal.node.loops import loop_messages
 from shoal.node.sapo import agent_messages, sandbox, sandbox_process
+from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
 from shoal.protocol import amending, audit_messages, evidence, invites, peering, rollouts, swarm_link, wire
 from shoal.protocol.certificate import genesis
@@ -44,14 +45,15 @@ from shoal.protocol.manifest import (
 )
 from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, vote_preimage
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
-from shoal.swarm import lane_hello, seal
 from shoal.swarm.address_book import AddressBook, KnownPeer
-from shoal.swarm.frame import HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes import hello as lane_hello
+from shoal.swarm.lanes import seal
+from shoal.swarm.lanes.frame import HEADER_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import CODECS, GRID, Mesh, encode, make_plan
 from tests.fuzz.samples import example, identity
 
 EXAMPLES = 3
-PACKAGES = ("protocol", "swarm", "collectives", "node", "node.sapo")
+LAYERS = ("protocol", "swarm", "collectives", "node")
 
 Take = Callable[[bytes], Any]
 
@@ -82,12 +84,11 @@ def sealer(n: int = 1) -> wire.Sealer:
 
 def import_messages() -> None:
     """Load every module that defines messages, so that all of them exist."""
-    for package in PACKAGES:
-        found = importlib.import_module(f"shoal.{package}")
-        for module in pkgutil.iter_modules(found.__path__):
-            path = Path(found.__path__[0]) / f"{module.name}.py"
-            if path.exists() and re.search(r"^class \w+\((wire\.)?(Round)?Message,", path.read_text(), re.MULTILINE):
-                importlib.import_module(f"shoal.{package}.{module.name}")
+    for layer in LAYERS:
+        folder = Path(importlib.import_module(f"shoal.{layer}").__path__[0])
+        for path in sorted(folder.rglob("*.py")):
+            if re.search(r"^class \w+\((wire\.)?(Round)?Message,", path.read_text(), re.MULTILINE):
+                importlib.import_module(".".join(("shoal", layer, *path.relative_to(folder).with_suffix("").parts)))
 
 
 def messages() -> list[type[wire.Message]]:

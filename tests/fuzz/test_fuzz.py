@@ -24,7 +24,7 @@ from tests.fuzz.campaign import feed
 from tests.fuzz.handlers import handler_targets
 from tests.fuzz.judge import Tally, judge
 from tests.fuzz.mutators import GIANT_HEADS, mutate
-from tests.fuzz.targets import MANIFEST, PACKAGES, Target, decoder_targets
+from tests.fuzz.targets import LAYERS, MANIFEST, Target, decoder_targets
 
 DECODER_EXAMPLES = 5_000
 HANDLER_EXAMPLES = 800
@@ -38,28 +38,28 @@ COVERS = {
     "record book": ("protocol.records:RecordBook.receive",),
     "announcement": ("protocol.rollouts:open_announcement",),
     "address book": ("swarm.address_book:AddressBook.parse",),
-    "frame header": ("swarm.lane:Lane._receive_next",),
-    "lane request": ("swarm.seal:_decode",),
+    "frame header": ("swarm.lanes.lane:Lane._receive_next",),
+    "lane request": ("swarm.lanes.seal:_decode",),
     "hello": ("swarm.links:Links._answer_hello", "swarm.members:Members._own_record"),
     "link": ("swarm.links:Links._hear", "swarm.links:Links._read_messages"),
     "manifest request": ("swarm.manifest_exchange:ManifestDesk._serve",),
     "layout request": ("node.daemon:Daemon.layouts.serve",),
     "fetch": ("node.daemon:Daemon._answer_fetch",),
-    "audit request": ("node.auditing:Auditing._desk.serve",),
+    "audit request": ("node.audits.auditing:Auditing._desk.serve",),
     "lane handshake": ("node.daemon:Daemon._answer_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),
     "rollout catch up": ("swarm.rollout_catch_up:CatchUp._answer",),
-    "kademlia": ("swarm.kademlia:Kademlia._serve",),
-    "passage": ("swarm.passages:PassageDesk._serve",),
-    "dial back": ("swarm.dial_back:DialBackDesk._serve",),
-    "sighting": ("swarm.sightings:SightingDesk._serve",),
+    "kademlia": ("swarm.rendezvous.kademlia:Kademlia._serve",),
+    "passage": ("swarm.reaching.passages:PassageDesk._serve",),
+    "dial back": ("swarm.reaching.dial_back:DialBackDesk._serve",),
+    "sighting": ("swarm.reaching.sightings:SightingDesk._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "control reply": ("node.control_client:_parse_reply",),
-    "trainer command": ("node.trainer_messages:unpack_command",),
-    "trainer report": ("node.trainer_messages:unpack_report",),
-    "loop attaching": ("node.loop_messages:unpack_attaching",),
-    "loop answer": ("node.loop_messages:unpack_answer",),
-    "rank order": ("node.rank_messages:unpack_order",),
+    "trainer command": ("node.training.trainer_messages:unpack_command",),
+    "trainer report": ("node.training.trainer_messages:unpack_report",),
+    "loop attaching": ("node.loops.loop_messages:unpack_attaching",),
+    "loop answer": ("node.loops.loop_messages:unpack_answer",),
+    "rank order": ("node.training.rank_messages:unpack_order",),
     "agent order": ("node.sapo.agent_messages:_decode",),
     "sandbox reply": ("node.sapo.sandbox:unpack_reply",),
 }
@@ -67,21 +67,21 @@ COVERS = {
 message is fed to that, as its type."""
 
 OF_ITS_OWN = {
-    "node.checkpoint_check:_chain",
-    "node.checkpoint_folder:read_layout",
+    "node.state.checkpoint_check:_chain",
+    "node.state.checkpoint_folder:read_layout",
     "node.doctor:run_trial",
     "node.doctor_trial:main",
-    "node.evaluations:past_losses",
-    "node.inner_state:SavedInner.__init__",
-    "node.random_state:RandomState.read",
+    "node.rounds.evaluations:past_losses",
+    "node.training.inner_state:SavedInner.__init__",
+    "node.training.random_state:RandomState.read",
     "node.sapo.learner_state:_read_values",
     "node.sapo.sandbox_process:Worker.score",
     "node.sapo.sandbox_process:main",
-    "node.store:Store.certificates",
-    "node.tensor_files:TensorFile.__init__",
-    "node.work_audit:_ask",
-    "node.work_file:read_account",
-    "node.work_process:main",
+    "node.state.store:Store.certificates",
+    "node.state.tensor_files:TensorFile.__init__",
+    "node.audits.work_audit:_ask",
+    "node.state.work_file:read_account",
+    "node.audits.work_process:main",
 }
 """What reads only what this node wrote itself, on its disk or into the pipe of its child."""
 NO_BYTES = {
@@ -93,9 +93,9 @@ NO_BYTES = {
 
 
 def source() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package.replace(".", "/")).glob("*.py")):
-            yield f"{package}.{path.stem}", ast.parse(path.read_text())
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text())
 
 
 def calls(module: str, node: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.Call]]:

@@ -18,10 +18,10 @@ from types import FrameType
 from typing import Any
 
 from shoal.collectives.state import StateHeader
-from shoal.node import store, tensor_files
-from shoal.node.checkpoint_folder import write_checkpoint
-from shoal.node.resumption import Resumption
-from shoal.node.state_files import write_state
+from shoal.node.state import store, tensor_files
+from shoal.node.state.checkpoint_folder import write_checkpoint
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.state_files import write_state
 from shoal.protocol.messages import Term
 from tests.node.checkpoint_lab import CheckpointLedger, new_ledger
 

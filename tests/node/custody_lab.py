@@ -10,13 +10,13 @@ import trio
 from trio.testing import MockClock
 
 from shoal.node.config import Hold
-from shoal.node.custody import Custody, CustodyParts
-from shoal.node.earlier_states import EarlierStates
-from shoal.node.events import EventLog
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
-from shoal.node.round_log import RoundLog
-from shoal.node.store import Store
+from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.state.custody import Custody, CustodyParts
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.store import Store
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest
 from tests.node.donors import ME, Donor, World

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 
 import trio
 
-from shoal.node.catchup import CatchUp
-from shoal.node.librarian import Librarian
-from shoal.node.states import StateShelf
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.librarian import Librarian
+from shoal.node.state.states import StateShelf
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import FetchAnswer, FetchRequest
 from shoal.protocol.wire import canonical, decode
-from shoal.swarm.chunks import ChunkExchange
-from shoal.swarm.frame import BULK_KINDS, FrameHeader, FrameKind
-from shoal.swarm.moved import Moved
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader, FrameKind
+from shoal.swarm.lanes.moved import Moved
 from tests.node.ledger import Ledger
 
 ME = PeerId("me")

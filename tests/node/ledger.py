@@ -14,7 +14,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen, header_of
-from shoal.node.states import StateShelf
+from shoal.node.state.states import StateShelf
 from shoal.protocol.amending import make_amend_consent, make_amendment, with_amendment
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain

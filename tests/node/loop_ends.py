@@ -18,12 +18,12 @@ import torch
 import trio
 
 from shoal.node import own_loop
-from shoal.node.external_trainer import ExternalTrainer
-from shoal.node.loop_client import LoopClient, attach
-from shoal.node.loop_messages import TRAINER_SOCKET_NAME
+from shoal.node.loops.external_trainer import ExternalTrainer
+from shoal.node.loops.loop_client import LoopClient, attach
+from shoal.node.loops.loop_messages import TRAINER_SOCKET_NAME
 from shoal.node.own_loop import Swarm, join
-from shoal.node.trainer import TrainerSpec
-from shoal.node.trainer_messages import (
+from shoal.node.training.trainer import TrainerSpec
+from shoal.node.training.trainer_messages import (
     Apply,
     Assignment,
     Command,

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from shoal.node.loop_messages import OWN_LOOP
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.manifest import render_manifest
 from tests.node.lab import Node, Swarm, environment
 

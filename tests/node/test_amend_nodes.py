@@ -7,12 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.node.trainer_messages import Applied, Apply, Contribution, InnerSettings, Retune, SyncSettings, Train
+from shoal.node.training.trainer_messages import (
+    Applied,
+    Apply,
+    Contribution,
+    InnerSettings,
+    Retune,
+    SyncSettings,
+    Train,
+)
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from tests.node.lab import INNER_STEPS, Node, Swarm, assert_exact, assert_one_line, assert_votes_once, eventually, shoal
-from tests.node.test_sharded_replica import STEPS as STEPS_OF_TWO
-from tests.node.test_sharded_replica import Single, expect, run, running, share, spec
+from tests.node.training.test_sharded_replica import STEPS as STEPS_OF_TWO
+from tests.node.training.test_sharded_replica import Single, expect, run, running, share, spec
 
 STEPS = 40
 

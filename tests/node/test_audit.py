@@ -16,7 +16,7 @@ from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.audit import AuditTrail
-from shoal.node.contributions import Contributions, Made
+from shoal.node.state.contributions import Contributions, Made
 from shoal.protocol.errors import StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Term

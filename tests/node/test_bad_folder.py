@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from shoal.node.daemon import stored_chain
-from shoal.node.earlier_states import EarlierStates
-from shoal.node.order_file import OrderFile
-from shoal.node.state_files import read_state
-from shoal.node.store import Store, frame_record
+from shoal.node.rounds.order_file import OrderFile
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.state_files import read_state
+from shoal.node.state.store import Store, frame_record
 from shoal.protocol.errors import StorageError
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Entry, Target

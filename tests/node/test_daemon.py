@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.states import FINALS_KEPT
+from shoal.node.state.states import FINALS_KEPT
 from shoal.protocol.certificate import genesis, lead
 from tests.node.lab import (
     ROUND_TOKENS,
@@ -255,7 +255,7 @@ BRITTLE = """
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.node.regression import RegressionWorkload
+from shoal.node.workloads.regression import RegressionWorkload
 
 
 @dataclass(frozen=True)

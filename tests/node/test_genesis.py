@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.node.regression import RegressionWorkload
+from shoal.node.workloads.regression import RegressionWorkload
 
 
 class Drawn(RegressionWorkload):

@@ -13,13 +13,13 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.config import NodeConfig
-from shoal.node.contributions import Contributions
-from shoal.node.external_trainer import trainer_of
-from shoal.node.inner_loop import Replica
-from shoal.node.inner_state import SavedInner, Snapshotter
-from shoal.node.regression import Batch, RegressionWorkload
-from shoal.node.shared_tensors import Vector
-from shoal.node.trainer_messages import Assignment, Contribution, InnerSettings, SyncSettings, Train
+from shoal.node.loops.external_trainer import trainer_of
+from shoal.node.state.contributions import Contributions
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.inner_state import SavedInner, Snapshotter
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, SyncSettings, Train
+from shoal.node.workloads.regression import Batch, RegressionWorkload
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import validate_manifest

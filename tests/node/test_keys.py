@@ -8,7 +8,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.node.keys import protect, rotate
-from shoal.node.store import Store
+from shoal.node.state.store import Store
 from shoal.protocol import key_file
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import ConfigError

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node import shared_tensors
-from shoal.node.inner_loop import Replica
-from shoal.node.regression import RegressionWorkload
-from shoal.node.shared_tensors import Vector
-from shoal.node.trainer_messages import (
+from shoal.node.training import shared_tensors
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
     Assignment,
@@ -40,7 +39,8 @@ from shoal.node.trainer_messages import (
     Train,
     Trained,
 )
-from shoal.node.trainer_process import Control, TrainerProcess
+from shoal.node.training.trainer_process import Control, TrainerProcess
+from shoal.node.workloads.regression import RegressionWorkload
 
 STEPS, TAU = 4, 3
 SYNC = SyncSettings(chunk_values=16, fragments=2, overlap_steps=TAU, mixing=0.5)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node import external_trainer
-from shoal.node.external_trainer import Detached
+from shoal.node.loops import external_trainer
+from shoal.node.loops.external_trainer import Detached
 from shoal.node.own_loop import join
-from shoal.node.trainer import Restarted
-from shoal.node.trainer_messages import (
+from shoal.node.training.trainer import Restarted
+from shoal.node.training.trainer_messages import (
     Applied,
     Evaluate,
     Evaluated,

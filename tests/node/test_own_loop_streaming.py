@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node.trainer_messages import InnerSettings, Retune, Stop, SyncSettings
+from shoal.node.training.trainer_messages import InnerSettings, Retune, Stop, SyncSettings
 from tests.node.loop_ends import DEADLINE_S, DaemonEnd, Ends, flat, joining
 
 CHUNK_VALUES = 4096

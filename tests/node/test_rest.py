@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node.adamw import AdamW
-from shoal.node.inner_loop import Replica
-from shoal.node.regression import RegressionWorkload
-from shoal.node.trainer_messages import Assignment, InnerSettings, Train
+from shoal.node.training.adamw import AdamW
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.trainer_messages import Assignment, InnerSettings, Train
+from shoal.node.workloads.regression import RegressionWorkload
 
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
 META = torch.device("meta")

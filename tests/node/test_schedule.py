@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.inner_loop import Replica
-from shoal.node.regression import RegressionWorkload
-from shoal.node.trainer_messages import Assignment, InnerSettings, Train
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.trainer_messages import Assignment, InnerSettings, Train
+from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, validate_manifest
-from tests.node.test_inner_loop import CPU
+from tests.node.training.test_inner_loop import CPU
 
 FOUNDER = Identity.from_seed(bytes(32)).peer_id
 

@@ -12,8 +12,8 @@ import base58
 import pytest
 
 from shoal.node.control_client import request
-from shoal.node.credentials import keep_invite
 from shoal.node.dashboard.token import TOKEN_NAME
+from shoal.node.discovery.credentials import keep_invite
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.node.regression import RegressionWorkload
-from shoal.node.synthetic import drawn_values
-from shoal.node.text_data import deal_windows
-from shoal.node.trainer_messages import Assignment
-from shoal.node.training import TrainingDesk
+from shoal.node.training.trainer_messages import Assignment
+from shoal.node.training.training import TrainingDesk
+from shoal.node.workloads.regression import RegressionWorkload
+from shoal.node.workloads.synthetic import drawn_values
+from shoal.node.workloads.text_data import deal_windows
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Term, Value

@@ -13,8 +13,8 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, frozen
-from shoal.node.catchup import replay_limit_rounds
-from shoal.node.contributions import Contributions
+from shoal.node.state.catchup import replay_limit_rounds
+from shoal.node.state.contributions import Contributions
 from shoal.protocol.messages import Term
 from shoal.protocol.planning import norm_clips
 from tests.collectives.reduce_lab import Mesh, check_exact, make_plan, peer

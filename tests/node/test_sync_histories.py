@@ -21,9 +21,9 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
-from shoal.node.accounts import Accounts
-from shoal.node.contributions import Contributions
-from shoal.node.trainer_messages import Layout, SyncSettings
+from shoal.node.state.contributions import Contributions
+from shoal.node.training.accounts import Accounts
+from shoal.node.training.trainer_messages import Layout, SyncSettings
 from shoal.protocol.messages import Participant, Plan, Term
 from tests.node.ledger import identity
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.control_client import ControlRefused, request
-from shoal.node.store import RecordLog, Store
+from shoal.node.state.store import RecordLog, Store
 from shoal.protocol.messages import domain_hash
 from shoal.testnet.check import Witness, check_swarm
 from tests.node.lab import ROUND_TOKENS, Event, Node, Swarm, assert_one_line, assert_votes_once, eventually, shoal

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.regression import RegressionWorkload
-from shoal.node.text import TextWorkload
-from shoal.node.trainer_messages import Scalar
+from shoal.node.training.trainer_messages import Scalar
 from shoal.node.workload import installed_workloads, load_workload
+from shoal.node.workloads.regression import RegressionWorkload
+from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError
 
 OWN = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.node.regression import RegressionWorkload
+from shoal.node.workloads.regression import RegressionWorkload
 
 
 class WaitingWorkload(RegressionWorkload):

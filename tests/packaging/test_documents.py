@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
-from shoal.node.trainer_messages import Assignment
+from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -80,3 +81,25 @@ def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         family.check({"letters": 65})
     assert msgspec.toml.decode(blocks("tasks.md", "toml")[1])["rollouts"]["tasks"][0]["family"] == "reversal"
+
+
+def test_page_of_the_code_names_every_module() -> None:
+    """By its name, by `_rest` after a module that it shares its beginning with, or by `beginning_*`."""
+    told: dict[str, list[str]] = {}
+    words: list[str] = []
+    for line in (ROOT / "docs" / "code.md").read_text().splitlines():
+        if folder := re.match(r"    (\w[\w/]*)/\s", line):
+            words = told.setdefault(folder[1], [])
+            line = line[folder.end() :]
+        words += re.findall(r"\w+\*?", line)
+    packages = [path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
+    assert {str(package.relative_to(ROOT)) for package in packages} <= told.keys()
+    for package in packages:
+        words = told[str(package.relative_to(ROOT))]
+        starts = tuple(word[:-1] for word in words if word.endswith("_*"))
+        ends = tuple(word for word in words if word.startswith("_"))
+        modules = [path.stem for path in package.glob("*.py") if path.stem != "__init__"]
+        left = [
+            name for name in modules if name not in words and not name.startswith(starts) and not name.endswith(ends)
+        ]
+        assert left == [] or "per benchmark" in " ".join(words), package

@@ -24,13 +24,14 @@ from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Hello, Refusal, Welcome
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.wire import WIRE_VERSION, Envelope, Sealer, SwarmId, canonical, decode
-from shoal.swarm import lane_listener, limits, links
-from shoal.swarm.frame import HEADER_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lane_hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
-from shoal.swarm.lanes import LanePool
+from shoal.swarm import limits, links
+from shoal.swarm.lanes import listener as lane_listener
+from shoal.swarm.lanes.frame import HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.seal import LaneAnswer, LaneKeys, LaneProposal, Opener, decode_answer, encode_handshake
+from shoal.swarm.lanes.seal import Sealer as FrameSealer
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
-from shoal.swarm.seal import LaneAnswer, LaneKeys, LaneProposal, Opener, decode_answer, encode_handshake
-from shoal.swarm.seal import Sealer as FrameSealer
 from shoal.swarm.streams import MessageStream
 from tests.swarm.test_members import MANIFEST, Node, Stranger, identity, manifest, running, until
 

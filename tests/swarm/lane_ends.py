@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.frame import FrameHeader, FrameKind
-from shoal.swarm.lane import Lane, LaneLimits
-from shoal.swarm.lane_queue import FrameQueue
-from shoal.swarm.seal import LaneProposal, Opener, Sealer, accept_offer
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.queue import FrameQueue
+from shoal.swarm.lanes.seal import LaneProposal, Opener, Sealer, accept_offer
 
 NEAR, FAR = PeerId("12D3KooWnear"), PeerId("12D3KooWfar")
 WAIT_S = 30.0  # far beyond what anything here takes

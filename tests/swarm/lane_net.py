@@ -13,9 +13,9 @@ import trio.testing
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.frame import FrameHeader, FrameKind
-from shoal.swarm.lane import Lane, LaneLimits
-from shoal.swarm.lanes import LanePool
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.pool import LanePool
 
 # Alice's PeerId is the lower: where both dialled, she settles which lane stays.
 ALICE, BOB, CAROL, DAVE = (PeerId(f"12D3KooW{name}") for name in ("alice", "bob", "carol", "dave"))

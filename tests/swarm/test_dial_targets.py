@@ -13,9 +13,8 @@ import trio.testing
 
 from shoal.protocol.address import format_address
 from shoal.protocol.identity import Identity
-from shoal.swarm import dial_targets, networks
+from shoal.swarm import dial_targets
 from shoal.swarm.address_book import AddressBook
-from shoal.swarm.circuit_address import format_circuit, parse_any
 from shoal.swarm.dial_targets import (
     ADDRESSES_LIMIT,
     HOST_BURST,
@@ -26,6 +25,8 @@ from shoal.swarm.dial_targets import (
 )
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.limits import Rates
+from shoal.swarm.reaching import networks
+from shoal.swarm.reaching.circuit_address import format_circuit, parse_any
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 40)]
 ME, RELAY = PEERS[:2]

@@ -749,6 +749,7 @@ def test_host_is_quiet_on_standard_error() -> None:
 
 
 def test_only_the_adapter_imports_libp2p_early() -> None:
-    code = "import sys, shoal.swarm.streams, shoal.swarm.mdns, shoal.swarm.address; print('libp2p' in sys.modules)"
+    modules = "shoal.swarm.streams, shoal.swarm.rendezvous.mdns, shoal.swarm.address"
+    code = f"import sys, {modules}; print('libp2p' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "False"

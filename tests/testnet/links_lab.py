@@ -12,8 +12,8 @@ import trio
 
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
-from shoal.testnet.namespaces import Uplink, why_not
-from shoal.testnet.report import Report
+from shoal.testnet.links.namespaces import Uplink, why_not
+from shoal.testnet.reports.report import Report
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 

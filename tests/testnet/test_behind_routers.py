@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from shoal.node.control_client import request
-from shoal.node.reaching import stranded_text
+from shoal.node.discovery.reaching import stranded_text
 from shoal.protocol.manifest import render_manifest
 from shoal.testnet.journal import Certified, Journal, Linked
-from shoal.testnet.namespaces import CONTROL_PORT, LANE_PORT, network, why_no_routers
+from shoal.testnet.links.namespaces import CONTROL_PORT, LANE_PORT, network, why_no_routers
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.scenario import Scenario
 from shoal.testnet.swarm import testnet_manifest as manifest_of

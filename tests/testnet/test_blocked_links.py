@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testnet.namespaces import Uplink
+from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import Fault
 from shoal.testnet.swarm import REDUCE_DEADLINE_S
 from tests.testnet.links_lab import (

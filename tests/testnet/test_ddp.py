@@ -11,13 +11,13 @@ import torch
 import trio
 
 from shoal.collectives.state import ADAMW_KINDS
-from shoal.node.regression import RegressionWorkload
+from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest, validate_manifest
-from shoal.testnet.bench_train_local import LocalSwarm
-from shoal.testnet.bench_train_spec import inner_settings
-from shoal.testnet.bench_train_sync import SynchronousTraining
-from shoal.testnet.report import Report, ok
+from shoal.testnet.bench.train_local import LocalSwarm
+from shoal.testnet.bench.train_spec import inner_settings
+from shoal.testnet.bench.train_sync import SynchronousTraining
+from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left

@@ -7,7 +7,7 @@ import pytest
 from shoal.cli.init import InitOptions, found
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS
-from shoal.node.trainer_messages import SyncSettings
+from shoal.node.training.trainer_messages import SyncSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest

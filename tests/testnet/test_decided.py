@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testnet.campaign_check import Member, broken_votes
+from shoal.testnet.campaigns.campaign_check import Member, broken_votes
 from shoal.testnet.course import Course
 from shoal.testnet.journal import Certified, Entry, Event, RolledBack, parse_event
-from shoal.testnet.report import count_forks
+from shoal.testnet.reports.report import count_forks
 from shoal.testnet.scenario import Scenario
 
 

@@ -13,7 +13,7 @@ import trio
 from shoal.collectives.gossip import GossipSettings
 from shoal.testnet.check import Check, Witness
 from shoal.testnet.check_gossip import check_gossip
-from shoal.testnet.report import Report, ok
+from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left

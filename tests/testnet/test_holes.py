@@ -11,9 +11,9 @@ import trio
 
 from shoal.node.control_client import request
 from shoal.protocol.manifest import render_manifest
-from shoal.testnet import namespaces
 from shoal.testnet.journal import Journal, Linked
-from shoal.testnet.namespaces import Network, network, why_no_routers
+from shoal.testnet.links import namespaces
+from shoal.testnet.links.namespaces import Network, network, why_no_routers
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.scenario import Scenario
 from shoal.testnet.swarm import testnet_manifest as manifest_of

@@ -10,7 +10,7 @@ import pytest
 from shoal.node.config import Hold
 from shoal.testnet import nodes
 from shoal.testnet.faults import FaultRecord, holds_for
-from shoal.testnet.namespaces import Place
+from shoal.testnet.links.namespaces import Place
 from shoal.testnet.nodes import Launch, node_command
 from shoal.testnet.scenario import DEMO
 

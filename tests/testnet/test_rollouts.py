@@ -13,7 +13,7 @@ from shoal.testnet import swarm
 from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts
 from shoal.testnet.journal import AgentStarted, Certified, Entry, Shared, parse_event
-from shoal.testnet.report import Report, make_report, ok
+from shoal.testnet.reports.report import Report, make_report, ok
 from shoal.testnet.scenario import Fault, Scenario, choose_scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left

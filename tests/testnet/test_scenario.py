@@ -10,7 +10,7 @@ import pytest
 
 from shoal.node.config import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.namespaces import Uplink
+from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import DEMO, Fault, Phase, Scenario, choose_scenario, load_scenario, parse_scenario
 
 KILL = '[[fault]]\nkind = "kill"\nnode = 2\nround = 3\nphase = "reduce"\nprogress = 0.4\n'

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.pace import LATE_S, STALL_S
-from shoal.testnet.namespaces import Uplink
+from shoal.node.rounds.pace import LATE_S, STALL_S
+from shoal.testnet.links.namespaces import Uplink
 from tests.testnet.links_lab import assert_everyone_is_in_every_chunk, needs_namespaces, plan, run, scenario
 
 pytestmark = needs_namespaces

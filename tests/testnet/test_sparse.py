@@ -14,7 +14,7 @@ from shoal.protocol.messages import CLIP_UNIT, Plan
 from shoal.protocol.planning import norm_clips
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution
-from shoal.testnet.report import Report, ok
+from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.testnet.test_swarm import assert_none_left

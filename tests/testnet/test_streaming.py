@@ -8,7 +8,7 @@ import trio
 
 from shoal.protocol.identity import PeerId
 from shoal.testnet import swarm
-from shoal.testnet.report import Report, ok
+from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from tests.testnet.test_swarm import assert_none_left
 

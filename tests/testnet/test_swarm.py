@@ -20,10 +20,10 @@ import trio
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
 from shoal.testnet import swarm
-from shoal.testnet.namespaces import LOOPBACK, Place, Uplink
+from shoal.testnet.links.namespaces import LOOPBACK, Place, Uplink
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
-from shoal.testnet.report import Report, ok
+from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import DEMO, Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 

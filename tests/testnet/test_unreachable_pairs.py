@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testnet.namespaces import Uplink
-from shoal.testnet.report import Report
+from shoal.testnet.links.namespaces import Uplink
+from shoal.testnet.reports.report import Report
 from shoal.testnet.scenario import Fault
 from shoal.testnet.swarm import REDUCE_DEADLINE_S
 from tests.testnet.links_lab import (

@@ -17,7 +17,7 @@ import trio
 
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
-from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 DEADLINE_S = 90.0

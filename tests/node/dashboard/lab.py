@@ -11,7 +11,7 @@ import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from shoal.node.dashboard.site import Site
-from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 
 NOW = 1_800_000_000.0
 HOST = "127.0.0.1:8420"

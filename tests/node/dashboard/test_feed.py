@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from shoal.node.dashboard.feed import HEARTBEAT_S, QUEUE_LIMIT_MESSAGES, VIEWER_LIMIT
-from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import NOW, Clock, Reader, ask, event_of, site_of
 from tests.node.dashboard.test_model import apply
 

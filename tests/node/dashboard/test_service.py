@@ -15,9 +15,9 @@ from shoal.node.config import PageAddress
 from shoal.node.dashboard import server
 from shoal.node.dashboard.service import PageService, bound, url_of
 from shoal.node.dashboard.site import read_history
-from shoal.node.events import EventLog
+from shoal.node.reporting.events import EventLog
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.synthetic_swarm import SyntheticSwarm
+from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import NOW
 
 DEADLINE_S = 60.0

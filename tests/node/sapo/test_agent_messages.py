@@ -26,7 +26,16 @@ from shoal.node.sapo.agent_messages import (
     unpack_agent_report,
     unpack_order,
 )
-from shoal.node.trainer_messages import FRAME_LIMIT_BYTES, Failed, Framing, Message, Pause, Resume, Stop, frame_of
+from shoal.node.training.trainer_messages import (
+    FRAME_LIMIT_BYTES,
+    Failed,
+    Framing,
+    Message,
+    Pause,
+    Resume,
+    Stop,
+    frame_of,
+)
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry

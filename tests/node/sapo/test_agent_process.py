@@ -25,7 +25,7 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
-from shoal.node.trainer_messages import Pause, Resume
+from shoal.node.training.trainer_messages import Pause, Resume
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry
 from shoal.protocol.offer_book import Offer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.sapo.policies import PolicyLimits, installed_policies, load_policy
-from shoal.node.trainer_messages import Scalar
+from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.agent_lab import TINY_POLICY
 

@@ -1,0 +1,1 @@
+"""The `shoal bench` group, one file per command."""

@@ -1,0 +1,36 @@
+"""`shoal bench …`: what Shoal costs, measured on this machine."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.bench.allreduce import AllreduceOptions, CompareOptions, allreduce, compare
+from shoal.cli.bench.attack import AttackOptions, attack
+from shoal.cli.bench.checkpoint import CheckpointOptions, RestartOptions, checkpoint, restart
+from shoal.cli.bench.dashboard import DashboardOptions, dashboard
+from shoal.cli.bench.find import FindOptions, find
+from shoal.cli.bench.flood import FloodOptions, flood
+from shoal.cli.bench.join import JoinOptions, join
+from shoal.cli.bench.lane import LaneOptions, lane
+from shoal.cli.bench.partition import PartitionOptions, partition
+from shoal.cli.bench.sapo import SapoOptions, sapo
+from shoal.cli.bench.train import TrainOptions, TrainTableOptions, train, train_table
+from shoal.cli.bench.wan import WanOptions, wan
+from shoal.cli.options import command_of
+
+bench = typer.Typer(help="Measure what rounds cost on this machine.", no_args_is_help=True)
+bench.command("allreduce")(command_of(AllreduceOptions, allreduce))
+bench.command("compare")(command_of(CompareOptions, compare))
+bench.command("find")(command_of(FindOptions, find))
+bench.command("flood")(command_of(FloodOptions, flood))
+bench.command("join")(command_of(JoinOptions, join))
+bench.command("dashboard")(command_of(DashboardOptions, dashboard))
+bench.command("lane")(command_of(LaneOptions, lane))
+bench.command("partition")(command_of(PartitionOptions, partition))
+bench.command("wan")(command_of(WanOptions, wan))
+bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
+bench.command("restart")(command_of(RestartOptions, restart))
+bench.command("train")(command_of(TrainOptions, train))
+bench.command("train-table")(command_of(TrainTableOptions, train_table))
+bench.command("sapo")(command_of(SapoOptions, sapo))
+bench.command("attack")(command_of(AttackOptions, attack))

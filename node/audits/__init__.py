@@ -1,0 +1,1 @@
+"""Others' sums recomputed, their work weighed, and proof of lies kept."""

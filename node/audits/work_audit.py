@@ -1,0 +1,142 @@
+"""Weighing the work of others: what a contribution does to the loss on the data that its member was assigned.
+
+    certified round ─► whom the ticket draws ─► its whole contribution, chunk by chunk, over the lanes
+                       S(e−1), while it is held ─► a process of its own: the loss before and after ─► local scores
+
+See useful_work.py for what that says, and what not. Only where a contribution is of all parameters and is what inner
+steps moved: with one fragment, and no gradients.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import trio
+
+from shoal.collectives.codecs import F32, U8, codec
+from shoal.collectives.grid import Grid
+from shoal.node.audits.work_process import WorkReply, WorkRequest
+from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.protocol.auditing import drawn_work
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import Plan, Value
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+CHUNKS_AT_ONCE: Final = 8
+WEIGH_DEADLINE_S: Final = 600.0
+REPLY_LIMIT_BYTES: Final = 1 << 16
+
+
+Sound = Callable[[Plan, int, Sequence[int]], Awaitable[Mapping[int, U8]]]
+"""Gets payloads of a participant, by its place, of these chunks: those that are shown and are what was committed to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """That the work of participant number `place` is to be weighed, on what the round after `base` began with."""
+
+    base: Value
+    plan: Plan
+    place: int
+    anchor: F32
+
+    @property
+    def peer(self) -> PeerId:
+        """Whose work."""
+        return self.plan.participants[self.place].peer
+
+
+class WorkAudit:
+    """One node's scales. useless: called with whose work did not help."""
+
+    def __init__(self, daemon: Daemon, sound: Sound, useless: Callable[[PeerId], None]) -> None:
+        self._daemon = daemon
+        self._sound = sound
+        self._useless = useless
+        self._share = daemon.config.manifest.audits.work if _can_weigh(daemon.config.manifest) else 0.0
+
+    def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
+        """What is to be weighed in a certified round, by the ticket of this node; it holds on to the state."""
+        places = plan.contributors()
+        number = drawn_work(mark, len(places), self._share)
+        state = self._daemon.shelf.state(base.state_round)
+        if number is None or state is None or state.numel != plan.numel:
+            return None
+        drawn = Weighing(base=base, plan=plan, place=places[number], anchor=state.anchor)
+        return None if drawn.peer == self._daemon.identity.peer_id else drawn
+
+    async def weigh(self, drawn: Weighing) -> None:
+        """Get the contribution, have it weighed, and tell what came of it.
+
+        Raises NetworkError if it cannot be had or weighed. Cancellation ends the process that weighs.
+        """
+        plan, how, grid = drawn.plan, codec(drawn.plan.codec), Grid.of(drawn.plan)
+        contribution = np.empty(grid.numel, np.float32)
+        for first in range(0, grid.chunks, CHUNKS_AT_ONCE):
+            chunks = range(first, min(first + CHUNKS_AT_ONCE, grid.chunks))
+            payloads = await self._sound(plan, drawn.place, chunks)
+            for chunk in chunks:
+                if chunk not in payloads:
+                    raise NetworkError(f"{drawn.peer} does not show all of its contribution; it is not weighed")
+                encoded = payloads[chunk][: how.encoded_bytes(grid.length(chunk))]
+                how.decode_into(encoded, contribution[slice(*grid.span(chunk))])
+        reply = await self._losses(drawn, contribution)
+        if reply.before is None or reply.after is None:
+            raise NetworkError(f"the work of {drawn.peer} in round {plan.round} cannot be weighed: {reply.error}")
+        useful = reply.after < reply.before
+        if not useful:
+            self._useless(drawn.peer)
+        self._daemon.events.write(
+            "weighed", peer=drawn.peer, round=plan.round, before=reply.before, after=reply.after, useful=useful
+        )
+
+    async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply:
+        config = self._daemon.config
+        with tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._daemon.store.folder) as name:
+            paths = [Path(name) / kind for kind in ("anchor", "contribution")]
+            for path, vector in zip(paths, (drawn.anchor, contribution), strict=True):
+                await trio.to_thread.run_sync(_write, path, vector)
+            wanted = WorkRequest(
+                workload=config.manifest.workload.name,
+                options=config.manifest.workload.options,
+                data=config.data,
+                seed=config.manifest.workload.seed,
+                assignment=self._daemon.desk.assignment(drawn.base, drawn.peer),
+                anchor=str(paths[0]),
+                contribution=str(paths[1]),
+            )
+            return await _ask(wanted)
+
+
+def _can_weigh(manifest: Manifest) -> bool:
+    whole = manifest.sync.fragments == 1 and not manifest.sync.exchanges_gradients
+    return whole and manifest.workload.name != OWN_LOOP
+
+
+def _write(path: Path, vector: F32) -> None:
+    np.asarray(vector, "<f4").tofile(path)
+
+
+async def _ask(wanted: WorkRequest) -> WorkReply:
+    command = [sys.executable, "-P", "-m", "shoal.node.audits.work_process"]
+    with trio.move_on_after(WEIGH_DEADLINE_S):
+        done = await trio.run_process(
+            command, stdin=msgspec.json.encode(wanted), capture_stdout=True, stderr=subprocess.DEVNULL, check=False
+        )
+        last = done.stdout.strip().rpartition(b"\n")[2]
+        if done.returncode or not last or len(last) > REPLY_LIMIT_BYTES:
+            return WorkReply(error=f"its process ended with {done.returncode}")
+        return msgspec.json.decode(last, type=WorkReply)
+    return WorkReply(error=f"it took more than {WEIGH_DEADLINE_S:g} s")

@@ -1,0 +1,141 @@
+"""What admits a node and what the authority has said, in the data folder.
+
+invite         the invite that this node came with, as a link without addresses (0600: a bearer's is a secret)
+revocations    the newest list of whom the authority took back, signed
+authority.key  at the authority's: makes both
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from shoal.node.rounds.authority import KEY_NAME
+from shoal.node.state.store import disk_errors, sync_folder, write_atomically
+from shoal.protocol.admission import Admission
+from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.invites import Revocations, make_revocations, reason_not_valid
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, LinkInvite, SwarmLink, format_link, parse_link
+from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, SwarmId, canonical, decode
+
+INVITE_NAME = "invite"
+REVOCATIONS_NAME = "revocations"
+
+logger = logging.getLogger(__name__)
+
+
+def keep_invite(folder: Path, swarm: SwarmId, invite: LinkInvite) -> None:
+    """Make `invite` the one that this node shows from its next start on. Raises StorageError."""
+    path = folder / INVITE_NAME
+    partial = path.with_name(path.name + ".partial")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()  # it may be open to others
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(format_link(SwarmLink(swarm=swarm, invite=invite)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(folder)
+
+
+def kept_invite(folder: Path, swarm: SwarmId) -> LinkInvite | None:
+    """The invite of this node in this swarm, None without one. Raises ConfigError for a damaged file."""
+    path = folder / INVITE_NAME
+    with disk_errors(folder):
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            data = file.read(LINK_LIMIT_CHARS + 1)
+    try:
+        link = parse_link(data.decode())
+    except (ConfigError, UnicodeDecodeError):
+        raise ConfigError(f"{path} is damaged; start again from the link that you were given") from None
+    return link.invite if link.swarm == swarm else None
+
+
+def kept_revocations(folder: Path, manifest: Manifest) -> Revocations | None:
+    """The newest list that this node has heard of; a damaged one is left out, since the members send it again."""
+    path = folder / REVOCATIONS_NAME
+    with disk_errors(folder):
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            data = file.read(MESSAGE_LIMIT_BYTES + 1)
+    try:
+        revocations = decode(data, Revocations)
+        revocations.check(manifest.swarm_id, manifest.swarm.authority)
+    except RemoteError as error:
+        logger.warning("%s does not hold and is ignored: %s", path, error)
+        return None
+    return revocations
+
+
+def admission_of(
+    folder: Path, manifest: Manifest, peer: PeerId, standing: Callable[[PeerId], bool] | None = None
+) -> Admission:
+    """The admission rule at the node `peer`, whose data folder this is.
+
+    Raises ConfigError where admission is by invite and this node has none that holds; StorageError.
+    """
+
+    def keep(revocations: Revocations) -> None:
+        try:
+            write_atomically(folder / REVOCATIONS_NAME, canonical(revocations))
+        except StorageError as error:  # it holds for this run all the same
+            logger.warning("the list of revocations is not kept: %s", error)
+
+    admission = Admission(manifest=manifest, revocations=kept_revocations(folder, manifest), keep=keep)
+    if standing is not None:
+        admission.standing = standing
+    swarm = manifest.swarm
+    if swarm.admission != "invite" or peer in (*swarm.founders, swarm.authority):
+        return admission
+    invite = kept_invite(folder, manifest.swarm_id)
+    if invite is None:
+        raise ConfigError(
+            f"this swarm admits by invite and {peer} has none; ask who runs it for a link "
+            f"(`shoal invite swarm.toml --for {peer}`), and start with `shoal run 'shoal:…'`"
+        )
+    credential = invite.credential(manifest.swarm_id, peer)
+    reason = reason_not_valid(credential, peer=peer, swarm=manifest.swarm_id, authority=swarm.authority)
+    if reason is not None:
+        raise ConfigError(reason)
+    admission.credential = credential
+    return admission
+
+
+def authority_key(folder: Path, manifest: Manifest) -> Identity:
+    """The key that signs invites and revocations: `authority.key`, or `node.key` where the manifest names no other.
+
+    Raises ConfigError if neither is the authority's.
+    """
+    for path in (folder / KEY_NAME, folder / "node.key"):
+        if path.exists() and (key := Identity.load(path)).peer_id == manifest.swarm.authority:
+            return key
+    raise ConfigError(
+        f"this takes the key of the swarm's authority, {manifest.swarm.authority}, and {folder / KEY_NAME} is not it; "
+        "give the founder's --data-dir"
+    )
+
+
+def revoke(folder: Path, manifest: Manifest, peers: Collection[PeerId]) -> Revocations:
+    """The list after the one in this folder with these peers added, signed, and on disk. Blocks.
+
+    Raises ConfigError where that makes no sense or the key is not here; StorageError.
+    """
+    key = authority_key(folder, manifest)
+    if manifest.swarm.authority in peers:
+        raise ConfigError("the authority cannot revoke itself; name other peers")
+    before = kept_revocations(folder, manifest)
+    if before is not None and set(peers) <= set(before.peers):
+        return before
+    revocations = make_revocations(key, manifest.swarm_id, before, peers)
+    write_atomically(folder / REVOCATIONS_NAME, canonical(revocations))
+    return revocations

@@ -1,0 +1,219 @@
+"""Finding the swarm: every way at once, under deadlines, and what was found is remembered for the next start.
+
+    --join, the link's addresses, [network] bootstrap    each until a link comes of it, or its peer says no
+    peers.json, the address book                         at the start, and again while nobody is linked
+    multicast DNS                                        as long as the node runs
+
+Whoever is reached tells of all others it knows (`Welcome`, gossip), and `Members` dials those: one member that lives
+suffices to find everyone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import trio
+
+from shoal.node.config import NodeConfig
+from shoal.node.outcome import Notice, Progress
+from shoal.node.state.store import write_atomically
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, StorageError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
+from shoal.swarm.host import Host
+from shoal.swarm.links import Links, Refused
+from shoal.swarm.members import Change, Members
+from shoal.swarm.rendezvous.mdns import LocalDiscovery
+
+BOOK_NAME = "peers.json"
+JOIN_DEADLINE_S = 10.0
+JOIN_RETRY_S = 2.0
+BOOK_DIAL_DEADLINE_S = 5.0
+BOOK_DIALS_LIMIT = 64
+"""Peers of the book that are dialled at once, the best ones."""
+BOOK_RETRY_S, BOOK_RETRY_LIMIT_S = 5.0, 60.0
+"""Between two goes at the book while nobody is linked, doubled each time."""
+BOOK_SETTLE_S = 1.0
+"""After a change, until the book is written: links come in bunches."""
+BOOK_PERIOD_S = 60.0
+"""Between two looks at where the linked peers are."""
+
+logger = logging.getLogger(__name__)
+
+
+def read_book(path: Path) -> AddressBook:
+    """The book in a file, an empty one if there is none or it is damaged. Blocks, raises nothing."""
+    try:
+        with path.open("rb") as file:
+            return AddressBook.parse(file.read(BOOK_LIMIT_BYTES + 1))
+    except FileNotFoundError:
+        return AddressBook()
+    except (OSError, ValueError) as error:
+        logger.warning("the address book %s is ignored: %s", path, error)
+        return AddressBook()
+
+
+class Finding:
+    """One node's ways to its swarm. `run` it, and tell it of the members' changes."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        config: NodeConfig,
+        host: Host,
+        members: Members,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._path = folder / BOOK_NAME
+        self._config = config
+        self._host = host
+        self._members = members
+        self._links: Links = members.links
+        self._on_progress = on_progress
+        self._refusals: dict[str, str] = {}  # by address, or by peer of the book
+        self._named_tried = False
+        self._book_refuses = False  # all that it names, at the last go
+        self._worked: dict[PeerId, str] = {}  # of the addresses that the user named
+        self._changed = trio.Event()  # the book is not what is on disk
+        self._alone = trio.Event()  # the last link was lost
+        self.book = read_book(self._path)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for the swarm until cancelled.
+
+        Raises ConfigError where nobody is linked, and all whom the user and the book name refuse this node.
+        """
+        named = tuple(dict.fromkeys((*self._config.join, *self._config.manifest.network.bootstrap)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_book)
+            nursery.start_soon(self._seek_known)
+            if self._config.mdns:
+                nursery.start_soon(self._discover)
+            nursery.start_soon(self._join_all, named)
+            task_status.started()
+
+    def heard(self, change: Change) -> None:
+        """What became of a peer."""
+        if change.kind == "linked":
+            self._refusals.pop(change.peer, None)
+            self._note(change.peer)
+        elif change.kind == "lost" and not self._links.linked():
+            self._alone.set()
+        elif change.kind == "revoked":
+            self.book.forget(change.peer)
+            self._changed.set()
+
+    # -- the addresses that the user named ---------------------------------------------------------------------
+
+    async def _join_all(self, addresses: Iterable[str]) -> None:
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(self._join, address)
+        self._named_tried = True
+        self._check_welcome()
+
+    def _check_welcome(self) -> None:
+        welcome = self._links.linked() or self._host.peer_id in self._config.manifest.swarm.founders
+        if self._named_tried and self._book_refuses and self._refusals and not welcome:
+            raise ConfigError(
+                f"no member lets this node in: {next(iter(self._refusals.values()))}; ask who runs the swarm"
+            )
+
+    async def _join(self, address: str) -> None:
+        """Keep trying one address until a link comes of it, or its peer says no."""
+        while True:
+            try:
+                peer = await self._links.join(address, deadline_s=JOIN_DEADLINE_S)
+            except NetworkError as error:
+                logger.info("cannot join through %s yet: %s", address, error)
+            except ConfigError as error:
+                logger.warning("%s", error)  # a bootstrap list may well name this very node
+                return
+            except RemoteError as error:
+                self._note_refusal(address, error)
+                return
+            else:
+                self._worked[peer] = address
+                self._note(peer)
+                return
+            await trio.sleep(JOIN_RETRY_S)
+
+    def _note_refusal(self, who: str, error: RemoteError) -> None:
+        if who not in self._refusals:  # once is enough for the user
+            self._on_progress(Notice(text=f"{who}: {error}"))
+            logger.warning("%s: %s", who, error)
+        if isinstance(error, Refused):
+            self._refusals[who] = str(error)
+
+    # -- the address book --------------------------------------------------------------------------------------
+
+    def _note(self, peer: PeerId) -> None:
+        """Enter a linked peer with the address that worked, then those that it says it has."""
+        worked = (self._worked[peer],) if peer in self._worked else ()
+        if self.book.linked(peer, (*worked, *self._members.addresses_of(peer))):
+            self._changed.set()
+
+    async def _keep_book(self) -> None:
+        """Write the book when it has changed. A disk that cannot be written costs the book, not the node."""
+        while True:
+            with trio.move_on_after(BOOK_PERIOD_S):
+                await self._changed.wait()
+                await trio.sleep(BOOK_SETTLE_S)
+            for peer in self._links.linked():
+                self._note(peer)
+            if self._changed.is_set():
+                self._changed = trio.Event()
+                try:
+                    await trio.to_thread.run_sync(write_atomically, self._path, self.book.to_bytes())
+                except StorageError as error:
+                    logger.warning("the address book is not written: %s", error)
+
+    async def _seek_known(self) -> None:
+        """Dial whom the book names, now and whenever nobody is linked."""
+        pause_s = BOOK_RETRY_S
+        while True:
+            self._alone = trio.Event()
+            dialled = self.book.best()[:BOOK_DIALS_LIMIT]
+            async with trio.open_nursery() as nursery:
+                for known in dialled:
+                    nursery.start_soon(self._seek, known)
+            self._book_refuses = all(known.peer in self._refusals for known in dialled)
+            self._check_welcome()
+            if self._links.linked():
+                await self._alone.wait()
+                pause_s = BOOK_RETRY_S
+            else:
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, BOOK_RETRY_LIMIT_S)
+
+    async def _seek(self, known: KnownPeer) -> None:
+        peer = PeerId(known.peer)
+        if peer == self._host.peer_id or self._members.admission.reason_not_to_know(peer) is not None:
+            return
+        try:
+            await self._links.meet(peer, known.addresses, deadline_s=BOOK_DIAL_DEADLINE_S)
+        except NetworkError as error:
+            logger.debug("not where it was: %s", error)
+            self._refusals.pop(peer, None)
+            self.book.failed(peer)
+            self._changed.set()
+        except RemoteError as error:
+            self._note_refusal(peer, error)
+            self.book.failed(peer)
+            self._changed.set()
+
+    # -- the local network -------------------------------------------------------------------------------------
+
+    async def _discover(self) -> None:
+        discovery = LocalDiscovery(
+            peer=self._host.peer_id,
+            swarm_id=self._config.manifest.swarm_id.hex(),
+            addresses=self._host.addresses,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discovery.run)
+            async for found in discovery.found:
+                self._members.found(found.peer, found.addresses)

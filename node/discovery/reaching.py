@@ -1,0 +1,389 @@
+"""Being reached: what others prove of this node's addresses, what it tells of itself by that, and who relays for it.
+
+    members knock at its ports ──► some are reached      announced, and this node offers to relay for others
+                               └─► none is               the router is asked for a mapping, and they knock again; else
+                                                         this node reserves at members that relay, and announces the
+                                                         addresses through them
+    nobody outside has looked  ──► nothing is known      all its addresses are announced
+
+Private addresses stay in the record for those on the same network, who try them first; others try them last.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from shoal.node.discovery.port_mapping import MappingFailed, PortMapping
+from shoal.node.outcome import Notice
+from shoal.protocol.address import format_address, parse_address
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
+from shoal.swarm.lanes.lane import RateLimit
+from shoal.swarm.lanes.reach import Way
+from shoal.swarm.lanes.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
+from shoal.swarm.lanes.seal import format_address as format_lane
+from shoal.swarm.lanes.seal import parse_address as parse_lane
+from shoal.swarm.members import Change
+from shoal.swarm.reaching.circuit_address import format_circuit, is_circuit
+from shoal.swarm.reaching.dial_back import DialBackDesk, Evidence, ask_dial_back
+from shoal.swarm.reaching.networks import is_private, own_hosts
+from shoal.swarm.reaching.passages import PassageDesk, ask_passage
+from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.sightings import SightingDesk
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+CHECKERS = 4
+"""Members that knock; fewer where there are fewer."""
+CHECK_PERIOD_S = 300.0
+CHECK_RETRY_S = 10.0
+"""The same, as long as nobody has answered."""
+CHECK_SETTLE_S = 0.3
+"""From a new link until its peer is asked to knock: links come in bunches."""
+RELAYS = 2
+"""Members at which a node that is not reached reserves."""
+RESERVE_PERIOD_S = 600.0
+RESERVE_RETRY_S = 5.0
+STRANDED_S = 5.0
+"""So long a node that needs a relay has none before its user is told."""
+RELAY = "relay"
+"""In a record's capabilities: this node passes circuits and lanes on."""
+
+Reachability = Literal["public", "relayed", "unknown"]
+
+logger = logging.getLogger(__name__)
+
+
+class Reaching:
+    """One node's reachability; a service of its daemon, and what its lanes ask."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._host, self._lanes, self._members = daemon.host, daemon.lanes, daemon.members
+        self._links = daemon.links
+        self._config = daemon.config
+        self._events = daemon.events
+        self._on_progress = daemon.on_progress
+        self._evidence = Evidence()
+        self._mapping: PortMapping | None = None
+        self._mapping_tried = False
+        self._check = trio.Event()
+        self._reserve = trio.Event()
+        self._control: tuple[str, ...] = ()  # the listeners' own addresses
+        self._lane_addresses: tuple[str, ...] = ()
+        self._told: tuple[object, ...] = ()
+        self._stranded_since: float | None = None
+        self._stranded_told = False
+        self.proven: tuple[str, ...] = ()
+        """Control addresses at which members have reached this node."""
+        self.proven_lanes: tuple[str, ...] = ()
+        limit = self._config.max_upload
+        self.passages = PassageDesk(self._host, upload=None if limit is None else RateLimit(limit))
+        DialBackDesk(self._host, self._is_linked)
+        self.sightings = SightingDesk(self._host)
+        puncher = Puncher(self._host, self, self._evidence.hosts)
+        desks = (self.passages, self.sightings)
+        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=puncher)
+
+    # -- what others of this node ask ----------------------------------------------------------------------------
+
+    @property
+    def reachability(self) -> Reachability:
+        """Whether others reach this node from outside its network, by themselves or through a member that relays."""
+        if any(not is_private(parse_address(text).host) for text in self.proven):
+            return "public"
+        return "relayed" if self._needs_relay and self._host.circuits.reserved else "unknown"
+
+    @property
+    def control_addresses(self) -> tuple[str, ...]:
+        """What this node's record says of where it is."""
+        if not len(self._evidence):
+            return self._host.addresses[:ADDRESS_LIMIT]
+        private = (text for text in self._control if is_private(parse_address(text).host))
+        found = (*self.proven, *self._circuit_addresses(), *private)
+        return tuple(dict.fromkeys(found))[:ADDRESS_LIMIT] or self._control[:ADDRESS_LIMIT]
+
+    @property
+    def lane_addresses(self) -> tuple[str, ...]:
+        """The same of its lanes."""
+        if not len(self._evidence):
+            return self._lanes.addresses[:LANE_ADDRESS_LIMIT]
+        private = (text for text in self._lane_addresses if is_private(parse_lane(text)[0]))
+        found = tuple(dict.fromkeys((*self.proven_lanes, *private)))
+        return (found or self._lane_addresses)[:LANE_ADDRESS_LIMIT]
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What this node's record says it does for others."""
+        return (RELAY,) if self._host.relay.admits is not None else ()
+
+    @property
+    def bytes_passed(self) -> int:
+        """What it has passed on between others: of circuits and lanes."""
+        return self._host.relay.bytes_passed + self.passages.bytes_passed
+
+    # -- what its lanes ask --------------------------------------------------------------------------------------
+
+    def may_dial(self, peer: PeerId, host: str) -> bool:
+        """Only where the peer proved to be, by its connection; on a private network, only on private ones.
+
+        So a member that names a third party's address sends nobody there.
+        """
+        seen = self._host.host_of(peer)
+        if seen is None:
+            return False
+        if _same(seen, host) or host in own_hosts():
+            return True
+        return is_private(seen) and is_private(host)
+
+    def is_reached(self) -> bool:
+        """Whether others can dial this node's lanes, as far as is known."""
+        return bool(self.proven_lanes) or not self._evidence.outside()
+
+    def addresses_of(self, relay: PeerId) -> tuple[str, ...]:
+        """Where the lanes of a linked member are that relays."""
+        record = self._relaying(relay)
+        found = () if record is None else record.lane_addresses
+        return tuple(text for text in found if self._may_dial_lane(relay, text))
+
+    def _may_dial_lane(self, peer: PeerId, text: str) -> bool:
+        try:
+            return self.may_dial(peer, parse_lane(text)[0])
+        except RemoteError:
+            return False
+
+    def relays(self, peer: PeerId) -> Sequence[PeerId]:
+        """Members that relay, the nearest first."""
+        return [relay for relay in self._relays() if relay != peer]
+
+    async def way(self, relay: PeerId, peer: PeerId) -> Way:
+        """A way to `peer` for one lane. Raises NetworkError."""
+        addresses = self.addresses_of(relay)
+        if not addresses:
+            raise NetworkError(f"{relay} has no lane address that may be dialled")
+        passage = await ask_passage(self._host, relay, peer)
+        return Way(via=relay, addresses=addresses, near=passage.near, far=passage.far)
+
+    # -- the service ---------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Find out, announce and reserve until cancelled; what was mapped at the router is removed then."""
+        self._control, self._lane_addresses = self._host.addresses, self._lanes.addresses
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_checking)
+                nursery.start_soon(self._keep_reservations)
+        finally:
+            if self._mapping is not None:
+                await self._mapping.remove()
+
+    def heard(self, change: Change) -> None:
+        """A link that came up is one more to ask; one that was lost may have been a relay."""
+        if change.kind == "linked":
+            self._check.set()
+        if change.kind in ("linked", "lost", "died"):
+            self._reserve.set()
+
+    def _is_linked(self, peer: PeerId) -> bool:
+        return peer in self._links.linked()
+
+    # -- checking ------------------------------------------------------------------------------------------------
+
+    async def _keep_checking(self) -> None:
+        known = frozenset[PeerId]()
+        while True:
+            again = True
+            with trio.move_on_after(CHECK_PERIOD_S if len(self._evidence) else CHECK_RETRY_S):
+                await self._check.wait()
+                await trio.sleep(CHECK_SETTLE_S)
+                again = False
+            self._check = trio.Event()
+            asked = await self._ask(frozenset() if again else known)
+            known = asked if again else (known | asked)
+            if asked:
+                await self._conclude()
+
+    async def _ask(self, known: frozenset[PeerId]) -> frozenset[PeerId]:
+        """Have members knock that did not yet, as long as they are fewer than CHECKERS; who answered."""
+        linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
+        linked.sort(key=lambda peer: (is_private(self._host.host_of(peer) or ""), peer))
+        fresh = [peer for peer in linked if peer not in known]
+        answered: set[PeerId] = set()
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                self._evidence.add(await ask_dial_back(self._host, peer, self._ports()))
+            except NetworkError as error:
+                logger.info("not dialled back: %s", error)
+            except RemoteError as error:
+                logger.warning("%s", error)
+            else:
+                answered.add(peer)
+
+        async with trio.open_nursery() as nursery:
+            for peer in fresh[: max(0, CHECKERS - len(known.intersection(linked)))]:
+                nursery.start_soon(ask, peer)
+        return frozenset(answered)
+
+    def _ports(self) -> tuple[int, ...]:
+        """The ports to knock at, as the world would number them: the listeners', and those of the mapping."""
+        mapped = () if self._mapping is None else self._mapping.external
+        return tuple(dict.fromkeys((self._control_port(), self._lane_port(), *mapped)))
+
+    def _control_port(self) -> int:
+        return parse_address(self._control[0]).port
+
+    def _lane_port(self) -> int:
+        return parse_lane(self._lane_addresses[0])[1]
+
+    async def _conclude(self) -> None:
+        """Tell what follows, and ask the router if nobody reaches this node."""
+        self._weigh()
+        self._reserve.set()  # a relay is had at once, and let go where the router turns out to help
+        if self._needs_relay and self._config.port_mapping and not self._mapping_tried:
+            self._mapping_tried = True
+            if await self._map():
+                await self._ask(frozenset())
+                self._weigh()
+                self._reserve.set()
+
+    def _weigh(self) -> None:
+        control, lanes = [self._control_port()], [self._lane_port()]
+        if self._mapping is not None:
+            control.append(self._mapping.external[0])
+            lanes.append(self._mapping.external[1])
+        me = self._host.peer_id
+        self.proven = tuple(format_address(host, port, me) for port in control for host in self._evidence.reached(port))
+        self.proven_lanes = tuple(format_lane(host, port) for port in lanes for host in self._evidence.reached(port))
+        offers = self._config.relay and bool(self.proven) and bool(self.proven_lanes)
+        admits = self._is_linked if offers else None
+        self._host.relay.admits = self.passages.admits = self.sightings.admits = admits
+        self._lanes.addresses = self.lane_addresses
+        self._tell()
+
+    @property
+    def _needs_relay(self) -> bool:
+        return self._evidence.outside() and not any(not is_private(parse_address(text).host) for text in self.proven)
+
+    async def _map(self) -> bool:
+        """Ask the router to pass both ports on to this machine; whether it does."""
+        mapping = PortMapping((self._control_port(), self._lane_port()))
+        try:
+            await mapping.add()
+        except MappingFailed as error:
+            logger.info("the router maps no ports: %s", error)
+            return False
+        self._mapping = mapping
+        self._events.write("ports_mapped", ports=[str(port) for port in mapping.external])
+        return True
+
+    def _tell(self) -> None:
+        """Announce what has changed."""
+        state = (self.reachability, self.control_addresses, self.lane_addresses, self.capabilities)
+        if state != self._told:
+            if state[:2] != self._told[:2]:
+                self._events.write("reachability", reachability=self.reachability, addresses=self.control_addresses)
+            self._told = state
+            self._members.announce()
+
+    # -- relays --------------------------------------------------------------------------------------------------
+
+    def _relaying(self, peer: PeerId) -> NodeRecord | None:
+        """The record of a member that is linked without a relay and offers to be one."""
+        record = self._members.record_of(peer) if self._is_linked(peer) and self._host.is_direct(peer) else None
+        return record if record is not None and RELAY in record.capabilities else None
+
+    def _relays(self) -> list[PeerId]:
+        found = [peer for peer in self._links.linked() if self._relaying(peer) is not None]
+        return sorted(found, key=lambda peer: (self._host.rtt_s(peer) or 0.0, peer))
+
+    def _circuit_addresses(self) -> tuple[str, ...]:
+        """Where this node is reached through its relays."""
+        found: list[str] = []
+        for relay in sorted(self._host.circuits.reserved):
+            record = self._relaying(relay)
+            for text in () if record is None else record.control_addresses:
+                if not is_circuit(text) and self._leads_to(relay, text):
+                    found.append(format_circuit(text, self._host.peer_id))
+        return tuple(found) if self._needs_relay else ()
+
+    def _leads_to(self, relay: PeerId, text: str) -> bool:
+        try:
+            address = parse_address(text)
+        except ConfigError:
+            return False
+        return address.peer == relay and _same(address.host, self._host.host_of(relay) or "")
+
+    async def _keep_reservations(self) -> None:
+        while True:
+            self._reserve = trio.Event()
+            if self._needs_relay:
+                await self._reserve_some()
+            self._look_stranded(trio.current_time())
+            self._tell_if_known()
+            enough = not self._needs_relay or len(self._host.circuits.reserved) >= RELAYS
+            with trio.move_on_after(RESERVE_PERIOD_S if enough else RESERVE_RETRY_S):
+                await self._reserve.wait()
+                await trio.sleep(CHECK_SETTLE_S)
+            if self._mapping is not None and enough:
+                await self._renew_mapping()
+
+    async def _reserve_some(self) -> None:
+        kept = sorted(self._host.circuits.reserved)
+        others = [relay for relay in self._relays() if relay not in kept]
+        reserved = 0
+        for relay in (*kept, *others):
+            if reserved >= RELAYS:
+                return
+            try:
+                await self._host.circuits.reserve(relay)
+                reserved += 1
+            except NetworkError as error:
+                logger.info("no reservation: %s", error)
+
+    def _tell_if_known(self) -> None:
+        if len(self._evidence):
+            self._tell()
+
+    async def _renew_mapping(self) -> None:
+        assert self._mapping is not None
+        try:
+            await self._mapping.renew_when_due()
+        except MappingFailed as error:
+            logger.warning("the router does not renew the mapping: %s", error)
+            self._mapping, self._mapping_tried = None, False
+            self._check.set()
+
+    def _look_stranded(self, now: float) -> None:
+        """Say so when neither this node nor any member that is left can be reached from outside."""
+        if not self._needs_relay or self._host.circuits.reserved:
+            self._stranded_since, self._stranded_told = None, False
+            return
+        self._stranded_since = now if self._stranded_since is None else self._stranded_since
+        if now - self._stranded_since >= STRANDED_S and not self._stranded_told:
+            self._stranded_told = True
+            self._events.write("stranded", control_port=self._control_port(), lane_port=self._lane_port())
+            self._on_progress(Notice(text=stranded_text(self._control_port(), self._lane_port())))
+
+
+def stranded_text(control_port: int, lane_port: int) -> str:
+    """What the user of a node reads that nobody can reach."""
+    return (
+        "nobody outside reaches this node, nor any member that it is linked with. Within one network that does not "
+        "matter; for members elsewhere start one that can be reached and join it with --join, or forward TCP ports "
+        f"{control_port} and {lane_port} of the router to this machine"
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return ipaddress.ip_address(one) == ipaddress.ip_address(other)
+    except ValueError:
+        return one == other

@@ -1,0 +1,1 @@
+"""The strategy without a common state: partners exchange their models and average."""

@@ -1,0 +1,344 @@
+"""A trainer that the daemon did not start: a training loop of the user's own, which attaches to the data folder.
+
+    nobody attached ──a loop attaches──► trains ──its process ends, or it detaches──► nobody attached
+          │ `patience_s`                                                                (`Detached`)
+          └──► `on_abandoned`
+
+Towards the daemon it is a `Trainer`: the same layout, vectors, orders and events. What differs is whose process it is:
+it cannot be started again, so its end is an event and the daemon goes on without it; and it is not killed, so one that
+hangs keeps its place until it ends, and the rounds go on without its contributions meanwhile.
+
+The socket belongs to its user alone (mode 0600), and a process of another user is turned away by the credentials that
+the kernel vouches for. What a loop sends can end its own connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from shoal.node.config import NodeConfig
+from shoal.node.control import listen_privately
+from shoal.node.loops.loop_messages import (
+    ATTACH_DEADLINE_S,
+    LOOP_VERSION,
+    OWN_LOOP,
+    Accepted,
+    Attaching,
+    trainer_socket_path,
+    turned_away,
+    unpack_attaching,
+)
+from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.training import shared_tensors
+from shoal.node.training.layouts import first_difference
+from shoal.node.training.trainer import Restarted, Trainer, TrainerSpec
+from shoal.node.training.trainer_child import (
+    SEND_DEADLINE_S,
+    STOP_DEADLINE_S,
+    ChildDied,
+    ChildRaised,
+    TrainerConnection,
+)
+from shoal.node.training.trainer_messages import (
+    PARAMETERS_LIMIT,
+    Applied,
+    Apply,
+    Command,
+    InnerSettings,
+    Layout,
+    Stop,
+    SyncSettings,
+    frame_of,
+    pack,
+)
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.identity import Identity
+
+CONNECTION_LIMIT = 8
+"""Connections that are being attached or turned away at once."""
+HANDOVER_S = 2.0
+"""A loop that is started again at once may come before the end of the one before it is noticed."""
+
+logger = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of Linux
+
+
+class Detached(Restarted):
+    """The loop is gone (`cause`) and nobody has taken its place. As with `Restarted`, its orders are forgotten."""
+
+
+class LoopConnection(TrainerConnection):
+    """The daemon's end of the stream to a loop that attached."""
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.socket.shutdown(socket.SHUT_RDWR)
+
+    async def _ending(self) -> str:
+        return f"the training loop (process {self.pid}) is gone"
+
+    async def answer(self, frame: bytes, descriptor: int | None = None) -> None:
+        """Send one frame, with a descriptor beside its first byte. Raises ChildDied if nobody takes it."""
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        try:
+            with trio.fail_after(SEND_DEADLINE_S):
+                sent = await self._stream.socket.sendmsg([frame], rights)
+                await self._stream.send_all(frame[sent:])
+        except (trio.TooSlowError, trio.BrokenResourceError, OSError):
+            raise ChildDied(await self._ending()) from None
+
+    async def part(self) -> None:
+        """Tell the loop that the daemon ends. Cancellation: it is told all the same, if it listens."""
+        broken = contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
+        with trio.CancelScope(shield=True), trio.move_on_after(STOP_DEADLINE_S), broken:
+            await self._stream.send_all(pack(Stop()))
+
+
+class ExternalTrainer(Trainer):
+    """Takes one loop after the other. `path` is asked for when `run` begins.
+
+    known: the layout that this node's certified state has, or None while there is none. patience_s: how long nobody
+    need be attached before `on_abandoned` is called, None for ever.
+    """
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        *,
+        peer_id: str,
+        path: Callable[[], Path],
+        known: Callable[[], Layout | None],
+        patience_s: float | None,
+        on_abandoned: Callable[[], None],
+    ) -> None:
+        super().__init__(spec)
+        self._peer_id = peer_id
+        self._path = path
+        self._known = known
+        self._patience_s = patience_s
+        self._on_abandoned = on_abandoned
+        self._occupant: int | None = None
+        self._arrived, self._left = trio.Event(), trio.Event()
+        self._slots = trio.CapacityLimiter(CONNECTION_LIMIT)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take loops until cancelled; `task_status` is told of the first.
+
+        Raises StorageError, ConfigError if there is no place for the socket. Cancellation: the loop is told that the
+        daemon ends, and the socket is removed.
+        """
+        memory = shared_tensors.open_memory()
+        try:
+            with self._publish, contextlib.ExitStack() as undo:
+                path = self._path()
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                listen_privately(listening, path, undo)
+                listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+
+                async def serve(stream: trio.SocketStream) -> None:
+                    await self._serve(stream, memory, task_status)
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_patience)
+                    await trio.serve_listeners(serve, [listener])
+        finally:
+            os.close(memory)
+
+    async def send(self, command: Command) -> None:
+        """Give the loop an order, as to any trainer; without a loop nobody holds an anchor back from being replaced.
+
+        Cancellation: as in `Trainer`.
+        """
+        await super().send(command)
+        if isinstance(command, Apply) and self._child is None and self._announced:
+            await self._publish.send(Applied(round=command.round))
+
+    async def _watch_patience(self) -> None:
+        while True:
+            with trio.move_on_after(float("inf") if self._patience_s is None else self._patience_s) as scope:
+                await self._arrived.wait()
+            if scope.cancelled_caught:
+                self._on_abandoned()
+                return
+            await self._left.wait()
+
+    async def _serve(self, stream: trio.SocketStream, memory: int, task_status: trio.TaskStatus[None]) -> None:
+        """One connection, from its first word to its end. Raises nothing but Cancelled."""
+        async with stream:
+            try:
+                self._slots.acquire_on_behalf_of_nowait(stream)
+            except trio.WouldBlock:
+                return
+            connection = LoopConnection(stream, pid=_pid_of(stream))
+            try:
+                attaching = await self._admit(connection, _uid_of(stream))
+            except (ChildDied, LocalError) as error:
+                logger.info("a process tried to attach: %s", error)
+                return
+            finally:
+                self._slots.release_on_behalf_of(stream)
+            if attaching is None:
+                return
+            try:
+                await self._live_with(connection, memory, task_status)
+            finally:
+                self._occupant = None
+                self._arrived = trio.Event()
+                self._left.set()
+
+    async def _admit(self, connection: LoopConnection, uid: int | None) -> Attaching | None:
+        """Hear what it says first; None if it is turned away, else the place is its own.
+
+        Raises ChildDied, LocalError.
+        """
+        with trio.move_on_after(ATTACH_DEADLINE_S) as scope:
+            frame = await connection.receive_frame()
+        if scope.cancelled_caught:
+            raise ChildDied(f"it said nothing for {ATTACH_DEADLINE_S:g} s")
+        if uid is not None and uid != os.geteuid():
+            await connection.answer(turned_away(f"this node belongs to user {os.geteuid()}; attach as that user"))
+            return None
+        attaching = unpack_attaching(frame)
+        with trio.move_on_after(HANDOVER_S):
+            while self._occupant is not None:
+                await self._left.wait()
+        reason = self._reason_to_refuse(attaching)
+        if reason is not None:
+            await connection.answer(turned_away(reason))
+            return None
+        self._occupant = connection.pid
+        self._left = trio.Event()
+        self._arrived.set()
+        return attaching
+
+    def _reason_to_refuse(self, attaching: Attaching) -> str | None:
+        if attaching.version != LOOP_VERSION:
+            return "the running node is of another version of Shoal; stop it with `shoal leave` and start it again"
+        if self._occupant is not None:
+            return f"another training loop (process {self._occupant}) is attached; end it first"
+        layout = attaching.layout
+        if not _sound(layout):
+            return "the layout of the model's parameters does not add up"
+        known = self.layout if self._tensors is not None else self._known()
+        difference = None if known is None else first_difference(known, layout, "in the state of this data folder")
+        if difference is not None:
+            return f"this node trains another model: {difference}; build the same model, or use another data folder"
+        return None
+
+    async def _live_with(self, connection: LoopConnection, memory: int, task_status: trio.TaskStatus[None]) -> None:
+        """From the answer to the end, and tell the daemon of both."""
+        cause = ""
+        try:
+            await connection.answer(frame_of(Accepted(peer_id=self._peer_id)), memory)
+            await self._prepare(connection, memory)
+            _seal(memory)
+            self._child = connection
+            await self._announce("a training loop attached", task_status)
+            while True:
+                await self._pass_on(await connection.receive())
+        except ChildDied as ending:
+            cause = str(ending)
+        except ChildRaised as ending:
+            cause = ending.failed.summary
+        except LocalError as error:
+            cause = f"the training loop (process {connection.pid}) broke the protocol: {error}"
+        finally:
+            self._child = None
+            await connection.part()
+        logger.info("%s", cause)
+        if self._announced:
+            await self._publish.send(Detached(cause=cause, round=None))
+
+
+def _sound(layout: Layout) -> bool:
+    """Whether names are sorted and unique, and the numbers of values add up."""
+    sizes = []
+    for shape in layout.shapes:
+        size = 1
+        for length in shape:
+            size *= length
+        sizes.append(size)
+    return (
+        0 < len(layout.names) == len(layout.shapes) <= PARAMETERS_LIMIT
+        and all(a < b for a, b in zip(layout.names, layout.names[1:], strict=False))
+        and all(size >= 0 for size in sizes)
+        and sum(sizes) == layout.numel
+        and 0 < layout.numel <= shared_tensors.NUMEL_LIMIT
+    )
+
+
+def _pid_of(stream: trio.SocketStream) -> int:
+    return _credentials(stream)[0]
+
+
+def _uid_of(stream: trio.SocketStream) -> int | None:
+    return _credentials(stream)[1]
+
+
+def _credentials(stream: trio.SocketStream) -> tuple[int, int | None]:
+    """Process and user at the other end; where the system does not tell, the socket's mode alone decides."""
+    if sys.platform != "linux":
+        return 0, None
+    packed = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return pid, uid
+
+
+def _seal(memory: int) -> None:
+    """The file keeps its size from here on: a loop that cut it short would crash the daemon."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+
+def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandoned: Callable[[], None]) -> Trainer:
+    """The trainer that the manifest's workload asks for: a process of the daemon's, or a loop of its user's own."""
+    spec = _trainer_spec(config)
+    averages = config.manifest.rollouts is not None  # an agent's policy: the agent attaches as a loop does
+    if config.manifest.workload.name != OWN_LOOP and not averages:
+        return Trainer(spec)
+    if config.manifest.sync.exchanges_gradients:
+        raise ConfigError(
+            'a training loop of one\'s own steps by itself, and strategy = "ddp" exchanges gradients; use a workload, '
+            "or another strategy"
+        )
+    noted = config.data_dir / LAYOUT
+    return ExternalTrainer(
+        spec,
+        peer_id=identity.peer_id,
+        path=lambda: trainer_socket_path(config.data_dir),
+        known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
+        patience_s=None if averages else config.loop_patience_s,
+        on_abandoned=abandoned,
+    )
+
+
+def _trainer_spec(config: NodeConfig) -> TrainerSpec:
+    manifest = config.manifest
+    return TrainerSpec(
+        workload=manifest.workload.name,
+        options=manifest.workload.options,
+        seed=manifest.workload.seed,
+        inner=InnerSettings.of(manifest),
+        sync=SyncSettings.of(manifest),
+        data=config.data,
+        device=config.device,
+        accumulate=config.accumulate,
+        processes=config.processes,
+        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
+    )

@@ -1,0 +1,288 @@
+"""The user's side of the pipe between a training loop and its daemon: attach, read orders, send reports.
+
+A thread reads. It does at once what must not wait for the loop's next step, so that a loop that evaluates for minutes
+never holds up the daemon's votes: an anchor is copied out of the shared memory and acknowledged, and a `Ping` answered.
+Everything else waits in a queue for `receive`, which the loop calls between its steps.
+
+Anchors that the loop has not taken yet become one: the newest values, the highest number taken, and fresh if any was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from shoal.node.control_client import SOCKET_PATH_LIMIT_BYTES
+from shoal.node.loops.loop_messages import (
+    ATTACH_DEADLINE_S,
+    LOOP_VERSION,
+    Attaching,
+    TurnedAway,
+    trainer_socket_path,
+    unpack_answer,
+)
+from shoal.node.training import shared_tensors
+from shoal.node.training.shared_tensors import SharedTensors, Vector
+from shoal.node.training.trainer_messages import (
+    Applied,
+    Apply,
+    Attach,
+    Attached,
+    Command,
+    Framing,
+    Layout,
+    Ping,
+    Pong,
+    Report,
+    Start,
+    Started,
+    Stop,
+    SyncSettings,
+    frame_of,
+    pack,
+    unpack_command,
+)
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError
+
+ORDER_LIMIT = 4096
+"""Orders waiting for the loop. A round brings about four, so it is far more than a loop misses in a day."""
+READ_BYTES = 64 << 10
+
+
+class NoDaemon(NetworkError):
+    """Nothing takes training loops for this data folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorHere:
+    """An anchor has come; `LoopClient.take_anchor` hands it over."""
+
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Anchor:
+    """θ(round), ``(numel,) float32``, valid until it is handed back, with what its `Apply` said."""
+
+    round: int
+    taken: int
+    fresh: bool
+    values: Vector
+
+
+Order = AnchorHere | Command
+T = TypeVar("T", bound=Command)
+
+
+class LoopClient:
+    """One attachment, from `attach` to `close` or the daemon's end."""
+
+    def __init__(self, channel: _Channel, *, peer_id: str, start: Start, tensors: SharedTensors) -> None:
+        self.peer_id = peer_id
+        self.sync: SyncSettings = start.sync
+        self.contributions = start.contributions
+        self.contribution: Vector = tensors.contribution
+        self.ended_in_order = False
+        """Whether the daemon said that it ends."""
+        self._channel = channel
+        self._anchor = tensors.anchor
+        self._copy: Vector = np.zeros_like(tensors.anchor)
+        self._pending: Apply | None = None
+        self._copying = threading.Lock()
+        self._orders: queue.Queue[Order] = queue.Queue(ORDER_LIMIT)
+        self._gone = threading.Event()
+        threading.Thread(target=self._read, name="shoal", daemon=True).start()
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _close_in_child(reference))
+
+    @property
+    def gone(self) -> bool:
+        """Whether the daemon is gone and all that it ordered has been received."""
+        return self._gone.is_set() and self._orders.empty()
+
+    def send(self, report: Report) -> None:
+        """Tell the daemon; one that is gone does not hear it."""
+        try:
+            self._channel.send(pack(report))
+        except OSError:
+            self.close()
+
+    def receive(self, timeout_s: float) -> Order | None:
+        """The next order, waited for at most so long; None if there is none."""
+        try:
+            return self._orders.get(timeout=timeout_s) if timeout_s > 0 else self._orders.get_nowait()
+        except queue.Empty:
+            return None
+
+    @contextlib.contextmanager
+    def take_anchor(self) -> Iterator[Anchor | None]:
+        """The newest anchor, for as long as the context lasts; None if it was taken already."""
+        with self._copying:
+            pending, self._pending = self._pending, None
+            if pending is None:
+                yield None
+            else:
+                yield Anchor(round=pending.round, taken=pending.taken, fresh=pending.fresh, values=self._copy)
+
+    def close(self) -> None:
+        """Detach. The shared memory is not touched after this by the reading thread; the caller must not either."""
+        self._channel.shut()
+        self._gone.set()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(unpack_command(self._channel.receive_frame()))
+        except (OSError, LocalError, queue.Full, NetworkError):
+            pass  # the daemon is gone, or not to be followed: the loop goes on by itself
+        finally:
+            self._gone.set()
+            self._channel.close()
+
+    def _take(self, command: Command) -> None:
+        if isinstance(command, Ping):
+            self.send(Pong())
+        elif isinstance(command, Apply):
+            with self._copying:
+                before = self._pending
+                np.copyto(self._copy, self._anchor)
+                self._pending = Apply(
+                    round=command.round,
+                    taken=command.taken if before is None else max(before.taken, command.taken),
+                    fresh=command.fresh or (before is not None and before.fresh),
+                )
+                self._orders.put_nowait(AnchorHere(fresh=command.fresh))
+            self.send(Applied(round=command.round))
+        elif isinstance(command, Stop):
+            self.ended_in_order = True
+        else:
+            self._orders.put_nowait(command)
+
+
+def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopClient:
+    """Become the trainer of the node that runs on `data_dir`.
+
+    Raises NoDaemon if there is none, ConfigError with its reason if it takes none or not this one, NetworkError if it
+    does not answer in time.
+    """
+    channel = _Channel(_connect(data_dir))
+    memory: int | None = None
+    try:
+        channel.allow(ATTACH_DEADLINE_S)
+        channel.send(frame_of(Attaching(version=LOOP_VERSION, layout=layout, metric=metric, device=device)))
+        answer = unpack_answer(channel.receive_frame())
+        if isinstance(answer, TurnedAway):
+            raise ConfigError(answer.reason)
+        memory = channel.descriptor()
+        start = _expect(channel, Start)
+        channel.send(pack(Started(layout=layout, metric=metric, device=device)))
+        numel = _expect(channel, Attach).numel
+        if numel != layout.numel:
+            raise LocalError(f"the daemon's memory is for {numel} values, the model has {layout.numel}")
+        tensors = shared_tensors.attach(memory, numel)
+        channel.send(pack(Attached()))
+        channel.allow(None)
+    except TimeoutError:
+        channel.close()
+        raise NetworkError(f"the node on {data_dir} does not answer; look at its log") from None
+    except OSError as error:
+        channel.close()
+        raise NetworkError(f"the node on {data_dir} broke off: {error}") from None
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        if memory is not None:
+            os.close(memory)
+    return LoopClient(channel, peer_id=answer.peer_id, start=start, tensors=tensors)
+
+
+class _Channel:
+    """Frames over a connected socket; one thread receives, any sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._framing = Framing()
+        self._frames: list[bytes] = []
+        self._descriptors: list[int] = []
+        self._first = True
+
+    def allow(self, seconds: float | None) -> None:
+        """So long may one operation take."""
+        self._connection.settimeout(seconds)
+
+    def send(self, frame: bytes) -> None:
+        """Raises OSError if the daemon is gone."""
+        with self._sending:
+            self._connection.sendall(frame)
+
+    def receive_frame(self) -> bytes:
+        """The next frame; a descriptor may come with the first. Raises NetworkError at the end, OSError, LocalError."""
+        while not self._frames:
+            if self._first:
+                data, self._descriptors, _, _ = socket.recv_fds(self._connection, READ_BYTES, 1)
+                self._first = False
+            else:
+                data = self._connection.recv(READ_BYTES)
+            if not data:
+                raise NetworkError("the node broke off; look at its log")
+            self._frames.extend(self._framing.feed(data))
+        return self._frames.pop(0)
+
+    def descriptor(self) -> int:
+        """The descriptor that came, now the caller's to close. Raises LocalError if none did."""
+        if not self._descriptors:
+            raise LocalError("the daemon sent no memory")
+        return self._descriptors.pop()
+
+    def shut(self) -> None:
+        """End both directions; whoever reads or writes is woken."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket and what came with it; a thread that still sends gets an OSError."""
+        self._connection.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _connect(data_dir: Path) -> socket.socket:
+    path = trainer_socket_path(data_dir)
+    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT_BYTES:  # no node can have bound it
+        raise NoDaemon(f"no node takes training loops on {data_dir}")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        connection.close()
+        raise NoDaemon(f"no node takes training loops on {data_dir}") from None
+    except PermissionError:
+        connection.close()
+        raise ConfigError(f"the node on {data_dir} belongs to another user; run the loop as that user") from None
+    return connection
+
+
+def _expect(channel: _Channel, kind: type[T]) -> T:
+    command = unpack_command(channel.receive_frame())
+    if not isinstance(command, kind):
+        raise LocalError(f"the daemon sent {type(command).__name__} in place of {kind.__name__}")
+    return command
+
+
+def _close_in_child(reference: weakref.ref[LoopClient]) -> None:
+    """A data loader's worker, forked, must not keep the connection open when the loop's own process has died."""
+    client = reference()
+    if client is not None:
+        client._channel._connection.close()

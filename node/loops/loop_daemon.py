@@ -1,0 +1,171 @@
+"""The daemon behind a training loop: the one that runs on the data folder already, or one started for the loop.
+
+One that was started here leaves the swarm with the loop, or, if the loop's process is killed, `ORPHAN_PATIENCE_S` after
+that: a loop started again on the same folder finds it. One that ran before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.node.control_client import ControlRefused, JsonValue, NodeNotRunning, request
+from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
+from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.training.trainer_messages import Layout
+from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.protocol.manifest import InnerSection, Manifest, load_manifest
+
+LOG_NAME = "daemon.log"
+START_DEADLINE_S = 120.0
+"""From its start to the moment at which it takes loops."""
+POLL_S = 0.05
+LEAVE_DEADLINE_S = 40.0
+"""A daemon that was asked to leave may have to see a vote through."""
+STOP_DEADLINE_S = 5.0
+END_DEADLINE_S = 15.0
+"""From the end of the attachment to that of the process, which says goodbye to the others meanwhile."""
+INTERRUPTED = 130
+"""Exit code of a daemon that left in order because of a signal."""
+ORPHAN_PATIENCE_S = 600
+ASK_DEADLINE_S = 10.0
+LOG_READ_BYTES = 64 << 10
+
+logger = logging.getLogger("shoal.loop")
+
+
+class LoopDaemon:
+    """A daemon process, found or started by `found_or_started`."""
+
+    def __init__(self, data_dir: Path, process: subprocess.Popen[bytes] | None, log_from: int) -> None:
+        self.data_dir = data_dir
+        self._process = process
+        self._log_from = log_from
+
+    @property
+    def log_path(self) -> Path:
+        """Where a daemon that was started here writes what it has to say."""
+        return self.data_dir / LOG_NAME
+
+    def attach(self, *, layout: Layout, metric: str, device: str) -> LoopClient:
+        """Attach to it as soon as it takes loops. Raises ConfigError, with its own words if it ended, NetworkError."""
+        ends_at = time.monotonic() + START_DEADLINE_S
+        while True:
+            try:
+                return attach(self.data_dir, layout=layout, metric=metric, device=device)
+            except NoDaemon:
+                self.check_running()
+                if self._process is None and self.status() is not None:
+                    raise ConfigError(
+                        f"the node on {self.data_dir} trains by itself; "
+                        f"to attach a loop, run one with the workload {OWN_LOOP!r}"
+                    ) from None
+            if time.monotonic() > ends_at:
+                raise NetworkError(f"the node on {self.data_dir} takes no training loop; see {self.log_path}")
+            time.sleep(POLL_S)
+
+    def check_running(self) -> None:
+        """Raises ConfigError, with the last of its own words, if a daemon that was started here has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise ConfigError(self.last_words() or f"the node ended at its start; see {self.log_path}")
+
+    def failed(self) -> bool:
+        """Whether a daemon that was started here, and goes away, ends with an error; waits until it has ended."""
+        if self._process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_DEADLINE_S)
+        return self._process.returncode not in (0, INTERRUPTED)
+
+    def last_words(self) -> str:
+        """Why a daemon that was started here ended, as far as it said so in a line of Shoal's own; else empty."""
+        with suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(self._log_from, self.log_path.stat().st_size - LOG_READ_BYTES))
+            lines = log.read(LOG_READ_BYTES).decode(errors="replace").splitlines()
+            return next((line[7:] for line in reversed(lines) if line.startswith("shoal: ")), "")
+        return ""
+
+    def status(self) -> dict[str, JsonValue] | None:
+        """What it says of itself; None if it does not run. Raises NetworkError if it gives no answer."""
+        try:
+            return request(self.data_dir, "status", deadline_s=ASK_DEADLINE_S)
+        except (NodeNotRunning, ControlRefused):
+            return None
+
+    def ask_to_leave(self) -> None:
+        """Have a daemon that was started here leave the swarm; another stays as it is."""
+        if self._process is not None and self._process.poll() is None:
+            with suppress(ShoalError):
+                request(self.data_dir, "leave", deadline_s=ASK_DEADLINE_S)
+
+    def end(self) -> None:
+        """Reap a daemon that was asked to leave, and end it if it does not."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(LEAVE_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("the node on %s does not leave in order; ending it", self.data_dir)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_DEADLINE_S)
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def found_or_started(manifest: Path, data_dir: Path, *, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
+    """The daemon that runs on `data_dir`, or one started there with these options of `shoal run`.
+
+    Raises ConfigError if the manifest is not for own loops, or the running daemon is of another swarm.
+    """
+    wanted = load_manifest(manifest)
+    if wanted.workload.name != OWN_LOOP:
+        raise ConfigError(
+            f"{manifest} names the workload {wanted.workload.name!r}; "
+            f"for a loop of your own make one with `shoal init --workload {OWN_LOOP}`"
+        )
+    if wanted.inner != InnerSection():
+        logger.warning("[inner] in %s has no effect on a loop of your own: its optimizer is yours", manifest)
+    running = LoopDaemon(data_dir, None, 0)
+    status = running.status()
+    if status is None:
+        return _start(manifest, data_dir, peers, options)
+    _check_same_swarm(status, wanted, data_dir)
+    return running
+
+
+def _check_same_swarm(status: dict[str, JsonValue], wanted: Manifest, data_dir: Path) -> None:
+    if status.get("swarm_id") != wanted.swarm_id.hex():
+        raise ConfigError(f"the node that runs on {data_dir} is in another swarm; choose another data folder")
+
+
+def _start(manifest: Path, data_dir: Path, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-P", "-m", "shoal.cli.main", "run", str(manifest), "--data-dir", str(data_dir)]
+    command += ["--loop-patience", str(ORPHAN_PATIENCE_S), *options]
+    for address in peers:
+        command += ["--join", address]
+    with (data_dir / LOG_NAME).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C goes to the loop alone, which leaves in order
+            env=dict(os.environ),
+        )
+        return LoopDaemon(data_dir, process, log.tell())

@@ -1,0 +1,78 @@
+"""What a training loop of the user's own and its daemon say to each other before they speak as trainer and daemon do.
+
+    loop                                       daemon, on `trainer.sock` in its data folder
+    Attaching(layout, …)              ─────►   the same user's process? nobody else attached? the same model?
+                                      ◄─────   Accepted(peer_id), with the shared vectors' descriptor; or TurnedAway
+    from here on the messages of `trainer_messages`, beginning with the daemon's Start
+
+Frames are those of `trainer_messages`: a length, and one tagged struct in msgpack.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.node.control_client import socket_path
+from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Layout, Message, frame_of
+from shoal.protocol.errors import LocalError
+
+OWN_LOOP = "own-loop"
+"""The name that a manifest gives to a workload which is each user's own training loop."""
+TRAINER_SOCKET_NAME = "trainer.sock"
+LOOP_VERSION = 2
+"""Of what both say, the messages of `trainer_messages` included: another with each change of any of them."""
+ATTACH_DEADLINE_S = 30.0
+"""From the connection to the answer."""
+
+
+class Attaching(Message, frozen=True, kw_only=True):
+    """A loop would train for this daemon. metric: what its evaluations mean, for people."""
+
+    version: int
+    layout: Layout
+    metric: str
+    device: str
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """It may; the descriptor of the shared vectors comes with the first byte of this frame."""
+
+    peer_id: str
+
+
+class TurnedAway(Message, frozen=True, kw_only=True):
+    """It may not; `reason` is for its user."""
+
+    reason: str
+
+
+_ATTACHING = msgspec.msgpack.Decoder(Attaching)
+_ANSWERS: msgspec.msgpack.Decoder[Accepted | TurnedAway] = msgspec.msgpack.Decoder(Accepted | TurnedAway)
+
+
+def trainer_socket_path(data_dir: Path) -> Path:
+    """Where the node of this data folder takes loops, once it runs: beside its control socket."""
+    return socket_path(data_dir).with_name(TRAINER_SOCKET_NAME)
+
+
+def turned_away(reason: str) -> bytes:
+    """The frame that refuses a loop."""
+    return frame_of(TurnedAway(reason=reason[:SUMMARY_LIMIT_CHARS]))
+
+
+def unpack_attaching(frame: bytes) -> Attaching:
+    """Decode what a loop says first. Raises LocalError if it is something else."""
+    try:
+        return _ATTACHING.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LocalError(f"not the words of a training loop: {error}") from error
+
+
+def unpack_answer(frame: bytes) -> Accepted | TurnedAway:
+    """Decode what the daemon answers. Raises LocalError if it is something else."""
+    try:
+        return _ANSWERS.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LocalError(f"not the answer of a daemon: {error}") from error

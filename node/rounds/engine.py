@@ -1,0 +1,497 @@
+"""The engine: one task that feeds the round machine and carries out what it decides.
+
+Everything that happens to a round arrives here as one input after the other: messages of peers, who is alive, what the
+trainer made, finals that are complete, the clock, the user's orders. The machine answers with effects, and these are
+carried out in order: a `Persist` is on disk before anything after it is sent. What takes long (a reduction, fetching
+finals) runs beside the engine and comes back as an input.
+
+    obtain state ─► begin round ─► machine: ready, plan, reduce, propose, vote ─► certificate ─► apply ─► begin round
+         ▲                                                                             │
+         └──────────────── behind, or the state cannot be computed here ◄──────────────┘
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+
+import trio
+
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
+from shoal.collectives.partition import deal
+from shoal.node.outcome import PhaseChanged
+from shoal.node.rounds.amendments import Amending
+from shoal.node.rounds.departure import LINGER_S, Departure, Parting
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.going_back import GoingBack
+from shoal.node.rounds.inbox import Heard, Inbox, Input, Linked, Ordered, Own, Reduced, SetPaused, StateHeld, Tick
+from shoal.node.rounds.orders import obeyed
+from shoal.node.rounds.participation import Participation
+from shoal.node.rounds.round_observer import RoundObserver
+from shoal.node.rounds.solitude import Solitude, no_quorum
+from shoal.node.rounds.state_transition import StateTransition
+from shoal.node.state.state_sync import StateSync
+from shoal.node.training.trainer import Restarted, TrainerEvent
+from shoal.node.training.trainer_messages import Contribution
+from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.bans import NeedEvidence
+from shoal.protocol.chain import Position, next_position
+from shoal.protocol.commitments import check_commitment
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
+from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
+from shoal.protocol.round import Phase, RoundMachine
+from shoal.protocol.wire import HASH_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """A node's rounds, from obtaining the state to leaving."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._p = parts
+        self._custody = parts.custody
+        self._desk = parts.desk
+        self._inbox = Inbox()
+        self._sync = StateSync(parts)
+        self._transition = StateTransition(parts)
+        self._departure = Departure(rounds=parts.config.rounds)
+        self._solitude = Solitude()
+        self.going_back = self._going_back = GoingBack(parts, put=self.put)
+        self.amending = Amending(parts)
+        self.observer = RoundObserver()
+        self._part: Participation
+        self._fragments: Fragments
+        self.machine: RoundMachine | None = None
+        self._alive: frozenset[PeerId] = frozenset()
+        self._shown_phase = ""
+
+    # -- what others call ------------------------------------------------------------------------------------
+
+    def hear(self, peer: PeerId, message: Message) -> None:
+        """A round message arrived."""
+        self._inbox.hear(Heard(peer, message))
+
+    def put(self, event: Own) -> None:
+        """An input of this node's own: from its trainer, its reduction, its user."""
+        self._inbox.put(event)
+
+    def reduced(self, finals: Finals, seconds: float) -> None:
+        """The finals of a plan are complete."""
+        self.put(Reduced(finals, seconds))
+
+    def alive(self, peers: frozenset[PeerId]) -> None:
+        """Who is believed alive changed."""
+        self._alive = peers
+        self.put(Tick())
+
+    def linked(self, peer: PeerId, certified: Position) -> None:
+        """A link came up; the peer's record says that its newest certificate is that of `certified`.
+
+        What is said to it waits its turn: nothing may be said before it is on disk.
+        """
+        self.put(Linked(peer, certified))
+
+    async def obey(self, order: Callable[[], Awaitable[None]]) -> None:
+        """Carry out an order of the user's between two inputs, as `obeyed` does."""
+        if self.machine is None:
+            raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
+        await obeyed(self.put, order)
+
+    def prove(self, evidence: bytes, accused: PeerId) -> None:
+        """Evidence of that digest is verified here, and no ban covers it."""
+
+        async def carry_out() -> None:
+            if self.machine is not None and self.machine.phase is not Phase.DECIDED:
+                await self._carry_out(self.machine.proven(evidence, accused, trio.current_time()))
+
+        self.put(Ordered(carry_out))
+
+    def ask_to_leave(self) -> None:
+        """Leave the swarm as soon as the round allows; `left` is set then."""
+        if not self.leaving:
+            self._departure.ask(trio.current_time())
+            self.put(Tick())
+
+    @property
+    def left(self) -> trio.Event:
+        """Set once this node takes part in nothing more."""
+        return self._departure.left
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rounds asked for are done: the node stops by itself."""
+        return self._departure.finished
+
+    @property
+    def leaving(self) -> bool:
+        """Whether leaving was asked for."""
+        return self._departure.asked
+
+    @property
+    def phase(self) -> str:
+        """What the node is doing, for its user."""
+        if self.leaving:
+            return "leaving"
+        if self.machine is None:
+            return "done" if self.finished else "joining"
+        if self._solitude.without_quorum:
+            return "no quorum"
+        return "paused" if self._desk.paused else self.machine.phase.value
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    async def run(self, *, numel: int) -> None:
+        """Take part in rounds until cancelled, or until this node has left.
+
+        Raises StorageError when something that must be durable cannot be written, ConfigError when the swarm's
+        parameters are not this workload's.
+
+        Cancellation: what was persisted stands.
+        """
+        manifest = self._p.config.manifest
+        grid = Grid(numel, manifest.round.chunk_values)
+        self._fragments = Fragments(grid, manifest.sync.fragments)
+        self._part = Participation(self._p, self._fragments)
+        self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
+        await self._sync.obtain(self._before_attempt)
+        await self._part.resume()
+        await self._begin_round_or_finish()
+        while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
+            await self._handle(await self._inbox.next())
+
+    def _before_attempt(self) -> None:
+        self._show_phase()
+        if self.leaving:
+            self.left.set()
+
+    async def _handle(self, event: Input) -> None:
+        if isinstance(event, Heard):
+            await self._handle_heard(event)
+        elif isinstance(event, Reduced):
+            await self._handle_reduced(event)
+        elif isinstance(event, SetPaused):
+            await self._set_paused(event.paused)
+        elif isinstance(event, Linked):
+            if event.certified > (self._custody.head.term, self._custody.head.round):
+                self._sync.ahead(event.peer)
+            for message in () if self.machine is None else self.machine.current():
+                self._p.links.send(event.peer, message)  # type: ignore[arg-type]
+        elif isinstance(event, Tick):
+            await self._handle_tick()
+        elif isinstance(event, Ordered):
+            await event.carry_out()
+        elif isinstance(event, StateHeld):
+            effects = self._going_back.held(event, self.machine)
+            await self._carry_out(effects)
+        else:
+            await self._handle_trainer(event)
+
+    async def _handle_heard(self, heard: Heard) -> None:
+        message, machine, position, head = heard.message, self.machine, heard.position, self._custody.head
+        self.observer.said(heard.peer, message)
+        self._sync.newcomers.heard(heard.peer, message, trio.current_time())
+        current = next_position(head)
+        if isinstance(message, Rebase):
+            await self._take_rebase(heard.peer, message)
+            return
+        if isinstance(message, Certificate) and position >= (head.term, head.round):
+            self._departure.has_certificate(heard.peer)
+        if position < current:
+            self._sync.answer_late(heard.peer, position, message)
+        elif position > current or machine is None:
+            self._inbox.keep_for_later(heard)
+            if position > current:
+                self._sync.ahead(heard.peer)
+        elif isinstance(message, Ready) and self._sync.another_genesis(heard.peer, message):
+            await self._take_genesis(heard.peer)
+        else:
+            try:
+                if isinstance(message, Ready):
+                    check_commitment(heard.peer, message, self._settings)
+                effects = machine.receive(heard.peer, message, trio.current_time())
+            except RemoteError as error:
+                logger.warning("round %d: %s", position[1], error)
+                return
+            await self._carry_out(effects)
+
+    async def _handle_tick(self) -> None:
+        now = trio.current_time()
+        self._show_phase()
+        if self._sync.due(now, in_round=self.machine is not None):
+            await self._catch_up()
+        machine = self.machine
+        if machine is None:
+            if self.leaving:
+                self.left.set()
+            return
+        await self._carry_out(machine.peers_alive(self._alive, now, suspected=self._p.suspected()))
+        if self.machine is machine and machine.phase is not Phase.DECIDED:
+            stall = self._p.reduce.stalled()
+            if stall is not None:
+                await self._carry_out(machine.stalled(stall.peers, stall.late, now))
+            await self._carry_out(self._going_back.advise(machine, now))
+        if self.machine is machine and machine.phase is not Phase.DECIDED:
+            await self._carry_out(self.amending.advise(machine, now))
+        if self.machine is machine and machine.phase is not Phase.DECIDED:
+            await self._keep_busy(machine, now)
+            await self._try_leave(machine, now)
+
+    # -- effects ---------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, effects: Iterable[Effect]) -> None:
+        decided: Certificate | None = None
+        closing: list[CloseOff] = []
+        for effect in effects:
+            if isinstance(effect, Persist):
+                await trio.to_thread.run_sync(self._p.store.persist, effect.record)
+                self._p.log.persisted(effect.record)
+            elif isinstance(effect, Broadcast):
+                self._p.links.broadcast(effect.message)  # type: ignore[arg-type]
+            elif isinstance(effect, StartReduce):
+                await self._start_reduce(effect.plan)
+            elif isinstance(effect, CloseOff):
+                closing.append(effect)
+            elif isinstance(effect, Repair):
+                await self._repair(effect)
+            elif isinstance(effect, Evicted):
+                self._p.reduce.stop()
+                self._p.log.planned(effect.plan)
+            elif isinstance(effect, NeedFinals):
+                self._fetch_finals(effect.value)
+            elif isinstance(effect, NeedState):
+                self._going_back.need(effect.value)
+            elif isinstance(effect, NeedEvidence):
+                self.observer.need(effect.value)
+            elif isinstance(effect, Mismatch):
+                logger.error("round %d: the lead proposed another digest than was computed here", effect.value.round)
+            elif isinstance(effect, Decided):
+                decided = effect.certificate
+        for asked in closing:
+            chunks = await self._p.reduce.close_off(asked.lineage, asked.evicted)
+            if self.machine is not None:
+                await self._carry_out(self.machine.closed_off(asked, chunks, trio.current_time()))
+        if decided is not None:
+            await self._decided(decided)
+
+    async def _start_reduce(self, plan: Plan) -> None:
+        self._p.log.planned(plan)
+        self.observer.planned(plan)
+        await self._p.holds.at(plan.round, "plan")
+        self._p.reduce.start(plan, self._encoded())
+
+    async def _repair(self, repair: Repair) -> None:
+        self._p.log.planned(repair.plan)
+        self.observer.planned(repair.plan)
+        await self._p.holds.at(repair.plan.round, "repair")
+        self._p.reduce.repair(repair.plan, self._encoded(), dict(repair.held))
+
+    def _encoded(self) -> EncodedContribution | None:
+        return None if self._part.made is None else self._part.made.encoded
+
+    def _fetch_finals(self, value: Value) -> None:
+        """A plan that this node did not reduce is proposed: get its finals from those who did."""
+        if not self._transition.knows(value.plan):
+            self._p.reduce.fetch(value, [p for p in value.members if p in self._p.links.linked()])
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    async def _catch_up(self) -> None:
+        """Bring chain and state up to date, as far as peers can help, and go on from there."""
+        if await self._sync.catch_up(in_round=self.machine is not None):
+            self._abandon_round()
+        if self.machine is None and self._custody.current:
+            await self._part.settle(peers=tuple(self._p.links.linked()))
+            self._p.log.caught_up(self._custody.head.state_round)
+            await self._begin_round_or_finish()
+
+    async def _take_genesis(self, founder: PeerId) -> None:
+        """Begin the first round again, on the first founder's S(0)."""
+        state = await self._sync.fetch_genesis(founder)
+        if state is not None:
+            self._abandon_round()
+            await self._sync.adopt(state)
+            await self._begin_round()
+
+    def _abandon_round(self) -> None:
+        self._p.reduce.stop()
+        self.machine = None
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    async def _begin_round(self) -> None:
+        """Start the round after the head of the chain, whose state is here."""
+        head, chain = self._custody.head, self._custody.chain
+        manifest = chain.amended(head.next_round) or self._p.config.manifest
+        self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)
+        self.observer.began(head, self._settings)
+        self.machine = machine = RoundMachine(
+            identity=self._p.identity,
+            previous=head,
+            state=self._custody.digest,
+            life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
+            settings=self._settings,
+            deal=deal,
+            returners=self._part.recent_members(),
+            in_force=chain.in_force,
+            banned=chain.banned,
+        )
+        machine.expect(self._sync.newcomers)
+        records = [r for r in self._p.store.durable_records() if (r.term, r.round) == next_position(head)]
+        unfinished = machine.restore(records)
+        self._transition.begin_round(trio.current_time())
+        self._p.reduce.forget()
+        self._departure.begin_round()
+        self._solitude.begin_round(trio.current_time())
+        await self._going_back.begin_round()
+        await self.amending.begin_round()
+        role = self._part.role(records, finished=self.finished)
+        self._p.log.started(head, role)
+        await self._p.holds.at(machine.round, "train")
+        alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
+        proofs = [machine.proven(*one, trio.current_time()) for one in self.observer.proven(chain).items()]
+        await self._carry_out([*unfinished, *alive, *(effect for effects in proofs for effect in effects)])
+        await self._carry_out(machine.ready(self._part.announcement(role), trio.current_time()))
+        if self.machine is not machine:
+            return
+        await self._part.stand_on_head()  # may take a while, in which the others know already that they have to wait
+        if role == TRAINING:
+            await self._part.train()
+        for heard in self._inbox.take_early():
+            await self._handle_heard(heard)
+
+    async def _set_paused(self, paused: bool) -> None:
+        """Pausing before the contribution is made makes this node an observer of the round; after it, of the next."""
+        await (self._desk.pause() if paused else self._desk.resume())
+        machine = self.machine
+        if machine is None or not machine.agreement.member or self._part.made is not None:
+            return
+        await self._carry_out(machine.ready(self._part.absent(OBSERVER if paused else TRAINING), trio.current_time()))
+        if not paused and self.machine is machine:
+            await self._part.train()
+
+    async def _handle_trainer(self, event: TrainerEvent) -> None:
+        self._going_back.note(event)
+        if isinstance(event, Contribution):
+            await self._contribute(event)
+        elif isinstance(event, Restarted):
+            waited_for = self.machine is not None and self._part.made is None and not self._desk.paused
+            if waited_for:
+                await self._part.train()
+
+    async def _contribute(self, event: Contribution) -> None:
+        machine = self.machine
+        if machine is None or machine.round != event.round:
+            return
+        ready = await self._part.contribute(event)
+        if ready is not None:
+            if self._part.made is not None:
+                self.observer.contributed(self._part.made)
+            await self._carry_out(machine.ready(ready, trio.current_time()))
+
+    async def _handle_reduced(self, event: Reduced) -> None:
+        finals, machine, state = event.finals, self.machine, self._custody.state
+        if machine is None or state is None or finals.plan.base != machine.previous.hash:
+            return
+        report = await self._transition.work_out(finals, event.seconds)
+        self.observer.reduced(finals, report)
+        await self._p.holds.at(machine.round, "certify")
+        await self._carry_out(machine.reduced(report, trio.current_time()))
+
+    # -- certificate -----------------------------------------------------------------------------------------
+
+    async def _decided(self, certificate: Certificate) -> None:
+        """The round is certified: extend the chain, apply, and go on."""
+        value = certificate.value
+        candidate = self._transition.candidate(value)
+        await self._p.resumption.written(value.term, value.round)
+        await self._custody.append(certificate)
+        self._p.links.broadcast(certificate)
+        self.observer.certified(certificate)
+        self._p.reduce.stop()
+        if value.rollback or candidate is None:
+            self.machine = None  # after a rollback, the next term begins on a state of long ago
+            await (self._go_on_or_catch_up() if value.rollback else self._catch_up())
+            return
+        await self._part.settle(peers=())
+        await self._transition.apply(certificate, candidate)
+        await self._begin_round_or_finish()
+
+    # -- other terms -----------------------------------------------------------------------------------------
+
+    async def _take_rebase(self, peer: PeerId, rebase: Rebase) -> None:
+        try:
+            await self.rebase(rebase)
+        except RemoteError as error:
+            logger.info("%s: %s", peer, error)
+            if rebase.value.term > self._custody.head.term:
+                self._sync.ahead(peer)  # it may stand on what is not here yet
+
+    async def rebase(self, rebase: Rebase) -> None:
+        """Go on in the term that the authority opened. Raises RemoteError if it cannot have, StorageError."""
+        if not await self._custody.append(rebase):
+            return
+        self._p.links.broadcast(rebase)
+        self._abandon_round()
+        await self._go_on_or_catch_up()
+
+    async def _go_on_or_catch_up(self) -> None:
+        if not self._custody.current:
+            await self._catch_up()
+            return
+        await self._part.settle(peers=())
+        await self._begin_round_or_finish()
+
+    async def _begin_round_or_finish(self) -> None:
+        """Go on, or, when the rounds asked for are done, see that the others know it and leave."""
+        if not self._departure.rounds_done(self._custody.head.state_round):
+            await self._begin_round()
+            return
+        self._departure.finished = True
+        self.machine = None
+        with trio.move_on_after(LINGER_S):
+            while not self._departure.known_to(self._p.links.linked()):
+                event = await self._inbox.next()
+                if isinstance(event, Heard):
+                    await self._handle_heard(event)
+        self.ask_to_leave()
+        await self._begin_round()
+
+    # -- alone, and leaving ----------------------------------------------------------------------------------
+
+    async def _keep_busy(self, machine: RoundMachine, now: float) -> None:
+        """Do what solitude advises: train on without a quorum, or contribute where nobody does."""
+        may_train = not self._desk.paused and not self.leaving
+        contributed, resting = self._part.made is not None, self._desk.resting
+        gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
+        advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
+        if advice.say_no_quorum:
+            self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
+        if advice.train_on and not gradients:
+            await self._part.train(contribute=False)
+        if advice.contribute_after_all:
+            await self._carry_out(machine.ready(self._part.absent(TRAINING), now))
+            await self._part.train()
+
+    async def _try_leave(self, machine: RoundMachine, now: float) -> None:
+        """Promise to sign nothing more, where the round allows and somebody stays; then `left` is set."""
+        parting = self._departure.advise(machine, now)
+        if parting is Parting.PROMISE:
+            effects = machine.leave(now)
+            await self._carry_out(effects)
+            if any(isinstance(effect, Persist) for effect in effects):
+                self.left.set()
+        elif parting is Parting.GO:
+            self.left.set()
+
+    def _show_phase(self) -> None:
+        if self.phase != self._shown_phase:
+            self._shown_phase = self.phase
+            self._p.on_progress(PhaseChanged(phase=self.phase, round=self._custody.head.next_round))

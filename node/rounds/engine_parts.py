@@ -1,0 +1,43 @@
+"""What the engine and its collaborators work with: the rest of the node, made by the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.node.audit import AuditTrail
+from shoal.node.config import NodeConfig
+from shoal.node.holds import Holds
+from shoal.node.outcome import Progress
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.state.checkpoints import Checkpoints
+from shoal.node.state.custody import Custody
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import Store
+from shoal.node.training.training import TrainingDesk
+from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.links import Links
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone."""
+
+    config: NodeConfig
+    identity: Identity
+    store: Store
+    custody: Custody
+    shelf: StateShelf
+    links: Links
+    reduce: ReduceDesk
+    resumption: Resumption
+    checkpoints: Checkpoints
+    desk: TrainingDesk
+    log: RoundLog
+    holds: Holds
+    audit: AuditTrail
+    traffic_bytes: Callable[[], dict[str, int]]
+    suspected: Callable[[], frozenset[PeerId]]
+    on_progress: Callable[[Progress], None]

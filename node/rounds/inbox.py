@@ -1,0 +1,126 @@
+"""What the engine is fed: its own inputs first, then what peers said, then the clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.node.training.trainer import TrainerEvent
+from shoal.protocol.chain import Position
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Message, Rebase, RoundMessage, Target, Term, Value
+
+TICK_S = 0.1
+HEARD_LIMIT_MESSAGES = 4096
+"""Beyond it the oldest is dropped: everything that matters is sent again."""
+EARLY_LIMIT_MESSAGES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A round message from a peer."""
+
+    peer: PeerId
+    message: Message
+
+    @property
+    def position(self) -> Position:
+        """The decision that the message is about."""
+        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
+        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """All finals of a plan are here, from a reduction or fetched."""
+
+    finals: Finals
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetPaused:
+    """The user wants the accelerator, or gives it back."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A link came up: the peer, whose newest certificate is of `certified`, may have missed what this node said."""
+
+    peer: PeerId
+    certified: Position
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeld:
+    """The state of a round to go back to is on disk, and has this digest; None if it was not to be had this time."""
+
+    target: Target
+    digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The user's order: `carry_out` is called between two other inputs, and says itself to whom it matters."""
+
+    carry_out: Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed, or who is alive changed."""
+
+
+Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Ordered | Tick
+Input = Heard | Own
+
+
+class Inbox:
+    """Inputs in the order in which they are to be handled. Use from trio's thread."""
+
+    def __init__(self) -> None:
+        self._own: deque[Own] = deque()
+        self._heard: deque[Heard] = deque(maxlen=HEARD_LIMIT_MESSAGES)
+        self._early: deque[Heard] = deque(maxlen=EARLY_LIMIT_MESSAGES)
+        self._arrived = trio.Event()
+        self._tick_at = 0.0
+
+    def put(self, event: Own) -> None:
+        """Something of this node's own happened; never dropped, for each comes once and is awaited."""
+        self._own.append(event)
+        self._arrived.set()
+
+    def hear(self, heard: Heard) -> None:
+        """A peer said something."""
+        self._heard.append(heard)
+        self._arrived.set()
+
+    def keep_for_later(self, heard: Heard) -> None:
+        """It is about a round that has not begun here."""
+        self._early.append(heard)
+
+    def take_early(self) -> list[Heard]:
+        """What was kept for later; a round has begun."""
+        early, self._early = list(self._early), deque(maxlen=EARLY_LIMIT_MESSAGES)
+        return early
+
+    async def next(self) -> Input:
+        """The next input; a Tick every TICK_S, however much else there is. Cancellation loses nothing."""
+        await trio.lowlevel.checkpoint()
+        now = trio.current_time()
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            return Tick()
+        if not self._own and not self._heard:
+            self._arrived = trio.Event()
+            with trio.move_on_after(TICK_S):
+                await self._arrived.wait()
+        if self._own:
+            return self._own.popleft()
+        return self._heard.popleft() if self._heard else Tick()

@@ -1,0 +1,114 @@
+"""How fast a reduction goes with whom: who stalls, and what this node can be expected to move.
+
+Progress is what the kernels of both ends have moved, so that a slow link shows it long before a frame is complete; for
+peers behind a relay, what the reduction has taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.collectives.reduce import Reduction
+from shoal.collectives.stalls import BusyRate, StallWatch
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Plan
+from shoal.protocol.patience import doubled
+from shoal.swarm.lanes.moved import Moved
+
+STALL_S = 2.0
+STALL_LIMIT_S = 16.0
+"""The stall deadline: doubled with every plan that a round has come to, whichever lead made it and for whatever reason,
+so that those behind one narrow link are not evicted in turn."""
+LATE_S = 1.0
+"""Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
+RATE_LEAST_S = 0.5
+
+
+class Counters(Protocol):
+    """What the lanes have counted."""
+
+    def moved(self, peer: PeerId) -> Moved:
+        """Bytes that have come from `peer`, and bytes that its kernel has taken, ever."""
+        ...
+
+    def queued_bytes(self, peer: PeerId) -> int:
+        """Bytes posted to `peer` and not yet given to the kernel."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late.
+
+    This node itself is among the late while contributions that it waits for take long and do come, and for another
+    stall deadline, in which its finals get under way.
+    """
+
+    peers: frozenset[PeerId]
+    late: frozenset[PeerId]
+
+
+class Pace:
+    """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
+
+    earlier: how many plans of the same round this node has followed before.
+    """
+
+    def __init__(self, reduction: Reduction, counters: Counters, me: PeerId, now: float, *, earlier: int = 0) -> None:
+        plan = reduction.plan
+        stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
+        incoming, outgoing = _planned(plan, me)
+        self._me = me
+        self._stall_s = stall_s
+        self._waited_at = float("-inf")
+        self._reduction = reduction
+        self._counters = counters
+        self._peers = [peer for peer in plan.remaining() if peer != me]
+        self._receiving = StallWatch(stall_s=stall_s, planned=incoming)
+        self._sending = StallWatch(stall_s=stall_s, planned=outgoing)
+        self._late = StallWatch(stall_s=stall_s + LATE_S, planned={})
+        received, taken = self._totals()
+        self._download = BusyRate(now, received)
+        self._upload = BusyRate(now, taken)
+
+    def look(self, now: float) -> Stall:
+        """Note where everyone stands; returns who stalls."""
+        moved = {peer: self._counters.moved(peer) for peer in self._peers}
+        wanted = self._reduction.received_bytes
+        received = {peer: moved[peer].received + wanted.get(peer, 0) for peer in self._peers}
+        waiting = self._reduction.waiting_for()
+        queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
+        self._receiving.look(now, owing=waiting.contributions, moved=received)
+        self._late.look(now, owing=waiting.finals, moved=received)
+        self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
+        self._download.look(now, self._totals()[0], busy=bool(waiting.contributions or waiting.finals))
+        self._upload.look(now, self._totals()[1], busy=bool(queued))
+        direct = self._receiving.stalled() | self._sending.stalled()
+        late = self._late.stalled() - direct
+        if self._receiving.lasting() - direct:
+            self._waited_at = now
+        if now - self._waited_at < self._stall_s:
+            late.add(self._me)
+        return Stall(frozenset(direct), frozenset(late))
+
+    def rates(self) -> tuple[int, int]:
+        """Bytes/s up and down, while there was something to move; 0 where there was not enough to tell."""
+        return self._upload.bytes_per_s(RATE_LEAST_S), self._download.bytes_per_s(RATE_LEAST_S)
+
+    def _totals(self) -> tuple[int, int]:
+        moved = [self._counters.moved(peer) for peer in self._peers]
+        return sum(m.received for m in moved), sum(m.taken for m in moved)
+
+
+def _planned(plan: Plan, me: PeerId) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
+    """Bytes/s expected from and to each peer whose rates are known: its share of the narrower end."""
+    mine = next(p for p in plan.participants if p.peer == me)
+    others = max(1, len(plan.remaining()) - 1)
+
+    def share(one: int, other: int) -> float:
+        return min((rate for rate in (one, other) if rate), default=0) / others
+
+    remaining = [p for p in plan.participants if p.peer in plan.remaining()]
+    incoming = {p.peer: share(p.upload, mine.download) for p in remaining}
+    return incoming, {p.peer: share(mine.upload, p.download) for p in remaining}

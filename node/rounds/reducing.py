@@ -1,0 +1,308 @@
+"""The reductions of a round: one under way at a time, its lanes, its stalls; and finals fetched when there was none.
+
+Whatever way the finals of a plan come, they are handed to `done`, with the seconds they took.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from shoal.collectives.arrivals import Kept
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.payloads import PayloadPool
+from shoal.collectives.progress import Exclusion, ReduceProgress
+from shoal.collectives.reduce import Reduction
+from shoal.collectives.traffic import PlanTraffic, Routes
+from shoal.node.holds import Holds
+from shoal.node.rounds.pace import STALL_S, Pace, Stall
+from shoal.node.state.catchup import CatchUp
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import ChunkResults, Held, Plan, Value
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.swarm.lanes.pool import LanePool
+
+LANE_DEADLINE_S = 5.0
+LANE_HEAD_START_S = 0.5
+LOOK_PERIOD_S = 0.1
+MEND_RETRY_S = 0.5
+TELL_S = 1.0
+"""How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
+DETOUR_S = 10.0
+DETOUR_LIMIT_S = 640.0
+"""How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
+VERIFY_THREADS = min(4, os.cpu_count() or 1)
+SPARE_BYTES = 128 << 20
+"""Memory of payloads kept from one reduction to the next."""
+JOB_LIMIT = 256
+LINEAGE_LIMIT = 64
+"""Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
+
+Done = Callable[[Finals, float], None]
+NOBODY = Stall(frozenset(), frozenset())
+
+
+@dataclass(slots=True)
+class _Detour:
+    """A peer that plans had reached through another: until when it is left at that, and for how long the next time."""
+
+    until: float
+    pause_s: float
+
+
+logger = logging.getLogger(__name__)
+
+
+class ReduceDesk:
+    """Starts and stops reductions for the engine."""
+
+    def __init__(
+        self, *, identity: Identity, lanes: LanePool, traffic: PlanTraffic, catchup: CatchUp, holds: Holds, done: Done
+    ) -> None:
+        self._identity = identity
+        self._lanes = lanes
+        self._traffic = traffic
+        self._catchup = catchup
+        self._holds = holds
+        self._done = done
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
+        self._memory = PayloadPool(SPARE_BYTES)
+        self._reduction: Reduction | None = None
+        self._pace: Pace | None = None
+        self._stall = self._told = NOBODY
+        self._told_at = float("-inf")
+        self._started = 0.0
+        self._fetching: set[bytes] = set()
+        self._mending: set[PeerId] = set()
+        self.unreachable: set[PeerId] = set()
+        """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
+        self._plans_followed = 0
+        """Of this round."""
+        self._kept: dict[bytes, Kept] = {}
+        self._closed_to: dict[bytes, frozenset[PeerId]] = {}
+        """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
+        self._relayed: frozenset[PeerId] = frozenset()
+        self._detours: dict[PeerId, _Detour] = {}
+        self.excluded: Callable[[Plan, int, Exclusion], None] = lambda plan, chunk, exclusion: None
+        """Called in lanes' threads for who is left out of a chunk of this node's, with the plan that began it."""
+        self.rates = (0, 0)
+        """Bytes/s up and down that the last reductions measured; 0 is unknown."""
+
+    async def run(self) -> None:
+        """Own the work that goes on beside the engine. Cancellation closes the reduction under way."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._look_after)
+                while True:
+                    nursery.start_soon(await self._job_queue.receive())  # in no variable: it holds its reduction
+        finally:
+            self._reduction = None
+            self._traffic.close()
+
+    def start(self, plan: Plan, contribution: EncodedContribution | None) -> None:
+        """Begin the reduction of `plan`, in place of the one under way."""
+        token = trio.lowlevel.current_trio_token()
+
+        def on_progress(progress: ReduceProgress) -> None:
+            for exclusion in progress.excluded:
+                logger.warning("chunk %d: %s left out: %s", progress.chunk, exclusion.peer, exclusion.reason)
+                self.excluded(plan, progress.chunk or 0, exclusion)
+            self._holds.at_in_thread(plan.round, "reduce", progress.final / progress.total)
+            if progress.final == progress.total:
+                token.run_sync_soon(self._finished, plan.lineage)  # a cycle with it would keep its memory
+
+        place = plan.number(self._identity.peer_id)
+        counted = place is not None and plan.participants[place].weight > 0
+        reduction = Reduction(
+            plan=plan,
+            identity=self._identity,
+            contribution=contribution if counted else None,
+            post=partial(self._traffic.post, plan.lineage[:SCOPE_BYTES]),
+            on_progress=on_progress,
+            memory=self._memory,
+            kept=self._kept.setdefault(plan.lineage, Kept()),
+        )
+        closed_to = self._closed_to.get(plan.lineage)
+        if closed_to is not None:
+            reduction.close_off(closed_to)
+        routes = Routes(plan, self._identity.peer_id)
+        self._traffic.begin(reduction, routes)
+        self._relayed = frozenset(routes.via)
+        for peer in self._relayed:
+            self._jobs.send_nowait(partial(self._try_again, peer))
+        self._reduction = reduction
+        self._started = time.monotonic()
+        self._begin_pace(reduction)
+        self._jobs.send_nowait(partial(self._run_reduction, reduction))
+
+    async def close_off(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[ChunkResults, ...]:
+        """Take nothing more from these, close their lanes, and tell which finals of that reduction are here."""
+        for peer in evicted:
+            self._lanes.drop(peer)
+        if lineage in self._closed_to or len(self._closed_to) < LINEAGE_LIMIT:
+            self._closed_to[lineage] = self._closed_to.get(lineage, frozenset()) | evicted
+        if self._reduction is None or self._reduction.lineage != lineage:
+            return ()
+        return await trio.to_thread.run_sync(self._reduction.close_off, evicted)
+
+    def repair(self, plan: Plan, contribution: EncodedContribution | None, held: Mapping[PeerId, Held]) -> None:
+        """Go on by a revised plan; from the start if its reduction is not under way here."""
+        reduction = self._reduction
+        if reduction is None or reduction.lineage != plan.lineage:
+            self.start(plan, contribution)
+            return
+        reduction.follow(plan)  # before frames of this revision are let in
+        routes = Routes(plan, self._identity.peer_id)
+        self._traffic.revise(plan, routes)
+        for peer in routes.via.keys() - self._relayed:
+            self._give_up_on(peer)
+        self._relayed = frozenset(routes.via)
+        self._keep_rates()
+        self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
+        self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
+
+    def stop(self) -> None:
+        """Close the reduction under way, if any."""
+        self._traffic.end()
+        self._keep_rates()
+        self._reduction = self._pace = None
+
+    def forget(self) -> None:
+        """A new round: whatever was being fetched for the old one is of no interest."""
+        self.stop()
+        self._fetching.clear()
+        self._kept.clear()
+        self._closed_to.clear()
+        self._plans_followed = 0
+
+    def _finished(self, lineage: bytes) -> None:
+        """All finals are here: check what their owners signed, and hand them over."""
+        reduction = self._reduction
+        if reduction is not None and reduction.lineage == lineage:
+            self._keep_rates()
+            self._jobs.send_nowait(partial(self._conclude, reduction, time.monotonic() - self._started))
+
+    async def _conclude(self, reduction: Reduction, seconds: float) -> None:
+        for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS):
+            logger.warning("round %d: %s", reduction.plan.round, error)
+        if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
+            self._done(reduction.result(), seconds)
+
+    async def _run_reduction(self, reduction: Reduction) -> None:
+        with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
+            async with trio.open_nursery() as nursery:
+                for peer in reduction.plan.remaining():
+                    if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
+                        nursery.start_soon(self.ensure_lane, peer)
+        if self._reduction is reduction:
+            await trio.to_thread.run_sync(reduction.start)
+
+    # -- peers that are reached through another --------------------------------------------------------------
+
+    def _give_up_on(self, peer: PeerId) -> None:
+        """Nothing moves over what lanes there are to `peer`: the next plans are to know it from the start."""
+        self._lanes.drop(peer)
+        self.unreachable.add(peer)
+        self._put_off(peer)
+
+    def _put_off(self, peer: PeerId) -> None:
+        now, last = time.monotonic(), self._detours.get(peer)
+        recent = last is not None and now - last.until < DETOUR_LIMIT_S
+        pause_s = last.pause_s if last is not None and recent else DETOUR_S
+        self._detours[peer] = _Detour(now + pause_s, min(2 * pause_s, DETOUR_LIMIT_S))
+
+    async def _try_again(self, peer: PeerId) -> None:
+        """Dial a peer that is reached through another, if it is time: the two may have come within reach."""
+        detour = self._detours.get(peer)
+        if detour is None or time.monotonic() >= detour.until:
+            self._put_off(peer)  # not two at once, and longer the next time
+            await self.ensure_lane(peer)
+
+    async def _run_repair(self, reduction: Reduction, plan: Plan, held: Mapping[PeerId, Held]) -> None:
+        if self._reduction is reduction:
+            await trio.to_thread.run_sync(reduction.repair, plan, held)
+            self._begin_pace(reduction)
+
+    async def _look_after(self) -> None:
+        """See who stalls; send again, over a new lane, what those lack whose lane failed."""
+        while True:
+            await trio.sleep(LOOK_PERIOD_S)
+            if self._pace is not None:
+                self._stall = self._pace.look(time.monotonic())
+            for peer in self._traffic.owed() - self._mending:
+                if self._reduction is not None:
+                    self._mending.add(peer)
+                    self._jobs.send_nowait(partial(self._post_again, self._reduction, peer))
+
+    async def _post_again(self, reduction: Reduction, peer: PeerId) -> None:
+        try:
+            while self._reduction is reduction:
+                if await self.ensure_lane(self._traffic.next_hop(peer)):
+                    await trio.to_thread.run_sync(self._traffic.resume, peer, TELL_S)
+                    return
+                await trio.sleep(MEND_RETRY_S)
+        finally:
+            self._mending.discard(peer)
+
+    async def ensure_lane(self, peer: PeerId) -> bool:
+        """Have a lane to `peer`, if it can be had; a peer without one stalls, and that is noticed."""
+        try:
+            await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
+        except (NetworkError, RemoteError) as error:
+            logger.info("no lane: %s", error)
+            self.unreachable.add(peer)
+            return False
+        self.unreachable.discard(peer)
+        return True
+
+    def _begin_pace(self, reduction: Reduction) -> None:
+        if self._reduction is reduction:
+            earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
+            self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic(), earlier=earlier)
+            self._stall = self._told = NOBODY
+
+    def _keep_rates(self) -> None:
+        if self._pace is not None:
+            upload, download = self._pace.rates()
+            self.rates = (upload or self.rates[0], download or self.rates[1])
+
+    def stalled(self) -> Stall | None:
+        """Who stalls, if that changed, or has lasted for another STALL_S since it was told."""
+        reduction, now = self._reduction, time.monotonic()
+        if reduction is None:
+            return None
+        if reduction.final_chunks == reduction.plan.chunks:
+            self._stall = NOBODY
+        if self._stall == self._told and (now - self._told_at < STALL_S or not (self._told.peers or self._told.late)):
+            return None
+        self._told, self._told_at = self._stall, now
+        return self._stall
+
+    def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
+        """Get the finals of a plan that this node does not reduce, from those who did."""
+        under_way = self._reduction is not None and self._reduction.plan.hash == value.plan
+        if not under_way and value.plan not in self._fetching:
+            self._fetching.add(value.plan)
+            self._jobs.send_nowait(partial(self._fetch, value, peers))
+
+    async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
+        started = time.monotonic()
+        try:
+            finals = await self._catchup.finals(value.plan, peers)
+        except (NetworkError, RemoteError) as error:
+            logger.info("round %d: %s", value.round, error)
+            self._fetching.discard(value.plan)
+            return
+        plan = finals.plan
+        if (plan.term, plan.round, plan.base) != (value.term, value.round, value.base):
+            logger.warning("round %d: the lead proposes a plan of another round", value.round)
+            return  # and it stays among those fetched: once is enough
+        self._done(finals, time.monotonic() - started)

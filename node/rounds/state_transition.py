@@ -1,0 +1,78 @@
+"""From the finals of a round to the state after it, where this node computes it itself.
+
+finals here ─► work out S(e), keep the finals ─► Report ─► … ─► certificate ─► hold S(e), log the round
+"""
+
+from __future__ import annotations
+
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.outer import OuterSettings
+from shoal.node.outcome import RoundCertified
+from shoal.node.rounds.candidates import Candidate, Candidates
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.protocol.messages import Certificate, Report, Value
+
+
+class StateTransition:
+    """The step from S(e-1) to S(e) in the round under way. All of it runs in the engine's task."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        manifest = parts.config.manifest
+        self._p = parts
+        self._custody = parts.custody
+        self._candidates = Candidates(
+            shelf=parts.shelf,
+            outer=OuterSettings.of(manifest),
+            durable=manifest.round.durability == "disk",
+        )
+        self._round_started = 0.0
+
+    def begin_round(self, now: float) -> None:
+        """Another round begins: what was worked out for the last one is dropped."""
+        amended = self._custody.chain.amended(self._custody.head.next_round)
+        self._candidates.begin_round(OuterSettings.of(amended or self._p.config.manifest))
+        self._round_started = now
+
+    def knows(self, plan_hash: bytes) -> bool:
+        """Whether the finals of a plan are here."""
+        return self._candidates.get(plan_hash) is not None
+
+    def candidate(self, value: Value) -> Candidate | None:
+        """S(e) as `value` says it is, if it was worked out here to the same digest."""
+        return self._candidates.of(value)
+
+    async def work_out(self, finals: Finals, seconds: float) -> Report:
+        """Work out what S(e) will be, and keep the finals where they must be kept before this node reports.
+
+        The state before it is here. Raises StorageError. Cancellation: finals may be on disk, nothing else happened.
+        """
+        state = self._custody.state
+        assert state is not None
+        candidate = await self._candidates.work_out(state, finals, seconds)
+        self._p.log.reduced(finals, candidate.digest, seconds)
+        return candidate.report(self._custody.head)
+
+    async def apply(self, certificate: Certificate, candidate: Candidate) -> None:
+        """Hold the certified state, and tell of the round. Raises StorageError.
+
+        Cancellation: the finals of the round are on disk, or peers have them.
+        """
+        value, finals = certificate.value, candidate.finals
+        state = await self._candidates.take(candidate)
+        await self._custody.follow(state, candidate.header)
+        self._p.checkpoints.certified(state)
+        await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
+        seconds = trio.current_time() - self._round_started
+        traffic = self._p.traffic_bytes()
+        self._p.log.certified(certificate, finals, reduce_s=candidate.seconds, total_s=seconds, traffic=traffic)
+        self._p.on_progress(
+            RoundCertified(
+                round=value.round,
+                members=len(value.members),
+                contributors=finals.contributors,
+                loss=self._p.desk.loss,
+                seconds=seconds,
+            )
+        )

@@ -1,0 +1,485 @@
+"""Catching up: certificates, finals and state from other nodes, each checked against what is already believed.
+
+    behind by rounds whose finals are fewer bytes than a state ─── replay them, one after the other
+    else ─── the headers that peers hold now ─► one round ─► its chunks, from all of them at once ─► replay the rest
+
+Certificates are checked one against the one before, from the founders on. Finals carry their owners' signatures and
+belong to a plan that the certificate names. State chunks have the hashes of a header that has the certified digest.
+So any node may serve anything; who serves something else is left out, and nothing of it stays.
+
+What is here already is not fetched: chunks that an older state has alike, and those of a transfer that did not come to
+its end, be it in this process or, on disk, in an earlier one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from shoal.collectives.codecs import final_codec
+from shoal.collectives.commitment import bitmap_bytes
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import NextState, OuterSettings
+from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
+from shoal.node.state.fetching import Fetcher, Job
+from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
+from shoal.node.state.states import STATE_SPACES, StateShelf
+from shoal.node.state.transfer import DonorScores
+from shoal.node.state.transfer_files import Keeper, TransferFolder
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Plan, Value
+from shoal.protocol.peering import (
+    ChainPart,
+    FetchAnswer,
+    FetchRequest,
+    FinalsAnswer,
+    GetChain,
+    GetFinals,
+    GetHeader,
+    HeaderAnswer,
+    Refusal,
+)
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.swarm.lanes.pool import LanePool
+
+ASKED_LIMIT = 32
+"""Peers that are asked what they hold; of more, those that were fastest the last time."""
+HEADER_PATIENCE_S = 0.5
+"""After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
+FINALS_DONORS = 4
+KEEP_AFTER_S = 2.0
+"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
+KEEP_LOOK_S = 0.1
+APPLY_THREADS = min(4, os.cpu_count() or 1)
+
+KINDS = STATE_SPACES
+SPACES = {kind: space for space, kind in KINDS.items()}
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[PeerId, bytes], Awaitable[bytes]]
+OnChunk = Callable[[int, int], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Unfinished:
+    """A state that is on its way, and what writes it to disk."""
+
+    assembly: StateAssembly
+    keeper: Keeper
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The places of an assembly's chunks, for the lanes to decrypt them there."""
+
+    assembly: StateAssembly
+
+    def lend(self, ref: ChunkRef) -> memoryview | None:
+        return self.assembly.lend(KINDS[ref.space], ref.chunk)
+
+    def give_back(self, ref: ChunkRef, *, clean: bool) -> None:
+        self.assembly.give_back(KINDS[ref.space], ref.chunk, clean=clean)
+
+
+class CatchUp:
+    """Fetches what this node lacks, from several peers at once."""
+
+    def __init__(
+        self, *, ask: Ask, lanes: LanePool, chunks: ChunkExchange, shelf: StateShelf, outer: OuterSettings
+    ) -> None:
+        self._ask = ask
+        self._shelf = shelf
+        self._outer = outer
+        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=DonorScores())
+        self._folder = TransferFolder(shelf.folder)
+        self._unfinished: _Unfinished | None = None
+        self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
+        self._fetching_finals: dict[bytes, trio.Lock] = {}
+        self.shape: tuple[str, int, int] | None = None
+        """Codec, numel and chunk_values of this swarm; known once the trainer has built the model."""
+        self.donated: dict[PeerId, int] = {}
+        """How many bytes of the last state or finals came from whom."""
+        self.accepts: Callable[[StateHeader], None] = lambda header: None
+        """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
+        self.amended: Callable[[int], Manifest | None] = lambda round: None
+        """The settings in force in a round of the chain, None where they are the swarm's first."""
+
+    # -- certificates ----------------------------------------------------------------------------------------
+
+    async def certificates(self, after: int, peer: PeerId, rebases: int = 0) -> ChainPart:
+        """Entries of the chain after the first `after` that `peer` has, as many as one answer holds, not yet checked;
+        or those from a rebase on of which who knows of `rebases` has not heard.
+        """
+        part = await self._request(peer, GetChain(after=after, rebases=rebases))
+        if not isinstance(part, ChainPart):
+            raise RemoteError("answers a request for certificates with something else", peer=peer)
+        return part
+
+    # -- finals ----------------------------------------------------------------------------------------------
+
+    async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
+        """The finals of a plan, from this node's disk or from several of the peers that have them.
+
+        Raises NetworkError when they cannot be had.
+        """
+        lock = self._fetching_finals.setdefault(plan_hash, trio.Lock())
+        try:
+            async with lock:  # who wants the same waits for it
+                held = await trio.to_thread.run_sync(self._shelf.finals, plan_hash)
+                if held is None:
+                    held = await self._fetch_finals(plan_hash, peers)
+                    self._shelf.put_finals(held)  # they also tell whether this node's contribution was counted
+                return held
+        finally:
+            if not lock.locked():
+                self._fetching_finals.pop(plan_hash, None)
+
+    async def _fetch_finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
+        scores = self._fetcher.scores
+        ranked = scores.ranked(peers, trio.current_time())
+        for number, peer in enumerate(ranked):
+            try:
+                form = await self._form(peer, plan_hash)
+            except NetworkError as error:
+                logger.info("finals from %s: %s", peer, error)
+            except RemoteError as error:
+                logger.warning("finals from %s: %s", peer, error)
+                scores.offended(peer, trio.current_time())
+            else:
+                return await self._finals_by(form, peer, ranked[number : number + FINALS_DONORS])
+        raise NetworkError(f"no peer has the finals of plan {plan_hash.hex()[:12]}")
+
+    async def _form(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
+        answer = await self._request(peer, GetFinals(plan=plan_hash))
+        if isinstance(answer, Refusal):
+            raise NetworkError(f"no finals: {answer.reason}")
+        if not isinstance(answer, FinalsAnswer) or answer.plan.hash != plan_hash:
+            raise RemoteError("answers a request for finals with something else", peer=peer)
+        shape = (answer.plan.codec, answer.plan.numel, answer.plan.chunk_values)
+        if shape != self._shape_of(answer.plan.round):
+            raise RemoteError("names a plan for another model", peer=peer)
+        try:
+            return FinalFormat(answer.plan)
+        except (ConfigError, LocalError) as error:  # its hash was named by a lead, who may name what it likes
+            raise RemoteError(f"has a plan that nobody can follow: {error}", peer=peer) from None
+
+    def _shape_of(self, round: int) -> tuple[str, int, int] | None:
+        """Codec, numel and chunk_values of the plans of a round."""
+        if self.shape is None:
+            return None
+        name, numel, chunk_values = self.shape
+        amended = self.amended(round)
+        name = name if amended is None else amended.sync.plan_codec
+        return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
+
+    async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
+        plan: Plan = form.plan
+        found: dict[int, FinalChunk] = {}
+
+        async def introduce(peer: PeerId) -> None:
+            if peer != known:
+                await self._form(peer, plan.hash)
+
+        def accept(ref: ChunkRef, data: memoryview, _: bytes | None) -> None:
+            found[ref.chunk] = form.open(ref.chunk, bytes(data))
+
+        scope = plan.hash[:SCOPE_BYTES]
+        job = Job(
+            what=f"the finals of plan {plan.hash.hex()[:12]}",
+            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), form.payload_bytes(c)) for c in range(plan.chunks)],
+            here=(),
+            introduce=introduce,
+            accept=accept,
+            on_progress=_ignore,
+        )
+        self.donated = await self._fetcher.fetch(job, donors)
+        return Finals(plan=plan, chunks=tuple(found[chunk] for chunk in range(plan.chunks)))
+
+    # -- the state at the head -------------------------------------------------------------------------------
+
+    async def advance(
+        self, state: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
+    ) -> CertifiedState:
+        """A state nearer to the one on which `chain` stands, mostly that one itself. `state` is what is here, if any.
+
+        Rounds whose finals are fewer bytes than a state are replayed; of more, a state is fetched whole, which may be
+        older than the head if more peers hold it, and the rest replayed. Raises NetworkError if there is no progress.
+        """
+        before, goal = state, chain.standing.round
+        if state is not None and await self._replay_pays(state.round, chain):
+            state = await self.replay(state, chain, peers)
+            if state.round == goal:
+                return state
+        try:
+            state = await self._fetch_state(state, chain, peers, on_chunk)
+        except NetworkError:
+            if state is None or state is before:
+                raise
+            return state
+        return await self.replay(state, chain, peers)
+
+    async def _replay_pays(self, round: int, chain: Chain) -> bool:
+        """Whether the finals that lack on the way from `round` to the head are fewer bytes than the state there."""
+        goal = chain.standing.round
+        if self.shape is None or not round < goal:
+            return False
+        hashes = [chain.value(between).plan for between in range(round + 1, goal + 1)]
+        limit = replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
+        if len(hashes) <= limit:
+            return True
+        return await trio.to_thread.run_sync(lambda: sum(not self._shelf.has_finals(h) for h in hashes) <= limit)
+
+    async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
+        """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
+
+        Each is checked against its certificate, and is on the shelf.
+        """
+        for round in range(state.round + 1, chain.standing.round + 1):
+            value = chain.value(round)
+            try:
+                finals = await self.finals(value.plan, peers)
+                grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
+                amended = self.amended(round)
+                outer = self._outer if amended is None else OuterSettings.of(amended)
+                after = NextState(state, outer, grid, self._shelf.vectors, header=known)
+                header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
+            except NetworkError as error:
+                logger.info("cannot replay round %d: %s", round, error)
+                break
+            except LocalError as error:
+                logger.warning("round %d does not follow from the state here: %s", round, error)
+                break
+            if header.digest != value.digest:
+                logger.warning("replaying round %d led to another digest than the certified one", round)
+                break
+            state = after.take(header)
+            self._shelf.put(state, header)
+        return state
+
+    def prepare(self) -> None:
+        """Have memory ready for a state, so that its arrival does not wait for pages. Blocks; needs the `shape`."""
+        if self.shape is not None:
+            self._shelf.vectors.prepare(self.shape[1])
+
+    def arrived(self) -> None:
+        """The state at the head is here, and on disk: what is kept of transfers is of no more use. Blocks."""
+        self._unfinished = None
+        self._folder.clear()
+
+    # -- a whole state ---------------------------------------------------------------------------------------
+
+    async def _fetch_state(
+        self, base: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
+    ) -> CertifiedState:
+        value, header, holders = await self._choose(chain, peers, above=-1 if base is None else base.round)
+        self.accepts(header)
+        certified = chain.digest(value.round)
+        unfinished = await trio.to_thread.run_sync(self._begin, header, base)
+        assembly, keeper = unfinished.assembly, unfinished.keeper
+
+        async def introduce(peer: PeerId) -> None:
+            if peer not in holders and (await self._header(peer, value, certified)).digest != header.digest:
+                raise NetworkError("it has another initial state")
+
+        def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
+            if assembly.accept(KINDS[ref.space], ref.chunk, data, digest):
+                keeper.note(KINDS[ref.space], ref.chunk)
+
+        scope, grid = header.digest[:SCOPE_BYTES], header.grid
+        pieces = [(kind, chunk) for kind in header.kinds for chunk in range(grid.chunks)]
+        missing = set(assembly.missing())
+        here = [number for number, piece in enumerate(pieces) if piece not in missing]
+        job = Job(
+            what=f"the state of round {value.round}",
+            wanted=[(ChunkRef(SPACES[kind], scope, chunk), 4 * grid.length(chunk)) for kind, chunk in pieces],
+            here=here,
+            introduce=introduce,
+            accept=accept,
+            on_progress=on_chunk,
+            places=_Places(assembly),
+            hashing=True,
+        )
+        self.donated = await self._fetch_and_keep(job, peers, keeper)
+        self._unfinished = None
+        logger.info(
+            "%s is here: %d of %d chunks were, %s",
+            job.what,
+            len(here),
+            len(pieces),
+            ", ".join(f"{size} bytes from {peer}" for peer, size in self.donated.items()) or "nothing was fetched",
+        )
+        state = assembly.finish()
+        self._shelf.put(state, header)
+        return state
+
+    async def _fetch_and_keep(self, job: Job, peers: Sequence[PeerId], keeper: Keeper) -> dict[PeerId, int]:
+        """Fetch, and write what comes to disk beside it. Raises NetworkError. Cancellation: what is written stays."""
+        donated: dict[PeerId, int] | NetworkError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_keep, keeper)
+            try:
+                donated = await self._fetcher.fetch(job, peers)
+            except NetworkError as error:  # not out of the nursery, which would wrap it
+                donated = error
+            nursery.cancel_scope.cancel()
+        if isinstance(donated, NetworkError):
+            raise donated
+        return donated
+
+    def _begin(self, header: StateHeader, base: CertifiedState | None) -> _Unfinished:
+        """The assembly for `header`, which was checked, with all that is here of it. Blocks."""
+        before = self._unfinished
+        if before is not None and before.assembly.digest == header.digest:
+            return before
+        self._unfinished = None
+        assembly = StateAssembly(header, digest=header.digest, vectors=self._shelf.vectors)
+        keeper = Keeper(self._folder, assembly)
+        if base is not None:
+            assembly.copy_from(base, self._shelf.header(base))
+        for file in self._folder.unfinished():
+            found = file.fill(assembly)
+            file.close()
+            for piece in () if file.header == header else found:
+                keeper.note(*piece)
+        self._unfinished = _Unfinished(assembly, keeper)
+        return self._unfinished
+
+    async def _choose(
+        self, chain: Chain, peers: Sequence[PeerId], *, above: int
+    ) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
+        """Which state to fetch, of a round later than `above`: its value, its header, and who is known to hold it.
+
+        One that came in part already, if it is still held somewhere; else the newest that most of those hold who hold
+        any. Raises NetworkError if nobody holds one.
+        """
+        goal = chain.standing.round
+        begun = await trio.to_thread.run_sync(self._begun, chain)
+        for round in (round for round in begun if round > above):
+            holders, _ = await self._holders(chain, round, peers)
+            if holders:
+                return _chosen(chain.value(round), holders)
+        newest, others = await self._holders(chain, goal, peers)
+        older, _ = await self._holders(chain, goal - 1, others) if goal - 1 > max(0, above) else ({}, others)
+        if len(newest) >= len(older) and newest:
+            return _chosen(chain.value(goal), newest)
+        if older:
+            return _chosen(chain.value(goal - 1), older)
+        raise NetworkError(f"no peer has the state of round {goal}")
+
+    def _begun(self, chain: Chain) -> list[int]:
+        """The rounds of states that are here in part, and from which a replay would lead to the head. Blocks."""
+        headers = [file.header for file in self._folder.unfinished()]
+        if self._unfinished is not None:
+            headers.insert(0, self._unfinished.assembly.header)
+        goal = chain.standing.round
+        fragments, vectors = self._outer.fragments, len(self._outer.kinds)
+        limit = 0 if self.shape is None else replay_limit_rounds(*self.shape, fragments=fragments, vectors=vectors)
+        rounds = dict.fromkeys(header.round for header in headers if 0 < header.round < goal <= header.round + limit)
+        digests = {header.digest for header in headers}
+        return [round for round in rounds if chain.value(round).digest in digests]
+
+    async def _holders(
+        self, chain: Chain, round: int, peers: Sequence[PeerId]
+    ) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
+        """Who holds the state of `round`, and who does not, of those who say so soon enough."""
+        value, certified = chain.value(round), chain.digest(round)
+        scores, found, others = self._fetcher.scores, dict[PeerId, StateHeader](), list[PeerId]()
+        ranked = scores.ranked(peers, trio.current_time())[:ASKED_LIMIT]
+        async with trio.open_nursery() as nursery:
+
+            async def ask(peer: PeerId) -> None:
+                try:
+                    found[peer] = await self._header(peer, value, certified)
+                except NetworkError as error:
+                    logger.info("%s: %s", peer, error)
+                    others.append(peer)
+                except RemoteError as error:
+                    logger.warning("%s", error)
+                    scores.offended(peer, trio.current_time())
+                else:
+                    nursery.cancel_scope.deadline = min(
+                        nursery.cancel_scope.deadline, trio.current_time() + HEADER_PATIENCE_S
+                    )
+
+            for peer in ranked:
+                nursery.start_soon(ask, peer)
+        # S(0) is what the first founder drew, should the founders differ.
+        order = sorted(found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
+        return {peer: found[peer] for peer in order}, others
+
+    async def _header(self, peer: PeerId, value: Value, certified: bytes) -> StateHeader:
+        """The header of the state of `value` as `peer` holds it: it has the certified digest, if there is one.
+
+        Raises NetworkError if it holds none, RemoteError if it is another's.
+        """
+        answer = await self._request(peer, GetHeader(round=value.round))
+        if isinstance(answer, Refusal):
+            raise NetworkError(f"no state of round {value.round}: {answer.reason}")
+        if not isinstance(answer, HeaderAnswer):
+            raise RemoteError("answers a request for a header with something else", peer=peer)
+        if self._known_header is not None and self._known_header[0] == answer.header:
+            header = self._known_header[1]
+        else:
+            header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
+        # Until a rollback certifies S(0), the word of a founder, as the one named in the manifest, is enough for it.
+        anything = value.round == 0 and certified == NO_HASH
+        if anything and peer not in value.members:
+            raise RemoteError("offers the initial state without being a founder", peer=peer)
+        if header.kinds != self._outer.kinds:
+            raise RemoteError("offers a state of another outer optimizer", peer=peer)
+        if header.round != value.round or not (anything or header.digest == certified):
+            raise RemoteError(f"offers another state for the certified one of round {value.round}", peer=peer)
+        self._known_header = (answer.header, header)
+        return header
+
+    async def _request(self, peer: PeerId, request: FetchRequest) -> FetchAnswer:
+        data = await self._ask(peer, canonical(request))
+        answer: FetchAnswer = decode(data, FetchAnswer, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+        return answer
+
+
+def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:
+    """For how many rounds, each of a fragment, the finals are fewer bytes than a state: by the manifest's codec.
+
+    vectors: of a state.
+    """
+    grid, how = Grid(numel, chunk_values), final_codec(name)
+    trailers = grid.chunks * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
+    finals = how.encoded_bytes(grid.length(0)) * (grid.chunks - 1) + how.encoded_bytes(grid.length(grid.chunks - 1))
+    return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
+
+
+def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
+    header = next(iter(holders.values()))
+    return value, header, {peer: held for peer, held in holders.items() if held.digest == header.digest}
+
+
+async def _keep(keeper: Keeper) -> None:
+    try:
+        await trio.sleep(KEEP_AFTER_S)
+        while True:
+            if keeper.behind:
+                await trio.to_thread.run_sync(keeper.keep_next)
+            else:
+                await trio.sleep(KEEP_LOOK_S)
+    except StorageError as error:
+        logger.warning("what comes of the state is not kept for a restart: %s", error)
+    finally:
+        keeper.close()
+
+
+async def _ignore(done: int, total: int) -> None:
+    await trio.lowlevel.checkpoint()

@@ -1,0 +1,80 @@
+"""Exporting a checkpoint: its parameters as one plain safetensors file, under their names and in their shapes.
+
+`safetensors.torch.load_file` reads it anywhere, and the result fits the `state_dict` of the workload's model, tied
+parameters under their first name. A workload may have a format of its own; that needs its code, and torch.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from math import prod
+from pathlib import Path
+
+from shoal.node.state.checkpoint_check import CheckpointFiles
+from shoal.node.state.checkpoint_folder import LAYOUT, read_layout
+from shoal.node.state.store import disk_errors
+from shoal.node.state.tensor_files import TensorBytes, TensorFile, write_tensors
+from shoal.node.training.trainer_messages import Layout
+from shoal.node.workload import ExportingWorkload, Workload
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import Manifest
+
+MODEL = "model.safetensors"
+
+
+def export_model(folder: Path, out: Path, *, digest: str, force: bool = False) -> Path:
+    """Write the anchor of the checkpoint in `folder`, which was checked to have `digest`, to `out`/model.safetensors.
+
+    Raises ConfigError if there is such a file already and not `force`, or names and shapes are missing; StorageError.
+    """
+    files = CheckpointFiles.find(folder)
+    target = out / MODEL
+    if target.exists() and not force:
+        raise ConfigError(f"{target} exists; choose another --out, or replace it with --force")
+    layout = read_layout(folder / LAYOUT)
+    state = TensorFile(files.state)
+    metadata = {key: state.metadata[key] for key in ("rebases", "rollbacks", "round", "tokens")}
+    with disk_errors(out, option="--out"):
+        out.mkdir(parents=True, exist_ok=True)
+    told = {"format": "pt", "shoal_digest": digest, **metadata}
+    write_tensors(target, _parameters(layout, state), told, option="--out")
+    return target
+
+
+def _parameters(layout: Layout, state: TensorFile) -> list[TensorBytes]:
+    begin, end = state.span("anchor")
+    sizes = [4 * prod(shape) for shape in layout.shapes]
+    if layout.digest.hex() != state.metadata["layout"] or sum(sizes) != end - begin:
+        raise ConfigError(f"{state.path.with_name(LAYOUT)} does not fit the state; use another checkpoint")
+    places = pairwise(accumulate(sizes, initial=begin))
+    return [
+        TensorBytes(name, "F32", tuple(shape), state.data[start:stop])
+        for name, shape, (start, stop) in zip(layout.names, layout.shapes, places, strict=True)
+    ]
+
+
+def export_by_workload(workload: Workload, manifest: Manifest, model_file: Path) -> bool:
+    """Have the workload write its own format beside `model_file`; False if it has none.
+
+    Raises ConfigError if its model has other parameters than the checkpoint. Whatever its code raises passes through.
+    """
+    if not isinstance(workload, ExportingWorkload):
+        return False
+    import torch
+
+    from shoal.node.training.flat_parameters import FlatParameters
+
+    torch.manual_seed(manifest.workload.seed)
+    model = workload.build()
+    flat = FlatParameters(model)
+    file = TensorFile(model_file)
+    shapes = dict(zip(flat.layout.names, flat.layout.shapes, strict=True))
+    if {name: file.array(name).shape for name in file.names} != shapes:
+        raise ConfigError("the workload builds a model of other parameters than the checkpoint's; install its version")
+    vector = flat.new_vector()
+    pieces = torch.split(vector, [prod(shape) for shape in flat.layout.shapes])
+    for name, piece in zip(flat.layout.names, pieces, strict=True):
+        piece.copy_(torch.from_numpy(file.array(name).reshape(-1)))
+    flat.scatter(vector)
+    workload.export(model.eval(), model_file.parent)
+    return True

@@ -1,0 +1,243 @@
+"""What this node has learnt and no certificate has counted yet: made into one contribution a round, counted once.
+
+    input(e)    = pseudo-gradient of round e + β · residual
+    residual'   = input − decoded                  where the certificate of e includes the chunk (quantisation error)
+                = input − α · pseudo-gradient      where it does not
+
+Each fragment has a residual of its own: a round of one concerns no other. α is how much of its own values a node keeps
+when it applies the anchor (`accounts`): that much of an uncounted contribution stays in the replica, and comes again;
+it is 0 for every strategy but streaming.
+β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
+The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
+limit of rounds belongs to an anchor long gone, and is dropped.
+
+With the strategy ddp the input is a gradient and not progress: two of them do not add up. So nothing of an excluded one
+comes again, residual' = 0 there; what encoding lost of an included one is carried on as above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.collectives.codecs import F32, VALUE_LIMIT
+from shoal.collectives.contribution import EncodedContribution, residual_after
+from shoal.collectives.dither import Dither
+from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.proofs import top_of
+from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
+from shoal.protocol.commitments import seal_of
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Term, Value
+from shoal.protocol.planning import CONTRIBUTOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Made:
+    """One round's contribution: what went in, what is sent, and its weight. `base` is the hash of C(e-1)'s value.
+
+    retained: α · pseudo-gradient, which the replica keeps; None for nothing.
+    """
+
+    round: int
+    base: bytes
+    number: int
+    tokens: int
+    values: F32
+    encoded: EncodedContribution
+    retained: F32 | None = None
+
+    def ready(
+        self, head: Value, state: bytes, *, sender: PeerId, upload: int, download: int, reaches: Iterable[PeerId]
+    ) -> Ready:
+        """The announcement of it by `sender` for the round after `head`; caps in bytes/s, 0 where there are none."""
+        return Ready(
+            term=head.next_term,
+            round=self.round,
+            base=head.hash,
+            role=CONTRIBUTOR,
+            state=state,
+            root=self.encoded.root,
+            seal=seal_of(top_of(self.encoded), sender),
+            squares=self.encoded.squares,
+            tokens=self.tokens,
+            upload=upload,
+            download=download,
+            reaches=tuple(sorted(reaches))[:MEMBER_LIMIT],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Left:
+    """What is left of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age."""
+
+    residual: F32 | None = None
+    tokens: int = 0
+    rounds_excluded: int = 0  # the fragment's own
+
+
+class Contributions:
+    """The contribution of the round under way, and the residuals behind it.
+
+    fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
+    gradients: what is contributed are gradients, of which nothing comes again that was excluded.
+    """
+
+    def __init__(
+        self,
+        fragments: Fragments,
+        codec: str,
+        staleness_rounds: int,
+        *,
+        sender: PeerId,
+        error_feedback: float = 1.0,
+        mixing: float | None = None,
+        gradients: bool = False,
+    ) -> None:
+        self._gradients = gradients
+        self._fragments = fragments
+        self._codec = codec
+        self._sender = sender
+        self._staleness_rounds = staleness_rounds
+        self._error_feedback = np.float32(error_feedback)
+        self._mixing = np.float32(mixing or 0.0)
+        self._left = [_Left() for _ in fragments]
+        self.made: Made | None = None
+        self.taken = 0
+        """Number of the newest contribution that was ever taken from the trainer."""
+
+    def retune(self, codec: str, staleness_rounds: int, *, mixing: float | None) -> None:
+        """Go on under amended settings: what is made from here on is encoded by this codec."""
+        self._codec, self._staleness_rounds, self._mixing = codec, staleness_rounds, np.float32(mixing or 0.0)
+
+    def fragment(self, round: int) -> Fragment:
+        """What a contribution to this round is of."""
+        return self._fragments.of_round(round)
+
+    def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
+        """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
+
+        pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``. Raises LocalError if it is not finite.
+        """
+        fragment = self.fragment(round)
+        left = self._left[fragment.number]
+        if left.residual is None:
+            values = pseudo_gradient.copy()
+        elif self._error_feedback == 1:
+            values = np.add(pseudo_gradient, left.residual)
+        else:
+            values = np.multiply(left.residual, self._error_feedback)
+            np.add(pseudo_gradient, values, out=values)
+        self.made = Made(
+            round=round,
+            base=base,
+            number=number,
+            tokens=min(tokens + left.tokens, WEIGHT_LIMIT),
+            values=values,
+            encoded=self._encode(values, fragment, base),
+            retained=pseudo_gradient * self._mixing if self._mixing else None,
+        )
+        self.taken = number
+        return self.made
+
+    def _encode(self, values: F32, fragment: Fragment, base: bytes) -> EncodedContribution:
+        dither = Dither(base, "contribution", self._sender)
+        return EncodedContribution.encode(values, fragment.grid, self._codec, dither=dither, threads=2)
+
+    def saved(self, made: Made, term: Term) -> SavedWork:
+        """What of a contribution has to be on disk, so that after a restart it can be made again and counted once."""
+        own = self.fragment(made.round).number
+        others = {n: left for n, left in enumerate(self._left) if n != own and left.residual is not None}
+        account = WorkAccount(
+            term=term,
+            round=made.round,
+            base=made.base,
+            root=made.encoded.root,
+            tokens=made.tokens,
+            rounds_excluded=self._left[own].rounds_excluded,
+            carried=tuple(
+                Carried(fragment=n, tokens=left.tokens, rounds_excluded=left.rounds_excluded)
+                for n, left in others.items()
+            ),
+        )
+        residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
+        return SavedWork(account, made.values, residuals)
+
+    def make_again(self, work: SavedWork) -> bool:
+        """Take up what was made before a restart, to be settled as if it had been made just now.
+
+        Returns False, with nothing changed, if it is of another model or codec: it would not be what was announced.
+        """
+        account, values = work.account, work.values
+        fragment = self.fragment(account.round)
+        if values.size != fragment.numel or not self._fit(work.residuals):
+            return False
+        encoded = self._encode(values, fragment, account.base)
+        if encoded.root != account.root:
+            return False
+        # The number is the trainer's, and the one that made this is gone: it counts as older than any.
+        self.made = Made(
+            round=account.round, base=account.base, number=0, tokens=account.tokens, values=values, encoded=encoded
+        )
+        self._left[fragment.number].rounds_excluded = account.rounds_excluded
+        for one in account.carried:
+            self._left[one.fragment] = _Left(work.residuals[one.fragment], one.tokens, one.rounds_excluded)
+        return True
+
+    def _fit(self, residuals: Mapping[int, F32]) -> bool:
+        sizes = [fragment.numel for fragment in self._fragments]
+        return all(n < len(sizes) and values.size == sizes[n] for n, values in residuals.items())
+
+    def settle(self, round: int, included: Sequence[bool] | None, *, rounds: int = 1) -> None:
+        """The round is certified; `included` says per chunk whether this node's contribution is in it.
+
+        rounds: how many have been certified since what it stands on, this one included.
+        """
+        made, self.made = self.made, None
+        if made is None or made.round != round:
+            return
+        left = self._left[self.fragment(round).number]
+        bits = included if included is not None else [False] * made.encoded.grid.chunks
+        if any(bits):
+            left.tokens, left.rounds_excluded = 0, 0
+        else:
+            own_rounds = -(-rounds // self._fragments.count)
+            left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
+        if self._gradients and not any(bits):
+            left.residual, left.tokens, left.rounds_excluded = None, 0, 0
+        elif left.rounds_excluded > self._staleness_rounds:
+            self._left[self.fragment(round).number] = _Left()
+        elif all(bits) and _is_exact(made.encoded):
+            left.residual = None
+        else:
+            left.residual = _residual(made, bits)
+            if self._gradients:
+                _forget_excluded(left.residual, made, bits)
+
+    def drop(self) -> None:
+        """Drop the contribution under way and the residuals: the state that they stand on was abandoned."""
+        self.made = None
+        self._left = [_Left() for _ in self._fragments]
+
+
+def _residual(made: Made, included: Sequence[bool]) -> F32:
+    """What of a contribution is to come again, by the equation at the top of this module."""
+    residual, grid = residual_after(made.values, made.encoded, included), made.encoded.grid
+    if made.retained is not None:
+        for chunk in (chunk for chunk in range(grid.chunks) if not included[chunk]):
+            at = slice(*grid.span(chunk))
+            np.subtract(residual[at], made.retained[at], out=residual[at])
+    return residual
+
+
+def _forget_excluded(residual: F32, made: Made, included: Sequence[bool]) -> None:
+    grid = made.encoded.grid
+    for chunk in (chunk for chunk in range(grid.chunks) if not included[chunk]):
+        residual[slice(*grid.span(chunk))] = 0.0
+
+
+def _is_exact(encoded: EncodedContribution) -> bool:
+    """Whether the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
+    return encoded.codec.name == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2

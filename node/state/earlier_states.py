@@ -1,0 +1,133 @@
+"""States of earlier rounds that this node has: what a rollback can go back to.
+
+    checkpoints/<term>-<round>/state.safetensors    as often as the user wants them
+    state/<round>.safetensors                       the newest saved ones, and what finals on disk lead to from there
+    rollback/<round>.safetensors                    the one that this node consented, or voted, to go back to
+
+The last is on disk before the consent or the vote is sent: a swarm that decides to go back, and loses its power at that
+moment, has the state that it decided on. What is read is believed only where its digest is the certified one. S(0) has
+none before the swarm goes back to it: it is shown as it was saved, where its chunks are those that were saved, and a
+quorum goes back to it only where all of it hold the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import trio
+from safetensors import SafetensorError
+
+from shoal.collectives.outer import OuterSettings, advance
+from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.node.state.state_files import header_in, read_state, write_state
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import disk_errors
+from shoal.node.state.tensor_files import TensorFile
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ShoalError
+from shoal.protocol.messages import NO_HASH
+
+FOLDER = "rollback"
+
+logger = logging.getLogger(__name__)
+
+
+class EarlierStates:
+    """Finds and keeps them in the data folder `folder`. Use from trio's thread."""
+
+    def __init__(self, folder: Path, *, chain: Chain, shelf: StateShelf, outer: OuterSettings) -> None:
+        self._folder = folder
+        self._chain = chain
+        self._shelf = shelf
+        self._outer = outer
+
+    def rounds(self) -> list[int]:
+        """The certified rounds before the head whose state seems to be here, in order. Blocks."""
+        saved = {round for round, _ in self._files()}
+        newest = self._chain.standing.round
+        found = {round for round in saved if round < newest}
+        for round in range(min(found, default=newest) + 1, newest):
+            if round - 1 in found and self._shelf.has_finals(self._chain.value(round).plan):
+                found.add(round)
+        return sorted(found)
+
+    async def find(self, round: int) -> CertifiedState | None:
+        """The state of a certified round on the branch, from disk or as finals lead to it; None if it is not here."""
+        return await trio.to_thread.run_sync(self._find, round)
+
+    def _find(self, round: int) -> CertifiedState | None:
+        for saved, path in sorted(self._files(), reverse=True):
+            if saved <= round and (state := self._read(saved, path)) is not None:
+                while state is not None and state.round < round:
+                    state = self._next(state)
+                if state is not None:
+                    return state
+        return None
+
+    def _next(self, state: CertifiedState) -> CertifiedState | None:
+        if state.round >= self._chain.standing.round:
+            return None
+        value = self._chain.value(state.round + 1)
+        finals = self._shelf.finals(value.plan)
+        if finals is None:
+            return None
+        amended = self._chain.amended(value.round)
+        after, header = advance(state, finals, self._outer if amended is None else OuterSettings.of(amended))
+        return after if header.digest == value.digest else None
+
+    def _files(self) -> Iterator[tuple[int, Path]]:
+        patterns = ("state/*.safetensors", f"{FOLDER}/*.safetensors")
+        for path in (path for pattern in patterns for path in self._folder.glob(pattern)):
+            if path.stem.isdecimal():
+                yield int(path.stem), path
+        for path in self._folder.glob("checkpoints/*/state.safetensors"):
+            term, _, number = path.parent.name.rpartition("-")
+            newest = self._chain.standing.round
+            if number.isdecimal() and int(number) <= newest and term == str(self._chain.value(int(number)).term):
+                yield int(number), path
+
+    def _read(self, round: int, path: Path) -> CertifiedState | None:
+        try:
+            state = read_state(path)
+            if state.round == round and self._shelf.header(state).digest == self._expected(round, path):
+                return state
+        except (SafetensorError, KeyError, ValueError, IndexError, OSError, ShoalError) as error:
+            logger.warning("%s is not readable (%s) and is ignored", path, error)
+        return None  # or of a term that was abandoned
+
+    def _expected(self, round: int, path: Path) -> bytes:
+        """The certified digest of a round; for S(0), where there is none, the one that it was saved with."""
+        certified = self._chain.digest(round)
+        saved = header_in(TensorFile(path)) if round == 0 and certified == NO_HASH else None
+        return certified if saved is None else saved.digest
+
+    async def keep(self, state: CertifiedState) -> bytes:
+        """Have `state` on disk and on the shelf; its digest. Raises StorageError."""
+        header = await trio.to_thread.run_sync(self._keep, state)
+        self._shelf.put(state, header)
+        return header.digest
+
+    def _keep(self, state: CertifiedState) -> StateHeader:
+        folder = self._folder / FOLDER
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+        path = folder / f"{state.round}.safetensors"
+        header = self._shelf.header(state)
+        kept = self._read(state.round, path) if path.exists() else None
+        if kept is None or self._shelf.header(kept).digest != header.digest:
+            write_state(path, state, header)
+        return header
+
+    async def forget(self, besides: Collection[int]) -> None:
+        """Remove what was kept, but those of some rounds. Raises StorageError."""
+        await trio.to_thread.run_sync(self._remove, besides)
+
+    def _remove(self, besides: Collection[int]) -> None:
+        folder = self._folder / FOLDER
+        with disk_errors(folder), contextlib.suppress(FileNotFoundError):
+            for path in list(folder.iterdir()):
+                if path.stem not in map(str, besides):
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,239 @@
+"""Carries out a transfer: lanes to the donors, requests as `Transfer` wants them, and what becomes of them.
+
+Each donor is introduced in a task of its own (does it hold the thing? is there a lane?), so that one who does not
+answer keeps nobody waiting; it joins in when it does. A donor whose lane broke is introduced again once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from shoal.node.state.transfer import Ask, DonorScores, Transfer
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.chunks import (
+    RUN_LIMIT,
+    ChunkArrived,
+    ChunkExchange,
+    ChunkFailed,
+    ChunkFetch,
+    ChunkRef,
+    ChunkSpace,
+    FetchEvent,
+    LaneBroke,
+    Places,
+)
+from shoal.swarm.lanes.pool import LanePool
+
+LANE_DEADLINE_S: Final = 10.0
+DONOR_LIMIT: Final = 16
+"""Donors of one transfer; of more, those that were fastest the last time."""
+INTRODUCTION_LIMIT: Final = 2
+LOOK_S: Final = 0.1
+"""Between two looks at how the donors do."""
+PROGRESS_STEPS: Final = 8
+REST_SHARE: Final = 0.25
+"""Of the time that the first donor who will be through has work for; it is asked for more long before that."""
+REST_MIN_S: Final = 0.001
+REST_LIMIT_S: Final = 0.02
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to fetch. `what` names it in errors. wanted: chunks and their sizes in bytes; here: which of them are.
+
+    introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread,
+    with its BLAKE3 hash if `hashing`; raises RemoteError if the bytes are wrong. places: where chunks are received, if
+    not in a buffer. on_progress: told how many chunks are here, of how many, at the start, at the end, and
+    PROGRESS_STEPS times on the way; nothing more is asked for until it returns.
+    """
+
+    what: str
+    wanted: Sequence[tuple[ChunkRef, int]]
+    here: Collection[int]
+    introduce: Callable[[PeerId], Awaitable[None]]
+    accept: Callable[[ChunkRef, memoryview, bytes | None], None]
+    on_progress: OnProgress
+    places: Places | None = None
+    hashing: bool = False
+
+
+class Fetcher:
+    """Fetches chunks from several peers at once, and remembers in `scores` how they did."""
+
+    def __init__(self, *, lanes: LanePool, chunks: ChunkExchange, scores: DonorScores) -> None:
+        self._lanes = lanes
+        self._chunks = chunks
+        self.scores = scores
+
+    async def fetch(self, job: Job, peers: Sequence[PeerId]) -> dict[PeerId, int]:
+        """Have all chunks of `job` accepted; returns who brought how many bytes.
+
+        Raises NetworkError, which names everybody's reason, when nobody is left to ask.
+
+        Cancellation: what was accepted stays with who accepted it; what still arrives is dropped.
+        """
+        with self._chunks.fetch(
+            lambda peer, ref, data, digest: job.accept(ref, data, digest), job.places, hashing=job.hashing
+        ) as fetch:
+            run = _Run(self, job, fetch, self._lanes)
+            async with trio.open_nursery() as nursery:
+                await run.until_over(nursery, self.scores.ranked(peers, trio.current_time())[:DONOR_LIMIT])
+                nursery.cancel_scope.cancel()
+        transfer = run.transfer
+        for peer, reason in transfer.out.items():
+            logger.info("%s: %s is asked no more: %s", job.what, peer, reason)
+        if run.fault is not None:
+            raise run.fault
+        if not transfer.done:
+            raise transfer.failure(job.what)
+        return transfer.arrived_bytes
+
+
+class _Run:
+    """One transfer under way. `fault`: a bug that ended it."""
+
+    def __init__(self, fetcher: Fetcher, job: Job, fetch: ChunkFetch, lanes: LanePool) -> None:
+        self._scores = fetcher.scores
+        self._job = job
+        self._fetch = fetch
+        self._lanes = lanes
+        self._numbers = {ref: number for number, (ref, _) in enumerate(job.wanted)}
+        self._introductions: dict[PeerId, int] = {}
+        self._pending = 0
+        self._shown = -1
+        self._look_at = float("-inf")
+        self.transfer = Transfer([size for _, size in job.wanted], here=frozenset(job.here))
+        self.fault: Exception | None = None
+
+    async def until_over(self, nursery: trio.Nursery, peers: Sequence[PeerId]) -> None:
+        """Return when all is here, or nobody is left, or there is a fault."""
+        transfer = self.transfer
+        await self._show()
+        for peer in peers:
+            self._begin_introduction(nursery, peer)
+        while not transfer.done and self.fault is None and (transfer.donors or self._pending):
+            self._ask()
+            await self._rest()
+            event = await self._next() if transfer.donors else await self._fetch.next()
+            while event is not None:  # and all that came with it
+                self._handle(event, nursery)
+                await self._show()
+                event = self._fetch.next_nowait()
+            self._look()
+        for peer in transfer.donors:
+            rate = transfer.rate(peer)
+            if rate:
+                self._scores.measured(peer, rate)
+
+    def _ask(self) -> None:
+        for donor, first, sizes in _runs(self.transfer.requests(trio.current_time()), self._job.wanted):
+            try:
+                self._fetch.ask(donor, first, *sizes)
+            except NetworkError as error:  # the lane went this moment, and its end will be told
+                self._drop(donor, str(error))
+
+    async def _rest(self) -> None:
+        """Let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""
+        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(trio.current_time()))
+        if rest >= REST_MIN_S:
+            await self._fetch.rest(rest)
+
+    async def _next(self) -> FetchEvent | None:
+        """The next event; None if it is time to look at the donors."""
+        with trio.move_on_after(LOOK_S):
+            return await self._fetch.next()
+        return None
+
+    def _look(self) -> None:
+        """Now and then, measure the donors, and drop who stalls."""
+        now = trio.current_time()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for peer in self.transfer.donors:
+            anything = self._lanes.moved(peer).received
+            self.transfer.moved(peer, self._fetch.moved_bytes(peer), anything, now)
+        for peer in self.transfer.look(now):
+            self._fetch.forget(peer)
+
+    def _handle(self, event: FetchEvent, nursery: trio.Nursery) -> None:
+        if isinstance(event, ChunkArrived):
+            for other in self.transfer.arrived(event.peer, self._numbers[event.ref]):
+                self._fetch.forget(other, event.ref)
+        elif isinstance(event, ChunkFailed):
+            self._failed(event)
+        elif isinstance(event, LaneBroke):
+            self._drop(event.peer, "its lane broke")
+            self._begin_introduction(nursery, event.peer)
+
+    def _failed(self, event: ChunkFailed) -> None:
+        if isinstance(event.error, RemoteError):
+            if event.peer in self.transfer.donors:  # several chunks on their way are one offence
+                logger.warning("%s from %s: %s", self._job.what, event.peer, event.error)
+                self._scores.offended(event.peer, trio.current_time())
+            self._drop(event.peer, str(event.error))
+        elif isinstance(event.error, NetworkError):
+            self._drop(event.peer, str(event.error))
+        else:
+            self.fault = event.error
+
+    def _drop(self, peer: PeerId, reason: str) -> None:
+        self.transfer.drop(peer, reason)
+        self._fetch.forget(peer)
+
+    def _begin_introduction(self, nursery: trio.Nursery, peer: PeerId) -> None:
+        count = self._introductions.get(peer, 0)
+        if count < INTRODUCTION_LIMIT:
+            self._introductions[peer] = count + 1
+            self._pending += 1
+            nursery.start_soon(self._introduce, peer)
+
+    async def _introduce(self, peer: PeerId) -> None:
+        try:
+            await self._job.introduce(peer)
+            await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
+        except NetworkError as error:
+            self.transfer.never(peer, str(error))
+        except RemoteError as error:
+            logger.warning("%s from %s: %s", self._job.what, peer, error)
+            self._scores.offended(peer, trio.current_time())
+            self.transfer.never(peer, str(error))
+        else:
+            self.transfer.add(peer, trio.current_time(), rate=self._scores.rate(peer))
+        finally:
+            self._pending -= 1
+            self._fetch.wake()
+
+    async def _show(self) -> None:
+        total = len(self._job.wanted)
+        done = total - self.transfer.missing
+        step = done * PROGRESS_STEPS // max(1, total)
+        if step > self._shown:
+            self._shown = step
+            await self._job.on_progress(done, total)
+
+
+def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterator[tuple[PeerId, ChunkRef, list[int]]]:
+    """As few requests as say the same, in order: whom to ask, from which chunk on, and the sizes of the run."""
+    donor, first, sizes = PeerId(""), ChunkRef(ChunkSpace.ANCHOR, b"", 0), list[int]()
+    for ask in asks:
+        ref, size = wanted[ask.chunk]
+        follows = ask.donor == donor and ref == first._replace(chunk=first.chunk + len(sizes))
+        if sizes and (not follows or len(sizes) == RUN_LIMIT):
+            yield donor, first, sizes
+            sizes = []
+        if not sizes:
+            donor, first = ask.donor, ref
+        sizes.append(size)
+    if sizes:
+        yield donor, first, sizes

@@ -1,0 +1,137 @@
+"""Finals as files: how they are laid out, written such that a crash cannot hurt, read back, and served.
+
+    length of the plan (u32) ‖ canonical plan ‖ payload of chunk 0 ‖ payload of chunk 1 ‖ …
+
+They carry their owners' signatures, and are of the plan whose hash is in their name. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import IO
+
+from shoal.collectives.finals import FinalFormat, Finals
+from shoal.node.state.store import SYNC_BYTES, disk_errors, sync_and_release, sync_folder
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.messages import Plan
+from shoal.protocol.wire import canonical, decode
+
+_LENGTH_BYTES = 4
+
+
+class FinalsWriter:
+    """Writes finals in a thread of its own, beside what is computed of them; the file is there after `finish`.
+
+    Nothing of an unfinished file is ever believed: it has another name. What has been written is synced along the way,
+    so that little is left to wait for in the end.
+    """
+
+    def __init__(self, path: Path, finals: Finals) -> None:
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._finals = finals
+        self._abandoned = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+        self._written: Future[None] = self._thread.submit(self._write)
+        self._thread.shutdown(wait=False)
+
+    def finish(self) -> None:
+        """Return when the file is there for good. Raises StorageError, and then nothing is there."""
+        try:
+            self._written.result()
+            with disk_errors(self._path.parent):
+                self._partial.replace(self._path)
+                sync_folder(self._path.parent)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Write no more, and remove what was written of a file that is not finished. Does not wait for the disk."""
+        self._abandoned.set()
+        self._written.add_done_callback(self._remove)
+
+    def _write(self) -> None:
+        head = canonical(self._finals.plan)
+        with disk_errors(self._path.parent), self._partial.open("wb", buffering=0) as file:
+            _write_all(file, memoryview(len(head).to_bytes(_LENGTH_BYTES, "little") + head))
+            unsynced_bytes = 0
+            for chunk in self._finals.chunks:
+                if self._abandoned.is_set():
+                    raise LocalError("the finals are not wanted any more")
+                _write_all(file, chunk.payload.data)
+                unsynced_bytes += chunk.payload.nbytes
+                if unsynced_bytes >= SYNC_BYTES:
+                    sync_and_release(file.fileno())
+                    unsynced_bytes = 0
+            sync_and_release(file.fileno())
+
+    def _remove(self, _: Future[None]) -> None:
+        with contextlib.suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+
+
+def _write_all(file: IO[bytes], data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def read_finals(path: Path) -> Finals:
+    """Read finals and check every signature. Raises OSError, ValueError, or a ShoalError if the file holds none."""
+    data = memoryview(path.read_bytes())
+    form, offsets = _layout(data)
+    return Finals.open(form.plan, [data[start:stop] for start, stop in pairwise(offsets)])
+
+
+class FinalsFile:
+    """The finals of one plan in a file that nobody writes to any more, served chunk by chunk without being loaded.
+
+    Safe in any number of threads. Raises OSError, ValueError, or a ShoalError if the file holds none. The file may be
+    removed meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._form, self._offsets = _layout(self._data)
+        self._lock = threading.Lock()
+        self._sound: dict[int, bool] = {}
+
+    @property
+    def plan(self) -> Plan:
+        """Whose finals they are."""
+        return self._form.plan
+
+    def payload(self, chunk: int) -> memoryview | None:
+        """The final payload of a chunk; None if there is none, or if it is not what its owner signed."""
+        if not 0 <= chunk < self.plan.chunks:
+            return None
+        data = self._data[self._offsets[chunk] : self._offsets[chunk + 1]]
+        sound = self._sound.get(chunk)
+        if sound is None:
+            try:
+                self._form.open(chunk, data)
+                sound = True
+            except RemoteError:  # the disk has changed it: not to be passed on
+                sound = False
+            with self._lock:
+                self._sound[chunk] = sound
+        return data if sound else None
+
+
+def _layout(data: memoryview) -> tuple[FinalFormat, list[int]]:
+    """The form of what a file holds, where each payload begins, and the last ends.
+
+    Raises ValueError or a ShoalError for anything else than finals of a plan that can be.
+    """
+    begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
+    sizes = (form.payload_bytes(chunk) for chunk in range(form.grid.chunks))
+    offsets = list(accumulate(sizes, initial=begin))
+    if len(data) != offsets[-1]:
+        raise ValueError(f"{len(data)} bytes, not {offsets[-1]}")
+    return form, offsets

@@ -1,0 +1,100 @@
+"""Saves the newest state to disk beside the rounds.
+
+A state takes longer to write than a round may take, and can be computed again: from an older one and the finals since.
+So there is one write at a time, of whatever state is newest when it begins, and then a rest, so that saving takes a
+tenth of the disk's time and not all of it. A state that cannot be computed again from what is on disk is saved at once.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from shoal.collectives.state import CertifiedState
+from shoal.node.state.states import StateShelf
+
+REST = 9
+"""Times as long as it wrote does the saver rest."""
+LAG_LIMIT_ROUNDS = 32
+"""So many rounds at most are newer than the state on disk; at half of that there is no more rest."""
+
+
+class StateSaver:
+    """Owns the writing of states; `run` is the daemon's."""
+
+    def __init__(self, shelf: StateShelf) -> None:
+        self._shelf = shelf
+        self._writing = trio.Lock()
+        self._newest: CertifiedState | None = None
+        self._saved_round = 0
+        self._changed = trio.Event()
+
+    @property
+    def lag_rounds(self) -> int:
+        """How many rounds the state on disk is behind."""
+        return 0 if self._newest is None else self._newest.round - self._saved_round
+
+    def begin(self, saved_round: int) -> None:
+        """The state of this round is on disk from an earlier run."""
+        self._saved_round = saved_round
+
+    async def save_now(self, state: CertifiedState) -> None:
+        """Return when `state` is on disk. Raises StorageError."""
+        async with self._writing:
+            await trio.to_thread.run_sync(self._shelf.save_state, state)
+            self._saved_round = state.round
+            if self._newest is not None and self._newest.round <= state.round:
+                self._newest = None
+        self._tell()
+
+    async def go_back(self, round: int) -> None:
+        """States after `round` were abandoned: none is saved any more, and those on disk are removed.
+
+        Raises StorageError.
+        """
+        async with self._writing:
+            if self._newest is not None and self._newest.round > round:
+                self._newest = None
+            self._saved_round = min(self._saved_round, round)
+            await trio.to_thread.run_sync(self._shelf.go_back, round)
+        self._tell()
+
+    async def save_unless_newer(self, state: CertifiedState) -> None:
+        """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
+        if state.round > self._saved_round:
+            await self.save_now(state)
+
+    async def save_soon(self, state: CertifiedState) -> None:
+        """Have `state` saved, unless a newer one is before its turn. Waits only while the disk is far behind.
+
+        Cancellation: `state` is saved all the same.
+        """
+        self._newest = state
+        self._tell()
+        while self.lag_rounds > LAG_LIMIT_ROUNDS:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def run(self) -> None:
+        """Save until cancelled. Raises StorageError.
+
+        Cancellation: first the newest state is saved.
+        """
+        rest_ends = float("-inf")
+        try:
+            while True:
+                while self._newest is None or (
+                    trio.current_time() < rest_ends and self.lag_rounds < LAG_LIMIT_ROUNDS // 2
+                ):
+                    with trio.move_on_at(rest_ends if self._newest is not None else float("inf")):
+                        await self._changed.wait()
+                began = trio.current_time()
+                await self.save_now(self._newest)
+                rest_ends = trio.current_time() + REST * (trio.current_time() - began)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                if self._newest is not None:
+                    await self.save_now(self._newest)
+            raise

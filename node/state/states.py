@@ -1,0 +1,333 @@
+"""The certified states and finals that a node holds: in memory to serve them, on disk to come back to them.
+
+In memory are the last states and finals. On disk the newest state may be some rounds back, for it is saved beside the
+rounds; the finals of every round since then are there until it is (`durability = "disk"`), and lead from the one to the
+other. What is read back is believed only where its digest is the certificate's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.grid import Grid
+from shoal.collectives.state import (
+    NESTEROV_KINDS,
+    CertifiedState,
+    StateHeader,
+    StateKind,
+    chunk_bytes,
+    header_of,
+)
+from shoal.collectives.vectors import VectorPool
+from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.node.state.state_files import read_state, write_state
+from shoal.node.state.store import disk_errors
+from shoal.protocol.errors import LocalError, ShoalError
+from shoal.protocol.messages import Plan
+from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+
+STATES_KEPT = 2
+"""The newest states are held whether anybody asks for them or not."""
+PIN_S = 30.0
+"""An older state is held this long after something of it was asked for last."""
+PINS_LIMIT_STATES = 4
+PINS_LIMIT_BYTES = 2 << 30
+"""Of older states at once. So a node holds STATES_KEPT states, this much of older ones, and the one in the making."""
+FINALS_KEPT = 32
+"""Plans whose finals are held, and are on disk although a later state is: what a late joiner replays."""
+FINALS_MEMORY_BYTES = 256 << 20
+"""Finals in memory beyond this are let go; those of the last two plans are held whatever they take."""
+FINALS_DISK_BYTES = 4 << 30
+"""The same on disk, for those that a later state made superfluous; FINALS_DISK_MIN plans whatever they take."""
+FINALS_DISK_MIN = 8
+FINALS_OPEN_LIMIT = 8
+"""Plans whose finals are served from disk at once."""
+
+STATE_SPACES: Mapping[ChunkSpace, StateKind] = {
+    ChunkSpace.ANCHOR: StateKind.ANCHOR,
+    ChunkSpace.MOMENTUM: StateKind.MOMENTUM,
+    ChunkSpace.SECOND_MOMENT: StateKind.SECOND_MOMENT,
+}
+"""Which vector of a state a request is about."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A state in memory, with what is costly to compute of it, and when it was asked for last."""
+
+    state: CertifiedState
+    header: StateHeader
+    digest: bytes
+    asked_at: float = float("-inf")
+
+
+class StateShelf:
+    """The last states and finals of this node. `lookup` is called in lanes' threads.
+
+    kinds: the vectors of this swarm's states. vectors: memory of states that are gone, for those that come.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        chunk_values: int,
+        *,
+        kinds: Sequence[StateKind] = NESTEROV_KINDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = self._folder = folder
+        self._chunk_values = chunk_values
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: dict[int, _Held] = {}  # by round, in the order in which they came
+        self._by_scope: dict[bytes, _Held] = {}
+        self._finals: dict[bytes, Finals] = {}
+        self._finals_by_scope: dict[bytes, bytes] = {}
+        self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
+        self.vectors = VectorPool(len(kinds))
+
+    def header(self, state: CertifiedState) -> StateHeader:
+        """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
+        kept = self._states.get(state.round)
+        if kept is not None and kept.state is state:
+            return kept.header
+        return header_of(state, Grid(state.numel, self._chunk_values), threads=2)
+
+    def digest(self, state: CertifiedState) -> bytes:
+        """The digest of a state, computed once for one that is held."""
+        kept = self._states.get(state.round)
+        return kept.digest if kept is not None and kept.state is state else self.header(state).digest
+
+    def put(self, state: CertifiedState, header: StateHeader) -> None:
+        """Keep a state to serve it; forget those that came before the last ones, unless somebody is fetching them."""
+        held = _Held(state, header, header.digest)
+        with self._lock:
+            before = self._states.pop(state.round, None)
+            if before is not None and before.digest == held.digest:
+                held.asked_at = before.asked_at
+            self._states[state.round] = held
+            self._forget_states()
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
+
+    def _forget_states(self) -> None:
+        now, pins, size = self._clock(), 0, 0
+        older = list(self._states)[:-STATES_KEPT]
+        for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
+            held = self._states[round]
+            pins, size = pins + 1, size + held.state.nbytes
+            if now - held.asked_at > PIN_S or pins > PINS_LIMIT_STATES or size > PINS_LIMIT_BYTES:
+                del self._states[round]
+
+    def header_for(self, round: int) -> StateHeader | None:
+        """The header of a round that is still held."""
+        kept = self._states.get(round)
+        return None if kept is None else kept.header
+
+    def begin_serving(self, round: int) -> StateHeader | None:
+        """The header of a round that is still held; its state is held for PIN_S more, and so after every `lookup`."""
+        with self._lock:
+            kept = self._states.get(round)
+            if kept is None:
+                return None
+            kept.asked_at = self._clock()
+            return kept.header
+
+    def state(self, round: int) -> CertifiedState | None:
+        """The state of a round that is still held."""
+        kept = self._states.get(round)
+        return None if kept is None else kept.state
+
+    def newest_round(self) -> int | None:
+        """The newest round whose state is held."""
+        return max(self._states, default=None)
+
+    def held_rounds(self) -> list[int]:
+        """The rounds whose states are held, in order."""
+        return sorted(self._states)
+
+    def put_finals(self, finals: Finals) -> None:
+        """Keep the finals of a plan to serve them, and forget the oldest."""
+        with self._lock:
+            self._finals[finals.plan.hash] = finals
+            oldest_first = sorted(self._finals.items(), key=lambda item: item[1].plan.round)
+            size = sum(_size(kept) for _, kept in oldest_first)
+            while len(oldest_first) > 2 and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
+                key, kept = oldest_first.pop(0)
+                size -= _size(kept)
+                del self._finals[key]
+            self._finals_by_scope = {key[:SCOPE_BYTES]: key for key in self._finals}
+
+    def held_finals(self, plan_hash: bytes) -> Finals | None:
+        """The finals of a plan, if they are in memory."""
+        return self._finals.get(plan_hash)
+
+    def has_finals(self, plan_hash: bytes) -> bool:
+        """Whether the finals of a plan are in memory or seem to be on disk. Blocks."""
+        return plan_hash in self._finals or any(found == plan_hash for _, found, _ in self._finals_files())
+
+    def served_plan(self, plan_hash: bytes) -> Plan | None:
+        """The plan whose finals can be looked up from now on, in memory or on disk; None if there are none. Blocks."""
+        finals = self._finals.get(plan_hash)
+        if finals is not None:
+            return finals.plan
+        scope = plan_hash[:SCOPE_BYTES]
+        with self._lock:
+            file = self._files.pop(scope, None)
+        if file is None or file.plan.hash != plan_hash:
+            file = self._open_finals(plan_hash)
+        if file is None:
+            return None
+        with self._lock:
+            self._files[scope] = file
+            while len(self._files) > FINALS_OPEN_LIMIT:
+                del self._files[next(iter(self._files))]
+        return file.plan
+
+    def _open_finals(self, plan_hash: bytes) -> FinalsFile | None:
+        path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
+        try:
+            file = None if path is None else FinalsFile(path)
+        except (ValueError, ShoalError, OSError) as error:
+            logger.warning("%s is damaged (%s) and is not served", path, error)
+            return None
+        return file if file is not None and file.plan.hash == plan_hash else None
+
+    def finals(self, plan_hash: bytes) -> Finals | None:
+        """The finals of a plan, from memory or disk. Blocks."""
+        finals = self._finals.get(plan_hash)
+        if finals is None:
+            finals = self._load_finals(plan_hash)
+            if finals is not None:
+                self.put_finals(finals)
+        return finals
+
+    def load_finals(self) -> None:
+        """Take the last finals on disk into memory, so that they can be served. Blocks.
+
+        A state that is being saved at the same time may remove the oldest of them.
+        """
+        size = 0
+        for count, (_, plan_hash, path) in enumerate(reversed(self._finals_files())):
+            with contextlib.suppress(FileNotFoundError):
+                size += path.stat().st_size
+            if count >= FINALS_KEPT or (count >= 2 and size > FINALS_MEMORY_BYTES):
+                break
+            self.finals(plan_hash)
+
+    def lookup(self, ref: ChunkRef) -> memoryview | None:
+        """The bytes of a chunk that another node asks for, None if it is not held."""
+        with self._lock:
+            held = self._by_scope.get(ref.scope)
+            if held is not None and ref.space is not ChunkSpace.FINAL:
+                held.asked_at = self._clock()
+            finals = self._finals.get(self._finals_by_scope.get(ref.scope, b""))
+            file = self._files.get(ref.scope)
+        if ref.space is ChunkSpace.FINAL:
+            if finals is None:
+                return None if file is None else file.payload(ref.chunk)
+            return finals.chunks[ref.chunk].payload.data if ref.chunk < len(finals.chunks) else None
+        grid = None if held is None else Grid(held.state.numel, self._chunk_values)
+        kind = STATE_SPACES.get(ref.space)
+        if held is None or grid is None or ref.chunk >= grid.chunks or kind not in held.state.kinds:
+            return None
+        return chunk_bytes(held.state, grid, kind, ref.chunk)
+
+    # -- disk ------------------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Remove files that a crash left unfinished."""
+        with disk_errors(self._folder):
+            for name in ("state", "finals"):
+                for path in (self._folder / name).glob("*.partial"):
+                    path.unlink(missing_ok=True)
+
+    def save_state(self, state: CertifiedState) -> None:
+        """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
+
+        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
+        """
+        write_state(self._state_path(state.round), state, self.header(state))
+        with disk_errors(self._folder):
+            for round in filter(None, self.saved_rounds()[STATES_KEPT:]):
+                self._state_path(round).unlink(missing_ok=True)
+            size = 0
+            before = [path for round, _, path in self._finals_files() if round <= state.round]
+            for count, path in enumerate(reversed(before)):
+                size += path.stat().st_size
+                if count >= FINALS_KEPT or (count >= FINALS_DISK_MIN and size > FINALS_DISK_BYTES):
+                    path.unlink(missing_ok=True)
+
+    def go_back(self, round: int) -> None:
+        """Forget the states after `round`, in memory and on disk: they were abandoned. Raises StorageError."""
+        with self._lock:
+            self._states = {kept: held for kept, held in self._states.items() if kept <= round}
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
+        with disk_errors(self._folder):
+            for saved in self.saved_rounds():
+                if saved > round:
+                    self._state_path(saved).unlink(missing_ok=True)
+
+    def saved_rounds(self) -> list[int]:
+        """The rounds whose states are on disk, readable or not, newest first."""
+        paths = (self._folder / "state").glob("*.safetensors")
+        return sorted((int(path.stem) for path in paths if path.stem.isdecimal()), reverse=True)
+
+    def load_state(self, round: int) -> CertifiedState | None:
+        """The state of a round as it is on disk, not yet believed; None, with a warning, if the file holds none."""
+        path = self._state_path(round)
+        try:
+            state = read_state(path)
+            if state.round != round:
+                raise ValueError(f"it is of round {state.round}")
+        except (SafetensorError, KeyError, ValueError, OSError, LocalError) as error:
+            logger.warning("%s is not readable (%s) and is ignored", path, error)
+            return None
+        return state
+
+    def state_file(self, round: int) -> Path:
+        """Where the state of a round is saved, whether it is there or not."""
+        return self._state_path(round)
+
+    def _state_path(self, round: int) -> Path:
+        return self._folder / "state" / f"{round}.safetensors"
+
+    def finals_writer(self, finals: Finals) -> FinalsWriter:
+        """Writes finals to where `finals` finds them."""
+        plan = finals.plan
+        return FinalsWriter(self._folder / "finals" / f"{plan.round}-{plan.hash.hex()}", finals)
+
+    def _finals_files(self) -> list[tuple[int, bytes, Path]]:
+        """(round, plan hash, path) of the finals on disk, oldest first."""
+        files = []
+        for path in (self._folder / "finals").iterdir():
+            with contextlib.suppress(ValueError):  # something else
+                round, plan_hash = path.name.split("-")
+                files.append((int(round), bytes.fromhex(plan_hash), path))
+        return sorted(files)
+
+    def _load_finals(self, plan_hash: bytes) -> Finals | None:
+        path = next((path for _, found, path in self._finals_files() if found == plan_hash), None)
+        if path is None:
+            return None
+        try:
+            finals = read_finals(path)
+        except (ValueError, ShoalError, OSError) as error:
+            logger.warning("%s is damaged (%s) and is ignored", path, error)
+            return None
+        return finals if finals.plan.hash == plan_hash else None
+
+
+def _size(finals: Finals) -> int:
+    return sum(chunk.payload.nbytes for chunk in finals.chunks)

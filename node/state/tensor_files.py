@@ -1,0 +1,203 @@
+"""Named tensors as safetensors files: written such that a crash cannot hurt, and believed only where they are whole.
+
+A file carries the BLAKE3 hash of its tensors' bytes and of its other metadata, so that one that was cut short, or that
+a disk has changed, is told apart from one that holds strange numbers.
+Nothing in a file is ever evaluated; numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from shoal.node.state.store import write_atomically
+from shoal.protocol.errors import LocalError, StorageError
+
+HEADER_LIMIT_BYTES = 64 << 20
+"""Of names, shapes and metadata; the reference implementation allows 100 MB."""
+HASH_THREADS = 4
+_LENGTH_BYTES = 8
+_ALIGNMENT_BYTES = 8
+_CHECKSUM = "blake3"
+_DTYPES: dict[str, str] = {
+    "F64": "<f8",
+    "I64": "<i8",
+    "U64": "<u8",
+    "F32": "<f4",
+    "I32": "<i4",
+    "U32": "<u4",
+    "F16": "<f2",
+    "BF16": "<u2",  # numpy has no such numbers: their bits
+    "I16": "<i2",
+    "U16": "<u2",
+    "I8": "<i1",
+    "U8": "<u1",
+    "BOOL": "<u1",
+}
+"""The format's names of element types, and numpy's."""
+
+
+class DamagedFile(StorageError):
+    """A file of tensors that is not what was written; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """One tensor on its way into a file: `data` has as many bytes as `dtype` (such as F32) and `shape` ask for."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @staticmethod
+    def of(name: str, array: npt.NDArray[np.generic]) -> TensorBytes:
+        """`array` under this name; its bytes are not copied if it is contiguous. Raises LocalError for other types."""
+        array = np.ascontiguousarray(array)
+        names = [ours for ours, numpys in _DTYPES.items() if np.dtype(numpys) == array.dtype and ours != "BF16"]
+        if not names:
+            raise LocalError(f"tensor {name!r} is of {array.dtype}, which no file holds")
+        return TensorBytes(name, names[0], array.shape, array.reshape(-1).view(np.uint8).data)
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=32)]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of this type. Raises KeyError for an unknown one."""
+    return np.dtype(_DTYPES[dtype]).itemsize
+
+
+def write_tensors(
+    path: Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, str], *, option: str = "--data-dir"
+) -> int:
+    """Write `tensors` durably, those of wide elements first; a crash leaves the old file or the new one.
+
+    option: with which the user chose the folder. Returns the bytes written. Raises StorageError.
+    """
+    ordered = sorted(tensors, key=lambda tensor: -element_bytes(tensor.dtype))
+    hasher = _hasher(metadata)
+    entries: dict[str, object] = {}
+    offset = 0
+    for tensor in ordered:
+        entries[tensor.name] = _Entry(tensor.dtype, list(tensor.shape), (offset, offset + tensor.data.nbytes))
+        offset += tensor.data.nbytes
+        hasher.update(tensor.data)
+    header = msgspec.json.encode({"__metadata__": {**metadata, _CHECKSUM: hasher.hexdigest()}, **entries})
+    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
+    if len(header) > HEADER_LIMIT_BYTES:
+        raise LocalError(f"a header of {len(header)} bytes")
+    head = len(header).to_bytes(_LENGTH_BYTES, "little") + header
+    try:
+        write_atomically(path, head, *(tensor.data for tensor in ordered), option=option)
+    except StorageError as error:
+        raise StorageError(f"{path} was not written: {error}") from error
+    return len(head) + offset
+
+
+def _hasher(metadata: Mapping[str, str]) -> blake3:
+    return blake3(msgspec.msgpack.encode(sorted(metadata.items())), max_threads=HASH_THREADS)
+
+
+class TensorFile:
+    """A file of tensors, mapped. The arrays are views of private memory: writing to them changes no file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file and read its header. Raises DamagedFile, FileNotFoundError, StorageError."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size > _LENGTH_BYTES else b""
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}; check the disk and the file's mode") from None
+        if size <= _LENGTH_BYTES:
+            raise self._damaged("it is cut short")
+        view = memoryview(self._memory)
+        length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+        if length > min(HEADER_LIMIT_BYTES, size - _LENGTH_BYTES):
+            raise self._damaged("its header is cut short, or it is no safetensors file")
+        self.data_offset = _LENGTH_BYTES + length
+        self._data = view[self.data_offset :]
+        try:
+            raw = msgspec.json.decode(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + length]), type=dict[str, msgspec.Raw])
+            found = raw.pop("__metadata__", None)
+            self.metadata = {} if found is None else msgspec.json.decode(found, type=dict[str, str])
+            self._entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise self._damaged(f"its header does not hold: {error}") from None
+        self._check_layout()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors in the file."""
+        return tuple(self._entries)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes after the header, as far as they are there."""
+        return self._data
+
+    def span(self, name: str) -> tuple[int, int]:
+        """Where the tensor's bytes begin and end in `data`, whether they are all there or not. Raises DamagedFile."""
+        return self._entry(name).data_offsets
+
+    def check_whole(self) -> None:
+        """Raises DamagedFile unless every byte is there and as it was written."""
+        expected = self.metadata.get(_CHECKSUM)
+        if len(self._data) != max((entry.data_offsets[1] for entry in self._entries.values()), default=0):
+            raise self._damaged("it is cut short, or longer than it should be")
+        hasher = _hasher({key: value for key, value in self.metadata.items() if key != _CHECKSUM})
+        hasher.update(self._data)
+        if hasher.hexdigest() != expected:
+            raise self._damaged("its contents have changed since it was written")
+
+    def array(self, name: str) -> npt.NDArray[np.generic]:
+        """The tensor as it lies in the file, BF16 as uint16. Raises DamagedFile if it is not there whole."""
+        entry = self._entry(name)
+        begin, end = entry.data_offsets
+        if end > len(self._data):
+            raise self._damaged("it is cut short")
+        return np.frombuffer(self._data[begin:end], _DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def dtype(self, name: str) -> str:
+        """The element type as the format names it. Raises DamagedFile."""
+        return self._entry(name).dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape. Raises DamagedFile."""
+        return tuple(self._entry(name).shape)
+
+    def _entry(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise self._damaged(f"it has no {name!r}") from None
+
+    def _check_layout(self) -> None:
+        """Tensors of known types follow each other without a gap."""
+        at = 0
+        for name, entry in sorted(self._entries.items(), key=lambda item: item[1].data_offsets):
+            begin, end = entry.data_offsets
+            numel = 1
+            for extent in entry.shape:
+                numel *= extent
+            if entry.dtype not in _DTYPES or begin != at or end - begin != numel * element_bytes(entry.dtype):
+                raise self._damaged(f"tensor {name!r} does not lie as its shape says")
+            at = end
+
+    def _damaged(self, why: str) -> DamagedFile:
+        return DamagedFile(f"{self.path} is damaged: {why}; remove it, or put a good copy in its place")

@@ -1,0 +1,331 @@
+"""Which chunk to ask of which donor: a scheduler without any I/O, driven by `shoal.node.state.fetching`.
+
+    add ──► ASKED ◄──────── more room ───┐        asked of one donor ─── arrived ──► done
+              │ requests()               │               │
+              └──► chunks in its window ─┘               ├── donor stalls, breaks, refuses, lies ──► free again
+                                                         └── at the end, a faster donor has room ──► asked of both
+
+* A donor's window is what it brings in AHEAD_S at its measured rate: enough to keep a long line busy, and little to
+  lose. Until the rate is known, the window is what the donor has brought so far, so that it doubles with every turn.
+  Whoever is fastest and has room is asked first, so every donor carries what its bandwidth is.
+* When nothing is left to be asked for, a donor with room takes over chunks that another would take more than
+  STEAL_FACTOR times as long for. Whoever is first counts; the other's bytes are dropped.
+* A donor is out for the rest of the transfer when it does not hold a chunk, its lane breaks, it stalls, or a chunk of
+  it is not what it should be. The last is remembered in `DonorScores`: who served bad bytes is not asked again for a
+  while, which doubles each time.
+
+It has no clock and draws nothing: the same calls lead to the same requests. Times are in seconds of any
+monotonic clock, rates in bytes/s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import Final
+
+from shoal.protocol.errors import LocalError, NetworkError
+from shoal.protocol.identity import PeerId
+
+AHEAD_S: Final = 0.5
+WINDOW_FIRST_BYTES: Final = 4 << 20
+"""Asked of a donor whose rate is not known yet, to begin with."""
+WINDOW_LIMIT_BYTES: Final = 32 << 20
+WINDOW_MIN_CHUNKS: Final = 2
+"""A donor never runs dry between a chunk and the next request, however large the chunks are."""
+WINDOW_LIMIT_CHUNKS: Final = 256
+REFILL_SHARE: Final = 0.75
+"""A donor is asked for more once it owes no more than this of its window: for several chunks at once."""
+SAMPLE_S: Final = 0.25
+RATE_MEMORY_S: Final = 2.0
+"""Donors that share a line take turns on it: what one brings is measured over about this long."""
+RATE_UNKNOWN_BYTES_PER_S: Final = 1e6
+HOPE: Final = 2.0
+"""A donor whose rate is not known is taken for this much faster than the mean of the others: it is tried."""
+STEAL_FACTOR: Final = 2.0
+STEAL_MARGIN_S: Final = 1.0
+STALL_S: Final = 5.0
+"""A donor that owes chunks and from which not a byte comes for this long is given up."""
+IDLE_LIMIT_S: Final = 30.0
+"""The same for a donor whose lanes carry other things, but nothing that was asked for."""
+BAN_S: Final = 600.0
+BAN_LIMIT_S: Final = 24 * 3600.0
+SCORE_LIMIT: Final = 256
+"""Donors that are remembered; the ones that were heard of longest ago are forgotten."""
+
+
+@dataclass(slots=True)
+class _Score:
+    offences: int = 0
+    banned_until: float = float("-inf")
+    rate: float | None = None
+
+
+class DonorScores:
+    """What is remembered of donors from one transfer to the next: how fast they were, and whether they lied."""
+
+    def __init__(self) -> None:
+        self._scores: dict[PeerId, _Score] = {}
+
+    def _of(self, peer: PeerId) -> _Score:
+        score = self._scores.pop(peer, None) or _Score()
+        self._scores[peer] = score  # at the end: the least recently touched are first
+        while len(self._scores) > SCORE_LIMIT:
+            del self._scores[next(iter(self._scores))]
+        return score
+
+    def offended(self, peer: PeerId, now: float) -> None:
+        """It served something that is not what it should be."""
+        score = self._of(peer)
+        score.offences += 1
+        score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)
+
+    def measured(self, peer: PeerId, rate: float) -> None:
+        """It brought that many bytes/s."""
+        self._of(peer).rate = rate
+
+    def rate(self, peer: PeerId) -> float | None:
+        """The last measured rate; None if there is none."""
+        score = self._scores.get(peer)
+        return None if score is None else score.rate
+
+    def banned(self, peer: PeerId, now: float) -> bool:
+        """Whether nothing is to be asked of it now."""
+        score = self._scores.get(peer)
+        return score is not None and now < score.banned_until
+
+    def ranked(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
+        """Those that are not banned, the fastest first; otherwise in the given order."""
+        allowed = [peer for peer in peers if not self.banned(peer, now)]
+        return sorted(allowed, key=lambda peer: self.rate(peer) or 0.0, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask `donor` for chunk number `chunk`."""
+
+    donor: PeerId
+    chunk: int
+
+
+@dataclass(slots=True, eq=False)
+class _Donor:
+    """One who is asked. `owed`: chunks asked for and not arrived, in the order of asking."""
+
+    peer: PeerId
+    rate: float | None
+    moved: int = 0  # bytes, of what was asked for, ever
+    anything: int = 0  # bytes, of whatever its lanes carry, ever
+    moved_at: float = 0.0
+    anything_at: float = 0.0
+    sample_bytes: int = 0
+    sample_at: float = 0.0
+    owed: dict[int, None] = field(default_factory=dict)
+    owed_bytes: int = 0
+    arrived_bytes: int = 0
+    added_at: float = 0.0
+
+    def busy_s(self, now: float) -> float:
+        """How long it has work for; 0 while nothing has come of it."""
+        seconds = max(now - self.added_at, 1e-3)
+        rate = self.arrived_bytes / seconds if self.rate is None else max(self.rate, 1.0)
+        return self.owed_bytes / rate if rate else 0.0
+
+    def has_room(self, size: int) -> bool:
+        """Whether its window takes another chunk."""
+        if len(self.owed) < WINDOW_MIN_CHUNKS:
+            return True
+        return self.owed_bytes + size <= self._window and len(self.owed) < WINDOW_LIMIT_CHUNKS
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether it is time to ask it for more."""
+        few = len(self.owed) <= REFILL_SHARE * WINDOW_LIMIT_CHUNKS and self.owed_bytes <= REFILL_SHARE * self._window
+        return few or len(self.owed) < WINDOW_MIN_CHUNKS
+
+    @property
+    def _window(self) -> float:
+        """Bytes that it may owe."""
+        window = max(WINDOW_FIRST_BYTES, self.arrived_bytes) if self.rate is None else self.rate * AHEAD_S
+        return min(window, WINDOW_LIMIT_BYTES)
+
+
+class Transfer:
+    """The chunks of one transfer, `sizes` bytes each, numbered from 0; those in `here` need not be fetched."""
+
+    def __init__(self, sizes: Sequence[int], *, here: frozenset[int] = frozenset()) -> None:
+        self._sizes = sizes
+        self._free = deque(chunk for chunk in range(len(sizes)) if chunk not in here)
+        self._askers: dict[int, list[_Donor]] = {chunk: [] for chunk in self._free}  # of chunks that are not here
+        self._donors: dict[PeerId, _Donor] = {}
+        self._arrived_bytes: dict[PeerId, int] = {}
+        self._out: dict[PeerId, str] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all chunks are here."""
+        return not self._askers
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not here."""
+        return len(self._askers)
+
+    @property
+    def donors(self) -> tuple[PeerId, ...]:
+        """Who is being asked."""
+        return tuple(self._donors)
+
+    @property
+    def arrived_bytes(self) -> dict[PeerId, int]:
+        """How much of what is here came from whom, in bytes; who brought nothing is not named."""
+        return {peer: size for peer, size in self._arrived_bytes.items() if size}
+
+    @property
+    def out(self) -> dict[PeerId, str]:
+        """Who is asked no more, and why."""
+        return dict(self._out)
+
+    def rate(self, peer: PeerId) -> float | None:
+        """The measured rate of a donor that is being asked."""
+        donor = self._donors.get(peer)
+        return None if donor is None else donor.rate
+
+    def add(self, peer: PeerId, now: float, *, rate: float | None = None) -> None:
+        """`peer` can be asked, and may be as fast as `rate`. One that was out may come back."""
+        if peer in self._donors:
+            raise LocalError(f"{peer} is a donor already")
+        self._out.pop(peer, None)
+        self._donors[peer] = _Donor(peer, rate, moved_at=now, anything_at=now, sample_at=now, added_at=now)
+
+    def moved(self, peer: PeerId, total: int, anything: int, now: float) -> None:
+        """Since the beginning `total` bytes of what was asked for came from `peer`, and `anything` over its lanes."""
+        donor = self._donors.get(peer)
+        if donor is None:
+            return
+        if total > donor.moved:
+            donor.moved, donor.moved_at = total, now
+        if anything > donor.anything or donor.moved_at == now:
+            donor.anything, donor.anything_at = max(anything, donor.anything), now
+        if not donor.owed:  # with nothing to do it cannot be measured, and owes no sign of life
+            donor.sample_bytes, donor.sample_at = donor.moved, now
+            donor.moved_at = donor.anything_at = now
+        elif now - donor.sample_at >= SAMPLE_S:
+            seconds = now - donor.sample_at
+            sample = (donor.moved - donor.sample_bytes) / seconds
+            if donor.rate is not None:
+                donor.rate += (1 - exp(-seconds / RATE_MEMORY_S)) * (sample - donor.rate)
+            elif sample:
+                donor.rate = sample
+            donor.sample_bytes, donor.sample_at = donor.moved, now
+
+    def requests(self, now: float) -> list[Ask]:
+        """What to ask for now; it counts as asked."""
+        asks = []
+        fastest_first = sorted(self._donors.values(), key=self._pace, reverse=True)
+        for donor in filter(lambda donor: donor.runs_low, fastest_first):
+            while self._free and donor.has_room(self._sizes[self._free[0]]):
+                asks.append(self._ask(donor, self._free.popleft(), now))
+        if not self._free:
+            for donor in fastest_first:
+                while (chunk := self._worth_stealing(donor)) is not None:
+                    asks.append(self._ask(donor, chunk, now))
+        return asks
+
+    def _pace(self, donor: _Donor) -> float:
+        """Bytes/s to reckon with."""
+        if donor.rate is not None:
+            return max(donor.rate, 1.0)
+        known = [other.rate for other in self._donors.values() if other.rate is not None]
+        return max(HOPE * sum(known) / len(known), 1.0) if known else RATE_UNKNOWN_BYTES_PER_S
+
+    def _ask(self, donor: _Donor, chunk: int, now: float) -> Ask:
+        if not donor.owed:
+            donor.moved_at = donor.anything_at = donor.sample_at = now
+            donor.sample_bytes = donor.moved
+        donor.owed[chunk] = None
+        donor.owed_bytes += self._sizes[chunk]
+        self._askers[chunk].append(donor)
+        return Ask(donor.peer, chunk)
+
+    def _worth_stealing(self, donor: _Donor) -> int | None:
+        """The chunk that is furthest away, if `donor` has room and would bring it much sooner."""
+        best, best_eta = None, 0.0
+        for other in self._donors.values():
+            if other is donor:
+                continue
+            ahead = 0
+            for chunk in other.owed:
+                ahead += self._sizes[chunk]
+                eta = ahead / self._pace(other)
+                if eta > best_eta and len(self._askers[chunk]) == 1:
+                    best, best_eta = chunk, eta
+        if best is None or not donor.has_room(self._sizes[best]):
+            return None
+        own_eta = (donor.owed_bytes + self._sizes[best]) / self._pace(donor)
+        return best if best_eta > STEAL_FACTOR * own_eta + STEAL_MARGIN_S else None
+
+    def arrived(self, peer: PeerId, chunk: int) -> list[PeerId]:
+        """A chunk came and is right. Returns of whom else it was asked: they need not bring it any more."""
+        if chunk not in self._askers:
+            return []
+        askers = self._askers.pop(chunk)
+        for donor in askers:
+            self._let_go(donor, chunk)
+        if not askers:  # it came after its donor was given up
+            self._free.remove(chunk)
+        if peer in self._donors:
+            self._donors[peer].arrived_bytes += self._sizes[chunk]
+        self._arrived_bytes[peer] = self._arrived_bytes.get(peer, 0) + self._sizes[chunk]
+        return [donor.peer for donor in askers if donor.peer != peer]
+
+    def _let_go(self, donor: _Donor, chunk: int) -> None:
+        if chunk in donor.owed:
+            del donor.owed[chunk]
+            donor.owed_bytes -= self._sizes[chunk]
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Ask `peer` for nothing more; what it owes is free again, and asked for first."""
+        donor = self._donors.pop(peer, None)
+        if donor is None:
+            return
+        self._out[peer] = reason
+        for chunk in reversed(donor.owed):
+            self._askers[chunk].remove(donor)
+            if not self._askers[chunk]:
+                self._free.appendleft(chunk)
+
+    def never(self, peer: PeerId, reason: str) -> None:
+        """`peer` could not even be asked."""
+        self._out[peer] = reason
+
+    def look(self, now: float) -> list[PeerId]:
+        """Drop the donors that stall; who that is."""
+        stalled = []
+        for donor in list(self._donors.values()):
+            if donor.owed and now >= self._patience_ends(donor):
+                waited = STALL_S if now - donor.anything_at >= STALL_S else IDLE_LIMIT_S
+                self.drop(donor.peer, f"sent nothing for {waited:g} s")
+                stalled.append(donor.peer)
+        return stalled
+
+    @staticmethod
+    def _patience_ends(donor: _Donor) -> float:
+        return min(donor.anything_at + STALL_S, donor.moved_at + IDLE_LIMIT_S)
+
+    def busy_s(self, now: float) -> float:
+        """For how long no donor will have done all that was asked of it, if they are as fast as so far."""
+        if self._free and not all(donor.owed for donor in self._donors.values()):
+            return 0.0
+        return min((donor.busy_s(now) for donor in self._donors.values() if donor.owed), default=0.0)
+
+    def deadline(self) -> float:
+        """When `look` may find somebody who stalls; infinity if nobody owes anything."""
+        return min((self._patience_ends(donor) for donor in self._donors.values() if donor.owed), default=float("inf"))
+
+    def failure(self, what: str) -> NetworkError:
+        """That nobody is left, and why."""
+        reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self._out.items()))
+        return NetworkError(f"no peer has {what}" + (f" ({reasons})" if reasons else ""))

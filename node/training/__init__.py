@@ -1,0 +1,1 @@
+"""The trainer, in a process or several of its own, and the daemon's side of it."""

@@ -1,0 +1,301 @@
+"""The accounts of a replica: what it owes the swarm, what the swarm has taken of it, and how it takes the swarm's word.
+
+Three host vectors, each ``(numel,) float32`` (a mark only its fragment's values):
+
+    base b    the certified anchor it stands on
+    local l   the live parameters: b and all progress that no certificate has counted, as far as is known here
+    mark c    l as it was when the newest contribution was written
+
+A contribution of round e is b − l on the round's fragment. When the anchor a after it is here, on that fragment
+
+    diloco      l ← a + (l − c)             what was learnt since the mark is kept
+    streaming   l ← α·l + (1 − α)·a         mixing: α = 0 drops the overlapped steps there, α = 1 ignores the swarm
+    not taken   l ← a + (l − b)             nothing of it was contributed, so all of it is kept
+
+and every other chunk stays as it is, to the bit, unless its anchor changed too (rounds missed): then as not taken.
+Nothing here knows of batches, of workloads or of which optimizer moves the parameters.
+
+Tokens are counted by fragment: a token was trained on by all of them, and each contributes its share of it once, in
+whole numbers. So a weight follows the work that is in the fragment, also after a missed round.
+
+Source: DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.18512, algorithm 2 (fragments, τ, α).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.grid import Grid
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import Layout, SyncSettings
+from shoal.protocol.errors import LocalError
+
+
+class Flat(Protocol):
+    """A model's parameters as one host vector, ``(numel,) float32``: `FlatParameters`, or what behaves like it."""
+
+    layout: Layout
+
+    def new_vector(self) -> torch.Tensor:
+        """A vector of zeros."""
+
+    def gather(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the parameters into `out`, and return it."""
+
+    def scatter(self, vector: torch.Tensor) -> None:
+        """Copy `vector` into the parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributed:
+    """A contribution that was written: its number, and the tokens of the work in it."""
+
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedAccounts:
+    """What is kept for a restart.
+
+    kept: progress that no contribution holds, l − c, or None for none; local: l itself, where mixing needs it to the
+    bit. tokens: per fragment, of what is kept. marked: tokens taken off at the mark, None where there is none.
+    """
+
+    kept: torch.Tensor | None = None
+    local: torch.Tensor | None = None
+    round: int = 0
+    steps: int = 0
+    tokens: tuple[int, ...]
+    marked: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mark:
+    """The fragment as it was when contribution `number` was written. tokens: those in it, times the fragments.
+
+    local: ``(fragment.numel,) float32``; None where mixing does without.
+    """
+
+    number: int
+    fragment: Fragment
+    tokens: int
+    local: torch.Tensor | None
+
+
+class Accounts:
+    """What a replica has contributed and has yet to contribute.
+
+    Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
+    then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. At most
+    `overlap_steps` may be made between the last two.
+    """
+
+    def __init__(self, flat: Flat, *, sync: SyncSettings | None = None, contributions: int = 0) -> None:
+        sync = sync or SyncSettings()
+        self._flat = flat
+        self._mixing = sync.mixing
+        self.overlap_steps = sync.overlap_steps
+        self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
+        self._base: torch.Tensor | None = None
+        self._mark: _Mark | None = None
+        self._tokens = [0] * sync.fragments  # of the work in local − base, by fragment
+        self._issued = contributions
+        self._settled = contributions  # numbers up to this one belong to earlier bases
+        self._restored: SavedAccounts | None = None
+        self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
+        self.steps = 0
+        """Inner steps since the newest contribution was written."""
+
+    def retune(self, sync: SyncSettings) -> None:
+        """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
+        self._mixing, self.overlap_steps = sync.mixing, sync.overlap_steps
+
+    @property
+    def base(self) -> torch.Tensor | None:
+        """The anchor that it stands on, ``(numel,) float32``, not to be changed; None before the first `apply`."""
+        return self._base
+
+    @property
+    def tokens(self) -> int:
+        """Of all the work that no certificate has counted, as far as is known here."""
+        return sum(self._tokens) // self._fragments.count
+
+    @property
+    def mixes(self) -> bool:
+        """Whether anchors are mixed into the replica, so that `saved` holds all of it."""
+        return self._mixing is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a contribution was written and the anchor after it is not here yet."""
+        return self._mark is not None
+
+    @property
+    def overlap_left(self) -> int:
+        """How many steps are to be made before the anchor after the newest contribution is applied."""
+        return max(0, self.overlap_steps - self.steps) if self.waiting else 0
+
+    def local(self) -> torch.Tensor:
+        """A host copy of the parameters, ``(numel,) float32``."""
+        return self._flat.gather(self._flat.new_vector())
+
+    def write_initial(self, out: Vector) -> None:
+        """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
+
+        Raises LocalError after the first `apply`: they are gone then.
+        """
+        if self._base is not None:
+            raise LocalError("the initial parameters are asked for after an anchor was applied")
+        self._flat.gather(torch.from_numpy(out))
+
+    def count(self, tokens: int) -> None:
+        """A step was made, on so many tokens; one that changed nothing counts as a step on none."""
+        self.steps += 1
+        self._tokens = [counted + tokens for counted in self._tokens]
+
+    def contribute(self, out: Vector, round: int) -> Contributed:
+        """Write base − local of the fragment of `round` to the front of `out`, ``(≥ fragment.numel,)``; set the mark.
+
+        It replaces one that was written since the last `apply`. Raises LocalError before an `apply`,
+        FloatingPointError if the parameters are no longer finite.
+        """
+        if self._base is None:
+            raise LocalError("a contribution was ordered before any anchor was applied")
+        fragment = self._fragments.of_round(round)
+        base, local = self._base.numpy(), self.local().numpy()
+        for there, here in fragment.spans():
+            np.subtract(base[there], local[there], out=out[here])
+        if not np.isfinite(out[: fragment.numel]).all():
+            raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
+        counted, parts = self._tokens[fragment.number], self._fragments.count
+        tokens = max(1, counted // parts) if counted else 0
+        self._issued += 1
+        self._mark = _Mark(
+            number=self._issued,
+            fragment=fragment,
+            tokens=min(counted, tokens * parts),
+            local=self._of(fragment, local) if self._mixing is None else None,
+        )
+        self.steps = 0
+        return Contributed(number=self._issued, tokens=tokens)
+
+    def _of(self, fragment: Fragment, local: Vector) -> torch.Tensor:
+        """The fragment's values in `local`, which nobody else changes."""
+        whole = self._fragments.count == 1
+        return torch.from_numpy(local if whole else fragment.gather(local, np.empty(fragment.numel, np.float32)))
+
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
+        """Stand on a new anchor, ``(numel,) float32``, by the rules at the top of the module.
+
+        `round`, `taken` and `fresh` are those of the message `Apply`. Raises LocalError, with nothing changed, if
+        `taken` names neither the mark nor a number older than this base.
+        """
+        if self._base is None:
+            self._base = self._apply_first(anchor, round)
+            self._settled = max(self._settled, taken)
+        elif fresh:
+            np.copyto(self._base.numpy(), anchor)
+            self._flat.scatter(self._base)
+            self._tokens, self.steps, self._mark = [0] * self._fragments.count, 0, None
+            self._settled = self._issued
+        else:
+            self._apply(anchor, self._base, self._taken(taken), self.local())
+            self._settled = max(self._settled, taken)
+
+    def _apply_first(self, anchor: Vector, round: int | None) -> torch.Tensor:
+        """Stand on the first anchor, with what was restored where it belongs to it. Returns the base."""
+        saved, self._restored = self._restored, None
+        base = self._flat.new_vector()
+        np.copyto(base.numpy(), anchor)
+        local = base.clone()
+        if saved is not None and saved.local is not None:
+            local = saved.local
+        elif saved is not None and saved.kept is not None:
+            local = saved.kept.add_(base)
+        if self._spent is not None:
+            self._spent.scatter(self._spent.gather(anchor, np.empty(self._spent.numel, np.float32)), local.numpy())
+        if saved is not None and self._mark is not None and (round is None or round >= saved.round):
+            self._apply(anchor, base, self._mark, local)
+        else:
+            self._flat.scatter(local)
+        return base
+
+    def _apply(self, anchor: Vector, base: torch.Tensor, mark: _Mark | None, local: torch.Tensor) -> None:
+        """Move `base` and `local` to `anchor`; `mark` is that of a contribution that was taken."""
+        was, at = base.numpy(), 0
+        for chunk in range(self._fragments.grid.chunks):
+            here = slice(*self._fragments.grid.span(chunk))
+            values, below = local[here], base[here]
+            if mark is None or chunk not in mark.fragment.chunks:
+                if np.array_equal(was[here], anchor[here]):
+                    continue
+                values.sub_(below)
+                np.copyto(was[here], anchor[here])
+                values.add_(below)
+            elif self._mixing is None:
+                assert mark.local is not None
+                values.sub_(mark.local[at : at + len(values)])
+                at += len(values)
+                np.copyto(was[here], anchor[here])
+                values.add_(below)
+            else:
+                np.copyto(was[here], anchor[here])
+                values.mul_(self._mixing).add_(below * (1 - self._mixing))
+        if mark is not None:
+            self._tokens[mark.fragment.number] -= mark.tokens
+        self._mark = None
+        self._flat.scatter(local)
+
+    def _taken(self, taken: int) -> _Mark | None:
+        """The mark, if it is of the contribution that was taken."""
+        if self._mark is not None and taken == self._mark.number:
+            return self._mark
+        if taken <= self._settled:
+            return None
+        raise LocalError(f"contribution {taken} was taken, but a later one or an anchor has replaced it")
+
+    def saved(self, round: int) -> SavedAccounts:
+        """What is to be kept for a restart, as it stands. round: the last one whose contribution is in it.
+
+        Raises LocalError before an `apply`.
+        """
+        if self._base is None:
+            raise LocalError("a snapshot was ordered before any anchor was applied")
+        mark, tokens = self._mark, list(self._tokens)
+        if self._mixing is not None:
+            marked = None if mark is None else mark.tokens
+            return SavedAccounts(local=self.local(), round=round, steps=self.steps, tokens=tuple(tokens), marked=marked)
+        if mark is not None:
+            tokens[mark.fragment.number] -= mark.tokens
+        kept: torch.Tensor | None = None
+        if any(tokens):  # seldom, and only then the trainer waits for vectors of the model's size
+            since = self._base.clone()
+            if mark is not None and mark.local is not None:
+                mark.fragment.scatter(mark.local.numpy(), since.numpy())
+            kept = self.local().sub_(since)
+        return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
+
+    def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
+        """Take over what an earlier process kept, before the first `apply` of the anchor that it stood before.
+
+        spent: a contribution to the round after was made, and may have been counted: what it held is not kept.
+        Raises LocalError after an `apply`, or if it is of other fragments.
+        """
+        if self._base is not None:
+            raise LocalError("a snapshot is to be restored after an anchor was applied")
+        if len(saved.tokens) != self._fragments.count:
+            raise LocalError(f"a snapshot of {len(saved.tokens)} fragments for {self._fragments.count}")
+        self._restored, self._tokens, self.steps = saved, list(saved.tokens), saved.steps
+        if spent:
+            self._spent = self._fragments.of_round(saved.round + 1)
+            self._tokens[self._spent.number] = 0
+        if saved.marked is not None:
+            # The number is the last that was given out: with it, or with one of an earlier daemon, it is taken.
+            fragment = self._fragments.of_round(saved.round)
+            self._mark = _Mark(number=self._issued, fragment=fragment, tokens=saved.marked, local=None)

@@ -1,0 +1,479 @@
+"""The inner loop: AdamW steps on a replica, on this node's share of the data; or gradients alone, for the swarm's step.
+
+Plain torch, no pipes and no processes, so that it can be read, tested and timed by itself. What is owed to the swarm is
+kept in `accounts`.
+
+Source: DiLoCo, arXiv 2311.08105, algorithm 1, lines 4-9 (the outer step is the daemon's).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shoal.collectives.schedule import learning_rate
+from shoal.node.training.accounts import Accounts, SavedAccounts
+from shoal.node.training.adamw import AdamW
+from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.gradient_accounts import FlatGradients, GradientAccounts
+from shoal.node.training.inner_state import InnerCounters, InnerState, SavedInner, keepable, room_bytes
+from shoal.node.training.micro_batches import split_batch, to_device
+from shoal.node.training.random_state import RandomState
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import (
+    Assignment,
+    Contribution,
+    InnerSettings,
+    Progress,
+    SyncSettings,
+    Train,
+    Trained,
+)
+from shoal.node.workload import Workload, batches_from
+from shoal.protocol.errors import ConfigError, LocalError
+
+PROGRESS_PERIOD_S = 1.0
+NONFINITE_LIMIT_STEPS = 10
+"""So many steps in a row with an infinite loss or gradient, and training has failed."""
+
+
+def pick_device(wanted: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda`` or ``mps`` into a device. Raises `ConfigError` if it is not there."""
+    present = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        return torch.device(next(name for name, there in present.items() if there))
+    if not present.get(wanted.partition(":")[0], False):
+        there = ", ".join(name for name, there in present.items() if there)
+        raise ConfigError(f"device {wanted!r} is not available here; use auto or one of: {there}")
+    return torch.device(wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Restored:
+    """What was read back and waits for the share of the data that it belongs to."""
+
+    counters: InnerCounters
+    random: RandomState
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """What has been measured since the newest contribution was written; times in seconds."""
+
+    began: float
+    steps: int = 0
+    finite_steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    blocked_s: float = 0.0
+    reported_seconds: float = 0.0
+    reported_tokens: int = 0
+
+    def mean_loss(self) -> float:
+        return self.loss_sum / self.finite_steps if self.finite_steps else math.nan
+
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class InnerOptimizer(Protocol):
+    """What moves the parameters: `adamw.AdamW`, or what behaves like it."""
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+
+    def step(self, lr: float) -> None:
+        """Move every parameter that has a gradient."""
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, by name. names: of the parameters, in their order."""
+
+    def move(self, device: torch.device) -> None:
+        """Take what it knows to where the parameters went."""
+
+    def decay(self, weight_decay: float) -> None:
+        """From the next step on, decay by this."""
+
+
+class Replica:
+    """One node's live copy of the model, its inner optimizer, its batches, and its accounts.
+
+    Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
+    then `begin` a stretch and `step` while it is `training`. A stretch goes on beyond its contribution by the steps of
+    overlap, after which it waits for `apply`. The optimizer's moments live through `apply`; beyond the process they
+    live as far as `inner_state` was saved.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        seed: int,
+        inner: InnerSettings,
+        device: torch.device,
+        sync: SyncSettings | None = None,
+        accumulate: int = 1,
+        contributions: int = 0,
+    ) -> None:
+        self._workload = workload
+        self._settings = inner
+        self._device = device
+        self._accumulate = accumulate
+        self._gradients = sync is not None and sync.gradients
+        self._build(seed)
+        self.layout = self._flat.layout
+        self.accounts: Accounts | GradientAccounts
+        if self._gradients:
+            self.accounts = GradientAccounts(self._flat, contributions=contributions)
+        else:
+            self.accounts = Accounts(self._flat, sync=sync, contributions=contributions)
+        self._order: Train | None = None
+        self._order_steps = 0
+        self._steps_wanted = 0  # until the order's contribution, or its end
+        self._overlapping = False  # beyond its contribution
+        self._tally = _Tally(began=time.monotonic())
+        self._assignment: Assignment | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._drawn = 0  # batches of the assignment
+        self._exhausted = False  # it has no more; who asks again gets them from the first one
+        self._nonfinite_steps = 0
+        self._restored: _Restored | None = None
+
+    def _build(self, seed: int) -> None:
+        """Make the model of that seed, and what copies it whole and moves it."""
+        torch.manual_seed(seed)
+        self.model = self._workload.build().to(self._device)
+        # The swarm's AdamW decays all that travels; what is frozen stays here, as the seed has it.
+        self._flat: FlatGradients = FlatParameters(self.model, frozen=not self._gradients)
+        named = () if self._gradients else self.model.named_parameters()
+        trained = [(name, value) for name, value in named if value.requires_grad]
+        self._trained_names = tuple(name for name, _ in trained)
+        self._optimizer: InnerOptimizer = AdamW(
+            (parameter for _, parameter in trained),
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
+        )
+
+    @property
+    def training(self) -> bool:
+        """Whether there are steps to be made."""
+        return self._order is not None
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether steps are left to be made before the anchor after the newest contribution is applied."""
+        return self._order is not None and self.accounts.overlap_left > 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing can be done but wait for the anchor after the newest contribution."""
+        return self._order is None and self.accounts.waiting
+
+    def blocked(self, seconds: float) -> None:
+        """So long it stood still, `waiting`."""
+        self._tally.blocked_s += seconds
+
+    def rest(self) -> None:
+        """Leave the accelerator to others until `wake`: all that is on it goes to the host, at a step boundary.
+
+        An evaluation meanwhile is made on the host. Memory that device and host share is left as it is.
+        """
+        if self._device.type == "cuda":
+            self._move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Come back from `rest`, with nothing changed."""
+        if self._device.type == "cuda":
+            self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        """Parameters stay the objects they are, with their values elsewhere; gradients are of no further use."""
+        self.model.zero_grad()
+        self.model.to(device)
+        self._optimizer.move(device)
+
+    def write_initial(self, out: Vector) -> None:
+        """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
+
+        Raises LocalError after the first `apply`: they are gone then.
+        """
+        self.accounts.write_initial(out)
+
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
+        """Stand on a new anchor, ``(numel,) float32``, and keep what nobody has taken of local progress.
+
+        Ends a running stretch. `round`, `taken` and `fresh` are those of the message `Apply`, the rules those of
+        `accounts`. Raises LocalError, with nothing changed, if `taken` cannot be.
+        """
+        first = self.accounts.base is None
+        self.accounts.apply(anchor, round=round, taken=taken, fresh=fresh)
+        self._order = None
+        if first or fresh:
+            self._tally = _Tally(began=time.monotonic())
+
+    def retune(self, inner: InnerSettings, sync: SyncSettings) -> None:
+        """Go on under amended settings; the optimizer's moments, progress and accounts stay."""
+        self._settings = inner
+        self._optimizer.decay(inner.weight_decay)
+        self.accounts.retune(sync)
+
+    def begin(self, order: Train) -> None:
+        """Begin a stretch; one under way ends without a report, its steps stay in the replica and count."""
+        if self.accounts.base is None:
+            raise LocalError("a stretch was ordered before any anchor was applied")
+        if order.steps < 1:
+            raise LocalError(f"a stretch of {order.steps} steps")
+        if order.assignment != self._assignment or self._exhausted:
+            self._open_stream(order.assignment)
+        self._order, self._order_steps, self._overlapping = order, 0, False
+        self._steps_wanted = max(1, order.steps - self.accounts.steps) if order.contribute else order.steps
+
+    def _open_stream(self, assignment: Assignment) -> None:
+        """Begin with this share of the data, or go on in it where a restored trainer had come to."""
+        torch.manual_seed(assignment.stream_seed)  # dropout too follows the share, not the past
+        restored, self._restored = self._restored, None
+        resumed = restored is not None and restored.counters.assignment == assignment
+        self._drawn = restored.counters.drawn if restored is not None and resumed else 0
+        self._batches = self._stream(assignment)
+        self._assignment, self._exhausted = assignment, False
+        if restored is not None and resumed:
+            restored.random.restore(self._device)
+
+    def _stream(self, assignment: Assignment) -> Iterator[Any]:
+        """The batches of this share after those drawn."""
+        return batches_from(self._workload, assignment, self._drawn)
+
+    def step(self, out: Vector) -> Progress | Contribution | Trained | None:
+        """Make one inner step; return a report where one is due.
+
+        The step that completes a contributing stretch writes base − local of the round's fragment into `out`, or where
+        gradients are exchanged that of its batch, before it returns the `Contribution`. Raises LocalError without a
+        stretch, ConfigError if there is no batch at all; whatever the workload raises passes through.
+        """
+        order, tally = self._order, self._tally
+        if order is None:
+            raise LocalError("a step without a stretch")
+        began = time.monotonic()
+        batch = next(self._batches, None)
+        self._exhausted = batch is None
+        if batch is not None:
+            self._drawn += 1
+            self._order_steps += 1
+            tally.steps += 1
+            self._optimize(batch, order)
+        elif not self._order_steps:
+            share = order.assignment
+            raise ConfigError(
+                f"the workload's batches() yielded nothing for member {share.member} of {share.members} "
+                f"in round {share.round}; give this node more data, or the swarm fewer members"
+            )
+        tally.seconds += time.monotonic() - began
+        if self._overlapping:
+            self._order = None if batch is None or not self.accounts.overlap_left else order
+        elif batch is None or self._order_steps >= self._steps_wanted:
+            return self._contribute(order, out) if order.contribute else self._trained(order)
+        return _progress(order, tally)
+
+    def new_vector(self) -> torch.Tensor:
+        """Return ``(numel,) float32`` zeros in host memory."""
+        return self._flat.new_vector()
+
+    def inner_state_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The optimizer's state and the model's buffers, by name; each is the live tensor."""
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        buffers = [
+            (f"buffer.{name}", value)
+            for name, value in self.model.state_dict().items()
+            if name not in parameters and isinstance(value, torch.Tensor) and keepable(value)
+        ]
+        return [*self._optimizer.state(self._trained_names), *buffers]
+
+    def inner_state(self, round: int) -> InnerState:
+        """What is to be kept of this replica for a restart, as it stands: live tensors, to be copied before any step.
+
+        round: the last one whose contribution is in it. Raises before an `apply`.
+        """
+        saved = self.accounts.saved(round)
+        kept = [(name, value) for name, value in (("kept", saved.kept), ("local", saved.local)) if value is not None]
+        counters = InnerCounters(
+            layout=self.layout.digest.hex(),
+            round=round,
+            steps=saved.steps,
+            kept_tokens=saved.tokens,
+            marked=saved.marked,
+            assignment=self._assignment,
+            drawn=self._drawn,
+        )
+        return InnerState([*self.inner_state_tensors(), *kept], counters, RandomState.capture(self._device))
+
+    def inner_state_bytes(self) -> int:
+        """How much memory a copy of it takes, as long as no progress is to be kept where that is rare."""
+        tensors = [tensor for _, tensor in self.inner_state_tensors()]
+        return room_bytes([*tensors, self._flat.new_vector()] if self.accounts.mixes else tensors)
+
+    def restore(self, saved: SavedInner, *, exact: bool, spent: bool = False) -> None:
+        """Take over what an earlier process knew, before the first `apply`.
+
+        exact: the anchor to come is the one it stood before, so all of it holds; else only the optimizer's moments and
+        the buffers do. spent: a contribution to the round after was made. Raises DamagedFile, with nothing changed, if
+        it is of another model, and LocalError.
+        """
+        if self.accounts.base is not None:
+            raise LocalError("a snapshot is to be restored after an anchor was applied")
+        own, counters = self.inner_state_tensors(), saved.counters
+        saved.check_layout(self.layout.digest)
+        for name, tensor in own:
+            saved.check(name, tensor)
+        kept: dict[str, torch.Tensor] = {}
+        for name in ("kept", "local"):
+            if exact and saved.has(name):
+                saved.copy_to(name, vector := self._flat.new_vector())
+                kept[name] = vector
+        if exact:
+            accounts = SavedAccounts(
+                kept=kept.get("kept"),
+                local=kept.get("local"),
+                round=counters.round,
+                steps=counters.steps,
+                tokens=counters.kept_tokens,
+                marked=counters.marked,
+            )
+            self.accounts.restore(accounts, spent=spent)
+        for name, tensor in own:
+            saved.copy_to(name, tensor)
+        self._put_inner(own)
+        if exact:
+            saved.random.restore(self._device)
+            self._restored = _Restored(counters=counters, random=saved.random)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Return the workload's metric of the base; the replica is untouched. Raises before an `apply`."""
+        base = self.accounts.base
+        if base is None:
+            raise LocalError("an evaluation was ordered before any anchor was applied")
+        local = self.accounts.local()
+        self._flat.scatter(base)
+        try:
+            return self._measure()
+        finally:
+            self._flat.scatter(local)
+
+    def _measure(self) -> float:
+        """The workload's metric of the parameters as they are."""
+        self.model.eval()
+        try:
+            return float(self._workload.evaluate(self.model))
+        finally:
+            self.model.train()
+
+    def _put_inner(self, own: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """What `inner_state_tensors` gave has been written to. They are live tensors here: that is all."""
+
+    def _optimize(self, batch: Any, order: Train) -> None:
+        """Take one AdamW step and account for it; a step that is not finite changes nothing.
+
+        Where gradients are exchanged, the step is the swarm's, and so is clipping.
+        """
+        self.model.zero_grad()
+        value, tokens = self._backward(batch)
+        norm = self._clip(math.inf if self._gradients else self._settings.clip_norm)
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self.accounts.count(0)
+            self._count_nonfinite(value, norm)
+            return
+        self._nonfinite_steps = 0
+        self._tally.finite_steps += 1
+        self._tally.loss_sum += value
+        self._tally.tokens += tokens
+        self.accounts.count(tokens)
+        if not self._gradients:
+            self._optimizer.step(learning_rate(self._settings, order.certified_tokens + self.accounts.tokens))
+
+    def _clip(self, limit: float) -> float:
+        """Scale all gradients so that their norm is at most `limit`; returns what it was."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+
+    def _backward(self, batch: Any) -> tuple[float, int]:
+        """Leave the gradient of the batch's mean loss in the parameters; returns that loss, and its tokens.
+
+        Of a batch in parts it is the mean of theirs, weighted by tokens, one part at a time on the device.
+        """
+        if self._accumulate == 1:
+            loss, tokens = self._workload.loss(self.model, to_device(batch, self._device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach()), int(tokens)
+        total, counted = 0.0, 0
+        for part in split_batch(batch, self._accumulate):
+            loss, tokens = self._workload.loss(self.model, to_device(part, self._device))
+            if int(tokens):  # the mean over nothing is no number
+                (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
+                total, counted = total + float(loss.detach()) * int(tokens), counted + int(tokens)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(max(1, counted))
+        return total / max(1, counted), counted
+
+    def _count_nonfinite(self, loss: float, norm: float) -> None:
+        self._nonfinite_steps += 1
+        if self._nonfinite_steps >= NONFINITE_LIMIT_STEPS:
+            raise FloatingPointError(
+                f"loss {loss} or gradient norm {norm} not finite for {NONFINITE_LIMIT_STEPS} steps running; "
+                "try a lower learning rate"
+            )
+
+    def _contribute(self, order: Train, out: Vector) -> Contribution:
+        """Write the contribution, and go on by the steps of overlap."""
+        written = self.accounts.contribute(out, order.round)
+        tally, self._tally = self._tally, _Tally(began=time.monotonic())
+        self._overlapping = self.accounts.overlap_left > 0
+        if not self._overlapping:
+            self._order = None
+        return Contribution(
+            number=written.number,
+            order=order.order,
+            round=order.round,
+            tokens=written.tokens,
+            steps=tally.steps,
+            loss=tally.mean_loss(),
+            seconds=tally.seconds,
+            tokens_per_s=tally.tokens_per_s(),
+            wall_s=self._tally.began - tally.began,
+            blocked_s=tally.blocked_s,
+        )
+
+    def _trained(self, order: Train) -> Trained:
+        self._order, tally = None, self._tally
+        return Trained(
+            round=order.round,
+            steps=self._order_steps,
+            loss=tally.mean_loss(),
+            seconds=tally.seconds,
+            tokens_per_s=tally.tokens_per_s(),
+        )
+
+
+def _progress(order: Train, tally: _Tally) -> Progress | None:
+    """Return a report if the previous one is `PROGRESS_PERIOD_S` of training ago."""
+    seconds = tally.seconds - tally.reported_seconds
+    if seconds < PROGRESS_PERIOD_S:
+        return None
+    tokens = tally.tokens - tally.reported_tokens
+    tally.reported_seconds, tally.reported_tokens = tally.seconds, tally.tokens
+    return Progress(
+        round=order.round,
+        step=tally.steps,
+        loss=tally.mean_loss(),
+        tokens_per_s=tokens / seconds,
+    )

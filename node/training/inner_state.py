@@ -1,0 +1,236 @@
+"""What a trainer knows beside the certified state, copied to memory at once and written to disk beside the training.
+
+    first.<parameter>, second.<parameter>   the inner optimizer's moments
+    steps                                   how often each parameter was moved, int64
+    buffer.<name>                           running means and other state of the model that does not travel
+    kept                                    progress that no contribution holds, where there is any: replica − its mark
+    local                                   the replica itself, where anchors are mixed into it
+    random.*                                generators of random numbers
+
+and as metadata the round whose contribution it includes, the tokens of what is kept, the share of the data it drew
+from last, and how many batches of it were drawn.
+
+The copy is all that training waits for. Its memory is made once and used again: fresh pages cost more than a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+
+from shoal.collectives.codecs import U8
+from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
+from shoal.node.training.random_state import RandomState
+from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Assignment, Snapshot, Snapshotted
+from shoal.protocol.errors import LocalError
+
+METADATA = "trainer"
+FORMAT = "shoal trainer 1"
+_PIECE_BYTES = 8 << 20
+_PLACE_BYTES = 64
+"""Every tensor of the copy begins at a multiple of this: a cache line."""
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+
+
+class InnerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a trainer's state. round: the last one that its contribution was for; drawn: batches so far.
+
+    steps: since that contribution; kept_tokens, marked: those of `accounts.SavedAccounts`.
+    """
+
+    format: str = FORMAT
+    layout: str
+    round: Annotated[int, msgspec.Meta(ge=0)]
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    kept_tokens: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    marked: Annotated[int, msgspec.Meta(ge=0)] | None
+    assignment: Assignment | None
+    drawn: Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InnerState:
+    """Live tensors of a replica, by name, and its counters: what a copy is made of."""
+
+    tensors: Sequence[tuple[str, torch.Tensor]]
+    counters: InnerCounters
+    random: RandomState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """How a snapshot went. copy_s: what the trainer waited; write_s: what the disk took beside it; failure: or not."""
+
+    copy_s: float = 0.0
+    write_s: float = 0.0
+    size_bytes: int = 0
+    failure: str = ""
+
+    def report(self, order: Snapshot) -> Snapshotted:
+        """What the daemon is told of it."""
+        return Snapshotted(
+            round=order.round,
+            path=order.path,
+            copy_s=self.copy_s,
+            write_s=self.write_s,
+            size_bytes=self.size_bytes,
+            failure=self.failure[:SUMMARY_LIMIT_CHARS],
+        )
+
+
+class SnapshotBusy(LocalError):
+    """The snapshot before is still being written."""
+
+
+class Snapshotter:
+    """Copies states into memory of its own, from which they are written; one at a time."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._making = threading.Lock()
+        self._taken = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make the memory for states of this size, touched, so that no copy waits for fresh pages. From any thread."""
+        with self._making:
+            if self._memory.numel() < size_bytes:
+                self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+    def take(self, state: InnerState, path: Path) -> Writing:
+        """Copy `state`; what is returned writes it to `path`, then call `done`. Raises SnapshotBusy before that."""
+        if not self._taken.acquire(blocking=False):
+            raise SnapshotBusy("a snapshot was ordered while the one before it is being written")
+        began = time.perf_counter()
+        self.reserve(room_bytes(tensor for _, tensor in state.tensors))
+        copied: list[TensorBytes] = []
+        pieces: list[tuple[U8, U8]] = []
+        at = 0
+        for name, tensor in state.tensors:
+            size = tensor.numel() * tensor.element_size()
+            place = self._memory[at : at + size]
+            if tensor.device.type == "cpu" and tensor.is_contiguous():
+                source = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+                pieces += _pieces(source, place.numpy())
+            else:
+                place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+            copied.append(TensorBytes(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.numpy().data))
+            at += room_bytes([tensor])
+        self._copy(pieces)
+        if any(tensor.is_cuda for _, tensor in state.tensors):
+            torch.cuda.synchronize()
+        copied += state.random.tensors()
+        metadata = {METADATA: msgspec.json.encode(state.counters).decode(), **state.random.metadata()}
+        return Writing(path, copied, metadata, copy_s=time.perf_counter() - began)
+
+    def _copy(self, pieces: Sequence[tuple[U8, U8]]) -> None:
+        """In as many threads as torch has. Each takes the next piece: none waits for another before the end, as
+        torch's own copies would after each tensor, and that is long on a machine that has other things to do."""
+        if len(pieces) < 2 or torch.get_num_threads() == 1:
+            for source, place in pieces:
+                np.copyto(place, source)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="copy")
+        for _ in self._threads.map(lambda piece: np.copyto(piece[1], piece[0]), pieces):
+            pass
+
+    def done(self) -> None:
+        """The memory may be used for the next one. From any thread."""
+        self._taken.release()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """A copied state on its way to disk."""
+
+    path: Path
+    tensors: Sequence[TensorBytes]
+    metadata: dict[str, str]
+    copy_s: float
+
+    def write(self) -> Written:
+        """Write it durably; a disk that does not take it is told, not raised. Blocks."""
+        began = time.perf_counter()
+        size, failure = 0, ""
+        try:
+            size = write_tensors(self.path, self.tensors, self.metadata)
+        except Exception as error:  # the thread's boundary: the trainer goes on, and the daemon hears why
+            failure = " ".join(str(error).split()) or type(error).__name__
+        return Written(copy_s=self.copy_s, write_s=time.perf_counter() - began, size_bytes=size, failure=failure)
+
+
+def _pieces(source: U8, place: U8) -> list[tuple[U8, U8]]:
+    return [
+        (source[at : at + _PIECE_BYTES], place[at : at + _PIECE_BYTES]) for at in range(0, source.size, _PIECE_BYTES)
+    ]
+
+
+def room_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """How much memory the copies of these tensors take."""
+    sizes = (tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(-(-size // _PLACE_BYTES) * _PLACE_BYTES for size in sizes)
+
+
+def keepable(tensor: torch.Tensor) -> bool:
+    """Whether a file can hold tensors of this type."""
+    return tensor.dtype in _DTYPE_NAMES
+
+
+class SavedInner:
+    """A snapshot as it was read back, every byte checked."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DamagedFile, naming the file, if it is not what was written; FileNotFoundError if it is not there."""
+        self._file = TensorFile(path)
+        self._file.check_whole()
+        try:
+            self.counters = msgspec.json.decode(self._file.metadata[METADATA], type=InnerCounters)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise DamagedFile(f"{path} is no snapshot of a trainer ({error}); remove it") from None
+        if self.counters.format != FORMAT:
+            raise DamagedFile(f"{path} is of format {self.counters.format!r}, not {FORMAT!r}; remove it")
+        self.random = RandomState.read(self._file)
+
+    def has(self, name: str) -> bool:
+        """Whether it holds a tensor of this name."""
+        return name in self._file.names
+
+    def check_layout(self, digest: bytes) -> None:
+        """Raises DamagedFile unless it is of a model with this layout."""
+        if self.counters.layout != digest.hex():
+            raise DamagedFile(f"{self._file.path} is of another model; remove it")
+
+    def check(self, name: str, like: torch.Tensor) -> None:
+        """Raises DamagedFile unless it holds a tensor `name` of the type and shape of `like`."""
+        found = self._file.array(name)
+        if self._file.dtype(name) != _DTYPE_NAMES.get(like.dtype) or found.shape != tuple(like.shape):
+            raise DamagedFile(f"{self._file.path} is of another model, {name!r} does not fit; remove it")
+
+    @torch.no_grad()
+    def copy_to(self, name: str, out: torch.Tensor) -> None:
+        """Copy the tensor `name` into `out`, which it fits. Raises DamagedFile."""
+        self.check(name, out)
+        stored = torch.from_numpy(self._file.array(name).reshape(-1).view("u1"))
+        out.copy_(stored.view(_DTYPES[self._file.dtype(name)]).view(out.shape))

@@ -1,0 +1,200 @@
+"""Whether two nodes train the same model: names and shapes of all parameters, compared as soon as they are linked.
+
+    GetLayout(after)  ─────►  LayoutPart(digest, total, names, shapes of up to PART_LIMIT_PARAMETERS from `after` on)
+
+Equal digests end it. Otherwise both lists, which are sorted by name, are read side by side up to the first parameter in
+which they differ, and users are told its name. A peer's word alone ends nobody: a node stops where the header of the
+state that it is about to fetch, which a certificate or the first founder vouches for, is of another layout. That is
+before the first chunk comes and before it takes part in any round; the error then names the parameter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+import trio
+
+from shoal.node.outcome import Notice, Progress
+from shoal.node.training.trainer_messages import Layout
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Count
+from shoal.protocol.wire import Message, canonical, decode
+from shoal.swarm.host import Host
+from shoal.swarm.streams import MessageStream
+
+LAYOUT_PROTOCOL = "/shoal/layout/1"
+LAYOUT_DEADLINE_S = 10.0
+LAYOUT_ANSWER_LIMIT_BYTES = 1 << 20
+PART_LIMIT_PARAMETERS = 1024
+NAME_LIMIT_CHARS = 256
+"""Of a name so much is compared, and shown."""
+DIMENSION_LIMIT = 16
+DIFFERENCE_LIMIT = 64
+"""Other layouts that are remembered."""
+RETRY_S = 2.0
+"""A peer that has built no model yet is asked again."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT_CHARS)]
+_Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=DIMENSION_LIMIT)]
+
+logger = logging.getLogger(__name__)
+
+
+class GetLayout(Message, frozen=True, kw_only=True):
+    """Asks for the parameters after the first `after`."""
+
+    after: Count
+
+
+class LayoutPart(Message, frozen=True, kw_only=True):
+    """Some of `total` parameters; `digest` is that of all, empty where no model is built yet."""
+
+    digest: Annotated[bytes, msgspec.Meta(max_length=32)]
+    total: Count
+    names: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=PART_LIMIT_PARAMETERS)] = ()
+    shapes: Annotated[tuple[_Shape, ...], msgspec.Meta(max_length=PART_LIMIT_PARAMETERS)] = ()
+
+
+Parameter = tuple[str, tuple[int, ...]]
+"""Name and shape."""
+
+
+def part_of(layout: Layout | None, after: int) -> LayoutPart:
+    """What to answer to `GetLayout(after)`."""
+    if layout is None:
+        return LayoutPart(digest=b"", total=0)
+    end = after + PART_LIMIT_PARAMETERS
+    return LayoutPart(
+        digest=layout.digest,
+        total=len(layout.names),
+        names=tuple(name[:NAME_LIMIT_CHARS] for name in layout.names[after:end]),
+        shapes=layout.shapes[after:end],
+    )
+
+
+def describe_difference(there: Parameter | None, here: Parameter | None, where: str) -> str:
+    """One clause on the first parameter in which two sorted lists differ; None is the end of a list."""
+    if there is not None and (here is None or there[0] < here[0]):
+        return f"parameter {there[0]!r} of shape {there[1]} is {where} and not here"
+    if here is not None and (there is None or here[0] < there[0]):
+        return f"parameter {here[0]!r} of shape {here[1]} is here and not {where}"
+    assert there is not None
+    assert here is not None
+    return f"parameter {here[0]!r} has shape {there[1]} {where} and {here[1]} here"
+
+
+def first_difference(there: Layout, here: Layout, where: str) -> str | None:
+    """The same for two whole layouts; None if they are equal."""
+    ours, theirs = list(zip(here.names, here.shapes, strict=True)), list(zip(there.names, there.shapes, strict=True))
+    for number in range(max(len(ours), len(theirs))):
+        mine, other = _at(ours, number), _at(theirs, number)
+        if mine != other:
+            return describe_difference(other, mine, where)
+    return None
+
+
+def _at(parameters: list[Parameter], number: int) -> Parameter | None:
+    return parameters[number] if number < len(parameters) else None
+
+
+class Layouts:
+    """This node's layout beside those of its peers. Use from trio's thread.
+
+    linked: the peers that were admitted.
+    """
+
+    def __init__(
+        self, *, host: Host, linked: Callable[[], frozenset[PeerId]], on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._host = host
+        self._linked = linked
+        self._on_progress = on_progress
+        self._own: Layout | None = None
+        self._known = trio.Event()
+        self._checked: set[PeerId] = set()
+        self._differences: dict[bytes, str] = {}  # by the digest of the other layout
+
+    def know(self, layout: Layout) -> None:
+        """The model is built here."""
+        self._own = layout
+        self._known.set()
+
+    def forget(self, peer: PeerId) -> None:
+        """The link with it was lost: it may come back as another."""
+        self._checked.discard(peer)
+
+    def accept(self, digest: bytes) -> None:
+        """A state of the layout with this digest is the swarm's.
+
+        Raises ConfigError, naming the parameter as far as a peer told, if the model built here is another.
+        """
+        if self._own is not None and digest != self._own.digest:
+            difference = self._differences.get(digest, "its parameters differ from those of the model built here")
+            raise ConfigError(f"the swarm trains another model: {difference}; build the same model on every node")
+
+    async def watch(self, peer: PeerId) -> None:
+        """Compare with a peer once both have built their models, for as long as it is linked."""
+        await self._known.wait()
+        while not await self.check(peer):
+            await trio.sleep(RETRY_S)
+            if peer not in self._linked():
+                return
+
+    async def check(self, peer: PeerId) -> bool:
+        """Compare with a peer unless that was done; whether there was something to compare. Raises nothing."""
+        if peer in self._checked or self._own is None:
+            return peer in self._checked
+        try:
+            found = await self._compare(peer, self._own)
+        except (NetworkError, RemoteError) as error:
+            logger.info("cannot compare models with %s: %s", peer, error)
+            return False
+        if found is None:
+            return False
+        digest, difference = found
+        if difference and len(self._differences) < DIFFERENCE_LIMIT:
+            self._differences[digest] = difference
+            self._on_progress(Notice(text=f"a peer trains another model: {difference}"))
+        self._checked.add(peer)
+        return True
+
+    async def _compare(self, peer: PeerId, own: Layout) -> tuple[bytes, str] | None:
+        """The peer's digest and the first difference, empty for none; None if the peer has no model yet.
+
+        Raises NetworkError, RemoteError.
+        """
+        ours = list(zip((name[:NAME_LIMIT_CHARS] for name in own.names), own.shapes, strict=True))
+        after = 0
+        while True:
+            request = canonical(GetLayout(after=after))
+            reply = await self._host.request(
+                peer, LAYOUT_PROTOCOL, request, deadline_s=LAYOUT_DEADLINE_S, limit_bytes=LAYOUT_ANSWER_LIMIT_BYTES
+            )
+            part = decode(reply, LayoutPart, peer=peer)
+            if not part.digest:
+                return None
+            if part.digest == own.digest:
+                return part.digest, ""
+            if len(part.names) != len(part.shapes) or after + len(part.names) > part.total:
+                raise RemoteError("a layout whose names and shapes do not fit", peer=peer)
+            theirs = list(zip(part.names, part.shapes, strict=True))
+            for number in range(after, after + PART_LIMIT_PARAMETERS):
+                mine, other = _at(ours, number), _at(theirs, number - after)
+                if mine != other:
+                    return part.digest, describe_difference(other, mine, f"at {peer}")
+                if mine is None:
+                    return part.digest, "its names are longer than what is compared"
+            after += PART_LIMIT_PARAMETERS
+
+    async def serve(self, stream: MessageStream) -> None:
+        """Answer one request. Raises RemoteError when it is malformed, or its sender was not admitted."""
+        if stream.peer not in self._linked():
+            raise RemoteError("wants something without having been admitted", peer=stream.peer)
+        data = await stream.receive(deadline_s=LAYOUT_DEADLINE_S)
+        asked = decode(data, GetLayout, peer=stream.peer)
+        await stream.send(canonical(part_of(self._own, asked.after)), deadline_s=LAYOUT_DEADLINE_S)
+        await stream.aclose()

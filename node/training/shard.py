@@ -1,0 +1,315 @@
+"""One rank's part of a model that several processes hold together, with the fully sharded data parallelism of torch.
+
+Every method is called by all ranks of the group at the same time, in the same order (`rank_messages`), since each is or
+contains a collective. What goes in and out as a whole does so in rank 0; the others pass None and get nothing.
+
+Each rank draws every batch and trains on its part of the rows. The gradient is the mean over the batch's tokens,
+whatever their number in each part: a sum in every rank, reduced by `fully_shard`, divided once by all tokens. So it is
+that of one process to rounding.
+
+Source: PyTorch FSDP, arXiv 2304.11277; sharding by parameter and by block as torchtitan does, arXiv 2410.06511.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from shoal.node.training.adamw import EPSILON
+from shoal.node.training.flat_parameters import FlatParameters
+from shoal.node.training.host_copies import HostCopies
+from shoal.node.training.micro_batches import deal_batch, to_device
+from shoal.node.training.ranks import GROUP_TIMEOUT_S, LOOPBACK
+from shoal.node.training.trainer_messages import Assignment, Start
+from shoal.node.workload import Workload, batches_from
+from shoal.protocol.errors import ConfigError, LocalError
+
+_READ = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WRITE = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True, strict=False)
+
+
+def rank_device(wanted: str, rank: int, processes: int) -> torch.device:
+    """The device of a rank: the processor for all, or an accelerator for each. Raises ConfigError."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and not there):
+        return torch.device("cpu")
+    if wanted not in ("auto", "cuda"):
+        raise ConfigError(f"--processes {processes}: give --device cpu, cuda or auto with it, not {wanted!r}")
+    if there < processes:
+        found = f"only {there} CUDA device{'s' * (there > 1)}" if there else "no CUDA device"
+        raise ConfigError(f"--processes {processes}: there is {found} here; give fewer processes, or --device cpu")
+    return torch.device("cuda", rank)
+
+
+def join_group(store: int, *, rank: int, processes: int, device: torch.device) -> None:
+    """Meet the other ranks through the file `store`. Blocks until all are there, `GROUP_TIMEOUT_S` at most."""
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=distributed.FileStore(f"/proc/self/fd/{store}", processes),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+    )
+
+
+class Shard:
+    """A rank's rows of every parameter, of its gradient and of its moments."""
+
+    def __init__(self, workload: Workload, start: Start, *, rank: int, processes: int, device: torch.device) -> None:
+        """Build the workload's model, the same in all ranks, and keep a part of it.
+
+        Raises ConfigError for a model that cannot be cut.
+        """
+        self.rank = rank
+        self._processes = processes
+        self._device = device
+        self._workload = workload
+        self._accumulate = start.accumulate
+        torch.manual_seed(start.seed)
+        self.model = workload.build()
+        self.layout = FlatParameters(self.model, frozen=not start.sync.gradients).layout
+        _shard(self.model, device, processes)
+        self._trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self._optimizer: torch.optim.AdamW | None = None
+        if not start.sync.gradients:
+            self._optimizer = torch.optim.AdamW(
+                self._trained.values(), betas=start.inner.betas, weight_decay=start.inner.weight_decay, eps=EPSILON
+            )
+        self.moved_names = () if self._optimizer is None else tuple(self._trained)
+        self._batches: Iterator[Any] = iter(())
+        self._random = torch.get_rng_state()  # of the batches, which are the same in all ranks
+        self._resting: HostCopies | None = None
+
+    def open(self, assignment: Assignment, drawn: int) -> None:
+        """Begin with this share of the data after its first `drawn` batches."""
+        torch.manual_seed(assignment.stream_seed)
+        self._batches = batches_from(self._workload, assignment, drawn)
+        self._random = torch.get_rng_state()
+        torch.manual_seed(assignment.stream_seed + self.rank)  # dropout differs from rank to rank
+
+    def draw(self) -> Any:
+        """The next batch, whole, or None at the end. No collective: all ranks draw the same."""
+        own = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        batch = next(self._batches, None)
+        self._random = torch.get_rng_state()
+        torch.set_rng_state(own)
+        return batch
+
+    def backward(self, batch: Any) -> tuple[float, int]:
+        """Leave the gradient of the batch's mean loss in the parameters; returns that loss and its tokens.
+
+        Both are of the whole batch. Raises ConfigError for a batch that cannot be cut.
+        """
+        parts, counted_parts = deal_batch(batch, self._processes * self._accumulate)
+        self.model.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for number in range(self.rank * self._accumulate, (self.rank + 1) * self._accumulate):
+            loss, tokens = self._workload.loss(self.model, to_device(parts[number], self._device))
+            if int(tokens) and number < counted_parts:
+                (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
+                sums += torch.tensor((float(loss.detach()) * int(tokens), int(tokens)), dtype=torch.float64)
+            else:  # the mean over nothing is no number, and a copy not to be counted; yet the others wait for this
+                (loss.nan_to_num() * 0).backward()  # type: ignore[no-untyped-call]
+        distributed.all_reduce(sums)
+        total, counted = sums.tolist()
+        for parameter in self._trained.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self._processes / max(1, counted))  # fully_shard takes the mean over ranks
+        return total / max(1, counted), int(counted)
+
+    def clip(self, norm: float) -> float:
+        """Scale all gradients so that their norm is at most this; returns what it was."""
+        found = torch.nn.utils.clip_grad_norm_(self._trained.values(), norm)
+        return float(found.full_tensor() if isinstance(found, DTensor) else found)
+
+    def move(self, lr: float) -> None:
+        """Take a step of AdamW on this rank's rows. No collective."""
+        assert self._optimizer is not None
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+
+    def decay(self, weight_decay: float) -> None:
+        """From the next step on, decay by this. No collective."""
+        for group in self._optimizer.param_groups if self._optimizer is not None else ():
+            group["weight_decay"] = weight_decay
+
+    def gather(self, out: torch.Tensor | None) -> None:
+        """Copy the parameters into `out`, ``(numel,) float32`` in host memory."""
+        whole = get_model_state_dict(self.model, options=_READ)
+        if out is not None:
+            for name, piece in zip(self.layout.names, self._cut(out), strict=True):
+                piece.copy_(cast(torch.Tensor, whole[name]).reshape(-1))
+
+    def gather_gradients(self, out: torch.Tensor | None) -> None:
+        """Copy the gradients into `out`, ``(numel,) float32`` in host memory; zeros for parameters that have none."""
+        pieces = None if out is None else self._cut(out)
+        for place, name in enumerate(self.layout.names):
+            gradient = self._trained[name].grad if name in self._trained else None
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            if pieces is None:
+                continue
+            if whole is None:
+                pieces[place].zero_()
+            else:
+                pieces[place].copy_(whole.reshape(-1))
+
+    def scatter(self, vector: torch.Tensor | None) -> None:
+        """Copy `vector`, ``(numel,) float32`` in host memory, into the parameters."""
+        whole: dict[str, Any] = {}
+        if vector is not None:
+            named = zip(self.layout.names, self.layout.shapes, self._cut(vector), strict=True)
+            whole = {name: piece.view(shape) for name, shape, piece in named}
+        set_model_state_dict(self.model, whole, options=_WRITE)
+
+    def gather_moments(self) -> list[tuple[str, torch.Tensor]]:
+        """A host copy of the moments, by the names and in the order of `adamw.AdamW.state`; empty but in rank 0."""
+        states: Mapping[str, Mapping[str, torch.Tensor]] = {}
+        # Before the first step torch would make a state up, in which one has been taken.
+        if self._optimizer is not None and self._optimizer.state:
+            whole = get_optimizer_state_dict(self.model, self._optimizer, options=_READ)
+            states = cast(Mapping[str, Mapping[str, torch.Tensor]], whole.get("state", {}))
+        if self.rank:
+            return []
+        steps = torch.zeros(len(self.moved_names), dtype=torch.int64)
+        first: list[tuple[str, torch.Tensor]] = []
+        second: list[tuple[str, torch.Tensor]] = []
+        for place, name in enumerate(self.moved_names):
+            state = states.get(name, {})  # none where there was no gradient yet
+            shape = self._trained[name].shape
+            first.append((f"first.{name}", state.get("exp_avg", torch.zeros(shape))))
+            second.append((f"second.{name}", state.get("exp_avg_sq", torch.zeros(shape))))
+            steps[place] = int(state.get("step", 0))
+        return [*first, *second, ("steps", steps)]
+
+    def scatter_moments(self, moments: Mapping[str, torch.Tensor]) -> None:
+        """Take over moments by those names, all of them; empty but in rank 0."""
+        if self._optimizer is None:
+            return
+        whole: dict[str, Any] = {}
+        if not self.rank:
+            steps = moments["steps"].tolist()
+            whole["state"] = {
+                name: {
+                    "step": torch.tensor(float(steps[place])),
+                    "exp_avg": moments[f"first.{name}"],
+                    "exp_avg_sq": moments[f"second.{name}"],
+                }
+                for place, name in enumerate(self.moved_names)
+            }
+            (group,) = self._optimizer.param_groups
+            settings = {key: value for key, value in group.items() if key != "params"}
+            whole["param_groups"] = [{**settings, "params": list(self.moved_names)}]
+        set_optimizer_state_dict(self.model, self._optimizer, whole, options=_WRITE)
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """What of the model does not travel, live, by name: this rank's own. No collective."""
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        return [
+            (name, value)
+            for name, value in self.model.state_dict().items()
+            if name not in parameters and isinstance(value, torch.Tensor)
+        ]
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0."""
+        for _, value in self.buffers():
+            distributed.broadcast(value, src=0)
+
+    @torch.no_grad()
+    def measure(self) -> float:
+        """The workload's metric of the model as it is."""
+        self.model.eval()
+        try:
+            return float(self._workload.evaluate(self.model))
+        finally:
+            self.model.train()
+
+    def rest(self) -> None:
+        """Give what this rank has on an accelerator back to it, until `wake`, but for buffers. No collective."""
+        if self._device.type == "cuda":
+            self.give_back()
+            torch.cuda.empty_cache()
+
+    def give_back(self) -> None:
+        """Copy this rank's rows, and their moments, to the host, and free the memory that they had."""
+        self.model.zero_grad(set_to_none=True)
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        self._resting = HostCopies(_local(tensor) for tensor in [*self.model.parameters(), *held])
+
+    def wake(self) -> None:
+        """Come back from `rest`, with nothing changed. No collective."""
+        if self._resting is not None:
+            self._resting.put_back()
+            self._resting = None
+
+    def _cut(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
+        return torch.split(vector, sizes)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's rows."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard(model: torch.nn.Module, device: torch.device, processes: int) -> None:
+    """Cut the model's parameters by rows: those of each block together, then all the rest.
+
+    A block is an entry of an outermost `ModuleList`, as the layers of a transformer are; one that shares a parameter
+    with the rest of the model stays with it.
+    """
+    for name, parameter in model.named_parameters():
+        if not (parameter.dim() and parameter.is_floating_point()):
+            what = f"of {parameter.dtype}" if parameter.dim() else "a single number; give it the shape (1,)"
+            raise ConfigError(f"--processes {processes}: parameter {name!r} cannot be cut, it is {what}")
+    mesh = init_device_mesh(device.type, (processes,))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def _blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    uses: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    found: list[torch.nn.Module] = []
+    waiting = list(model.children())
+    while waiting:
+        module = waiting.pop(0)
+        if not isinstance(module, torch.nn.ModuleList):
+            waiting += module.children()
+            continue
+        for block in module:
+            own = [id(parameter) for _, parameter in block.named_parameters(remove_duplicate=False)]
+            callable_ = type(block).forward is not torch.nn.Module.forward
+            if own and callable_ and all(uses[each] == own.count(each) for each in own):
+                found.append(block)
+    return found
+
+
+def check_drawn(batch: Any) -> Any:
+    """What a rank drew after rank 0 had drawn a batch. Raises LocalError if it has none."""
+    if batch is None:
+        raise LocalError("batches() ended in one process and not in another; equal assignments must give equal batches")
+    return batch

@@ -1,0 +1,200 @@
+"""A replica whose model is held by several processes: what rank 0 does with its accounts, and has the others do.
+
+The inner loop and the accounts are those of `inner_loop`, in rank 0 alone. Where one process would use its model, this
+one tells the other ranks what is to be done and does its own part of it (`shard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.inner_state import InnerState, keepable, room_bytes
+from shoal.node.training.rank_messages import (
+    Backward,
+    Clip,
+    Decay,
+    Gather,
+    GatherGradients,
+    GatherInner,
+    Measure,
+    Move,
+    Open,
+    RankStart,
+    Rest,
+    Scatter,
+    ScatterInner,
+    Wake,
+)
+from shoal.node.training.ranks import Ranks
+from shoal.node.training.shard import Shard, join_group, rank_device
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import Assignment, Start
+from shoal.node.workload import Workload
+
+
+class ShardedFlat:
+    """The parameters of all ranks as rank 0's host vector: what `accounts.Flat` asks for."""
+
+    def __init__(self, shard: Shard, ranks: Ranks) -> None:
+        self._shard = shard
+        self._ranks = ranks
+        self.layout = shard.layout
+
+    def new_vector(self) -> torch.Tensor:
+        """Return ``(numel,) float32`` zeros in host memory."""
+        return torch.zeros(self.layout.numel, dtype=torch.float32)
+
+    def gather(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the parameters into `out`, ``(numel,) float32``, and return it."""
+        self._ranks.tell(Gather())
+        self._shard.gather(out)
+        return out
+
+    def gather_gradients(self, out: torch.Tensor) -> None:
+        """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
+        self._ranks.tell(GatherGradients())
+        self._shard.gather_gradients(out)
+
+    def scatter(self, vector: torch.Tensor) -> None:
+        """Copy `vector`, ``(numel,) float32``, into the parameters of all ranks."""
+        self._ranks.tell(Scatter())
+        self._shard.scatter(vector)
+
+
+class ShardedAdamW:
+    """The optimizers of all ranks, as the inner loop uses its own."""
+
+    def __init__(self, shard: Shard, ranks: Ranks) -> None:
+        self._shard = shard
+        self._ranks = ranks
+
+    def zero_grad(self) -> None:
+        """Every backward pass begins with none."""
+
+    def step(self, lr: float) -> None:
+        """Move every parameter that has a gradient."""
+        self._ranks.tell(Move(lr=lr))
+        self._shard.move(lr)
+
+    def decay(self, weight_decay: float) -> None:
+        """From the next step on, decay by this."""
+        self._ranks.tell(Decay(weight_decay=weight_decay))
+        self._shard.decay(weight_decay)
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, whole, copied to the host: writing to it changes nothing. names: of the parameters."""
+        self._ranks.tell(GatherInner())
+        return self._shard.gather_moments()
+
+    def move(self, device: torch.device) -> None:
+        """Stay: parts are where their process has its device."""
+
+
+class ShardedReplica(Replica):
+    """`Replica` over a group of processes, seen from rank 0."""
+
+    def __init__(self, workload: Workload, start: Start, *, ranks: Ranks) -> None:
+        """Have all ranks build the workload's model, and keep a part of it each. Raises ConfigError."""
+        device = rank_device(start.device, 0, ranks.processes)
+        self.device_type = device.type
+        self._start = start
+        self._ranks = ranks
+        self._resting = False
+        for rank in range(1, ranks.processes):
+            ranks.tell_rank(rank, RankStart(start=start, rank=rank, processes=ranks.processes))
+        join_group(ranks.store, rank=0, processes=ranks.processes, device=device)
+        super().__init__(
+            workload,
+            seed=start.seed,
+            inner=start.inner,
+            device=device,
+            sync=start.sync,
+            accumulate=start.accumulate,
+            contributions=start.contributions,
+        )
+
+    def _build(self, seed: int) -> None:
+        self._shard = Shard(self._workload, self._start, rank=0, processes=self._ranks.processes, device=self._device)
+        self.model = self._shard.model
+        self._trained_names = self._shard.moved_names
+        self._flat = ShardedFlat(self._shard, self._ranks)
+        self._optimizer = ShardedAdamW(self._shard, self._ranks)
+
+    def _stream(self, assignment: Assignment) -> Iterator[Any]:
+        self._ranks.tell(Open(assignment=assignment, drawn=self._drawn))
+        self._shard.open(assignment, self._drawn)
+        return self._drawn_batches()
+
+    def _drawn_batches(self) -> Iterator[Any]:
+        while (batch := self._shard.draw()) is not None:
+            yield batch
+
+    def _backward(self, batch: Any) -> tuple[float, int]:
+        self._ranks.tell(Backward())
+        return self._shard.backward(batch)
+
+    def _clip(self, limit: float) -> float:
+        self._ranks.tell(Clip(norm=limit))
+        return self._shard.clip(limit)
+
+    def _measure(self) -> float:
+        self._ranks.tell(Measure())
+        return self._shard.measure()
+
+    def _put_inner(self, own: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._ranks.tell(ScatterInner())
+        self._shard.scatter_moments(dict(own))
+        self._shard.share_buffers()
+
+    def inner_state_bytes(self) -> int:
+        """How much memory a copy of the inner state takes; no other rank is asked."""
+        buffers = [value for _, value in self._shard.buffers() if keepable(value)]
+        moved = [value for name, value in self.model.named_parameters() if name in self._trained_names]
+        moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in moved)
+        return moments + room_bytes([*buffers, self.new_vector()] if self.accounts.mixes else buffers)
+
+    def rest(self) -> None:
+        """Leave the devices to others until `wake`: the parts go to the host, at a step boundary.
+
+        What is asked of them meanwhile, a new anchor or an evaluation, takes them back for as long as it takes.
+        """
+        self._ranks.tell(Rest())
+        self._shard.rest()
+        self._resting = True
+
+    def wake(self) -> None:
+        """Come back from `rest`, with nothing changed."""
+        self._ranks.tell(Wake())
+        self._shard.wake()
+        self._resting = False
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        resting = self._resting
+        if resting:
+            self.wake()
+        try:
+            yield
+        finally:
+            if resting:
+                self.rest()
+
+    def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
+        """As of one process."""
+        with self._awake():
+            super().apply(anchor, round=round, taken=taken, fresh=fresh)
+
+    def evaluate(self) -> float:
+        """As of one process."""
+        with self._awake():
+            return super().evaluate()
+
+    def inner_state(self, round: int) -> InnerState:
+        """As of one process."""
+        with self._awake():
+            return super().inner_state(round)

@@ -1,0 +1,341 @@
+"""The daemon's side of the trainer: starts the child process, watches it, starts it again when it dies.
+
+A trainer that *dies* (killed for memory, a segmentation fault, a hang past `STALL_DEADLINE_S`) is started
+again from the anchor in shared memory and its newest snapshot, at most `RESTART_LIMIT` times in
+`RESTART_WINDOW_S`; what it had learnt since, and not contributed, it learns again. A workload that *raises*
+would raise again: its traceback is the last event and no restart is tried. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from shoal.node.training import shared_tensors
+from shoal.node.training.shared_tensors import SharedTensors, Vector
+from shoal.node.training.trainer_child import ChildDied, ChildRaised, TrainerConnection, logger, running_child
+from shoal.node.training.trainer_messages import (
+    Applied,
+    Apply,
+    Attach,
+    Attached,
+    Command,
+    Contribution,
+    Evaluated,
+    Failed,
+    Initial,
+    InnerSettings,
+    Layout,
+    Ping,
+    Pong,
+    Progress,
+    Report,
+    Restore,
+    Restored,
+    Retune,
+    Scalar,
+    Snapshotted,
+    Start,
+    Started,
+    SyncSettings,
+    Trained,
+)
+from shoal.node.workload import WorkloadError
+from shoal.protocol.errors import ConfigError, LocalError
+
+RESTART_LIMIT = 3
+RESTART_WINDOW_S = 600.0
+RESTART_PAUSE_S = 0.5
+START_DEADLINE_S = 600.0
+"""From spawn to attached: importing torch, building the model, loading the anchor."""
+PING_PERIOD_S = 60.0
+"""A trainer silent for so long is asked for a sign of life."""
+STALL_DEADLINE_S = 600.0
+"""From that question to the answer: one inner step or one evaluation must fit."""
+EVENTS_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpec:
+    """What a trainer needs to know; the manifest's settings first, then this machine's.
+
+    threads: of all `processes` together, though each has one at least.
+    """
+
+    workload: str
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    seed: int = 0
+    inner: InnerSettings = field(default_factory=InnerSettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    data: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    accumulate: int = 1
+    processes: int = 1
+    log_path: str | None = None
+
+    @property
+    def threads_each(self) -> int:
+        """Of one process."""
+        return max(1, self.threads // self.processes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The trainer died (`cause`) and a new one stands on θ(`round`), fresh, or on nothing yet if None.
+
+    Orders sent before this event are forgotten: send `Train` or `Evaluate` anew.
+    """
+
+    cause: str
+    round: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFailed:
+    """Training is over: the workload raised, or the trainer died too often. The last event."""
+
+    summary: str
+    traceback: str
+
+
+TrainerEvent = (
+    Initial
+    | Progress
+    | Contribution
+    | Trained
+    | Applied
+    | Evaluated
+    | Snapshotted
+    | Restored
+    | Restarted
+    | TrainerFailed
+)
+
+
+class Trainer:
+    """Supervises one trainer process.
+
+    `layout`, `started`, `anchor` and `contribution` are there once `run` has reported started, and stay
+    valid through restarts. `events` has one consumer, which must keep up: a full channel holds the child
+    back (`Progress` alone is dropped instead).
+    """
+
+    layout: Layout
+    started: Started
+    anchor: Vector
+    contribution: Vector
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self._spec = spec
+        self._publish: trio.MemorySendChannel[TrainerEvent]
+        self.events: trio.MemoryReceiveChannel[TrainerEvent]
+        self._publish, self.events = trio.open_memory_channel[TrainerEvent](EVENTS_LIMIT)
+        self._child: TrainerConnection | None = None  # only while it takes orders
+        self._tensors: SharedTensors | None = None
+        self._anchored: Apply | None = None
+        self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._contributions = 0
+        self._contributed_round = 0  # of the newest contribution
+        self._announced = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the running trainer, or None between two."""
+        return self._child.pid if self._child is not None else None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a trainer running until cancelled, or until training has failed (event `TrainerFailed`).
+
+        Raises `WorkloadError` if the workload raises before `task_status.started`, `ConfigError` if there is none such.
+        Cancellation: the child is asked to stop, killed after `STOP_DEADLINE_S`, and always reaped.
+        """
+        deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
+        cause: str | None = None
+        memory = shared_tensors.open_memory()
+        try:
+            with self._publish:
+                while True:
+                    ending = await self._live(memory, cause, task_status)
+                    if isinstance(ending, ChildRaised):
+                        await self._fail(ending.failed)
+                        return
+                    cause = str(ending)
+                    logger.warning("the trainer died: %s", cause)
+                    now = trio.current_time()
+                    if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
+                        await self._fail(_died_too_often(cause))
+                        return
+                    deaths.append(now)
+                    await trio.sleep(RESTART_PAUSE_S)
+        finally:
+            os.close(memory)
+
+    async def send(self, command: Command) -> None:
+        """Give the trainer an order.
+
+        Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
+        will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`; every other order
+        is dropped, and the daemon orders anew on `Restarted`.
+        Cancellation: the order is delivered whole or not at all; a trainer that does not read for
+        `SEND_DEADLINE_S` is killed.
+        """
+        if isinstance(command, Apply):
+            self._anchored = command
+            self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
+        elif isinstance(command, Restore):
+            self._newest = command
+        elif isinstance(command, Retune):
+            self._spec = replace(self._spec, inner=command.inner, sync=command.sync)
+        if self._child is not None:
+            await self._child.send(command)
+
+    async def _live(
+        self, memory: int, cause: str | None, task_status: trio.TaskStatus[None]
+    ) -> ChildDied | ChildRaised:
+        """Run one child from spawn to its end, and return that end."""
+        spec = self._spec
+        async with running_child(
+            memory=memory, threads=spec.threads_each, log_path=spec.log_path, processes=spec.processes
+        ) as child:
+            try:
+                await self._prepare(child, memory)
+                self._child = child
+                await self._announce(cause, task_status)
+                while True:
+                    await self._pass_on(await _next_report(child))
+            except (ChildDied, ChildRaised) as ending:
+                return ending
+            finally:
+                self._child = None
+
+    async def _prepare(self, child: TrainerConnection, memory: int) -> None:
+        """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
+        with trio.move_on_after(START_DEADLINE_S) as scope:
+            await self._start(child, memory)
+            if self._anchored is not None:
+                await self._restore(child, self._anchored)
+                await self._stand_on_anchor(child)
+        if scope.cancelled_caught:
+            raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
+
+    async def _announce(self, cause: str | None, task_status: trio.TaskStatus[None]) -> None:
+        if not self._announced:
+            self._announced = True
+            task_status.started()
+        elif cause is not None:
+            anchored = None if self._anchored is None else self._anchored.round
+            await self._publish.send(Restarted(cause=cause, round=anchored))
+
+    async def _start(self, child: TrainerConnection, memory: int) -> None:
+        """Have the child build its model and map the shared vectors."""
+        spec = self._spec
+        await child.send(
+            Start(
+                workload=spec.workload,
+                options=spec.options,
+                data=spec.data,
+                seed=spec.seed,
+                inner=spec.inner,
+                sync=spec.sync,
+                device=spec.device,
+                threads=spec.threads_each,
+                accumulate=spec.accumulate,
+                contributions=self._contributions,
+            )
+        )
+        started = await child.receive()
+        if not isinstance(started, Started):
+            raise LocalError(f"the trainer answered Start with {type(started).__name__}")
+        if self._tensors is None:
+            self._tensors = shared_tensors.create(memory, started.layout.numel)
+            self.layout, self.started = started.layout, started
+            self.anchor, self.contribution = self._tensors.anchor, self._tensors.contribution
+        elif started.layout.digest != self.layout.digest:
+            raise ChildRaised(_other_layout())
+        await child.send(Attach(numel=started.layout.numel))
+        if not isinstance(await child.receive(), Attached):
+            raise LocalError("the trainer did not attach")
+
+    async def _restore(self, child: TrainerConnection, anchored: Apply) -> None:
+        """Give the child the newest snapshot; all of it if it is of the anchored round, or of the one under way.
+
+        One of the round under way was ordered when its contribution had been taken.
+        """
+        if self._newest is None:
+            return
+        round = self._newest.round
+        exact = round in (anchored.round, anchored.round + 1)
+        spent = self._contributed_round > round
+        await child.send(Restore(path=self._newest.path, round=round, exact=exact, spent=spent))
+        restored = await child.receive()
+        if not isinstance(restored, Restored):
+            raise LocalError(f"the trainer answered Restore with {type(restored).__name__}")
+        if restored.refused:
+            self._newest = None
+        await self._publish.send(restored)
+
+    async def _stand_on_anchor(self, child: TrainerConnection) -> None:
+        """Load the anchor afresh; again, if the daemon wrote a newer one meanwhile (the copy may be torn)."""
+        loaded: Apply | None = None
+        while loaded is not self._anchored:
+            loaded = self._anchored
+            assert loaded is not None
+            await child.send(Apply(round=loaded.round, fresh=True))
+            if not isinstance(await child.receive(), Applied):
+                raise LocalError("the trainer did not apply the anchor")
+
+    async def _pass_on(self, report: Report) -> None:
+        if isinstance(report, Progress):
+            try:
+                self._publish.send_nowait(report)
+            except trio.WouldBlock:
+                return
+        elif isinstance(report, Initial | Contribution | Trained | Applied | Evaluated | Snapshotted | Restored):
+            if isinstance(report, Contribution):
+                self._contributions, self._contributed_round = report.number, report.round
+            elif isinstance(report, Snapshotted) and not report.failure:
+                self._newest = Restore(path=report.path, round=report.round, exact=True)
+            elif isinstance(report, Restored) and report.refused:
+                self._newest = None
+            await self._publish.send(report)
+        elif not isinstance(report, Pong):
+            raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
+
+    async def _fail(self, failed: Failed) -> None:
+        """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""
+        if not self._announced:
+            if failed.configuration:
+                raise ConfigError(failed.summary)  # one line says it all; the traceback would be of our own code
+            raise WorkloadError(failed.summary, failed.traceback)
+        traceback = "" if failed.configuration else failed.traceback
+        await self._publish.send(TrainerFailed(summary=failed.summary, traceback=traceback))
+
+
+async def _next_report(child: TrainerConnection) -> Report:
+    """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
+    with trio.move_on_after(PING_PERIOD_S):
+        return await child.receive()
+    await child.send(Ping())
+    with trio.move_on_after(STALL_DEADLINE_S):
+        return await child.receive()
+    raise ChildDied(f"hung: no answer for {STALL_DEADLINE_S:g} s")
+
+
+def _died_too_often(cause: str) -> Failed:
+    return Failed(
+        summary=f"the trainer died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {cause}",
+        traceback="",
+    )
+
+
+def _other_layout() -> Failed:
+    return Failed(
+        summary="the workload built a model of another shape than before the restart; build() must depend on "
+        "the options and the seed alone",
+        traceback="",
+    )

@@ -1,0 +1,321 @@
+"""The trainer: a child process that runs inner steps for its daemon.
+
+Run by `shoal.node.training.trainer` as ``python -P -m shoal.node.training.trainer_start CONTROL MEMORY PROCESSES`` with
+two inherited descriptors: a socket for messages (`trainer_messages`) and the file of the shared vectors
+(`shared_tensors`). Everything else, the workload's name included, comes in the first message. With more than one
+process this one is rank 0 of a group (`ranks`), and its replica a `ShardedReplica`.
+
+Two threads. The main one trains and looks at its orders between steps. The other reads the socket, and when
+the daemon is gone (end of stream) ends the process at once, even in the middle of a long step: a trainer is
+never an orphan. Nothing is lost by that, since all state worth keeping is the daemon's or in a snapshot, and a
+third thread that may be writing one leaves a file that nobody takes for whole.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+
+from shoal.node.training import shared_tensors
+from shoal.node.training.inner_loop import Replica, pick_device
+from shoal.node.training.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
+from shoal.node.training.ranks import Ranks
+from shoal.node.training.trainer_messages import (
+    SUMMARY_LIMIT_CHARS,
+    TRACEBACK_LIMIT_CHARS,
+    Applied,
+    Apply,
+    Attach,
+    Attached,
+    Command,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Framing,
+    Hurry,
+    Initial,
+    Pause,
+    Ping,
+    Pong,
+    Report,
+    Restore,
+    Restored,
+    Resume,
+    Retune,
+    Snapshot,
+    Start,
+    Started,
+    Stop,
+    Train,
+    WriteInitial,
+    pack,
+    unpack_command,
+)
+from shoal.node.workload import load_workload, one_line
+from shoal.protocol.errors import ConfigError, LocalError, StorageError
+
+COMMAND_QUEUE_LIMIT = 256
+READ_BYTES = 64 << 10
+EXIT_ORPHANED = 3
+EXIT_CONFUSED = 4
+EXIT_FAILED = 5
+
+
+Order = TypeVar("Order")
+
+
+class Control(Generic[Order]):
+    """The trainer's end of the control pipe: sends from any thread, receives in its own."""
+
+    def __init__(self, connection: socket.socket, unpack: Callable[[bytes], Order]) -> None:
+        self._connection = connection
+        self._unpack = unpack
+        self._sending = threading.Lock()
+        self._commands: queue.Queue[Order] = queue.Queue(COMMAND_QUEUE_LIMIT)
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+
+    def send(self, report: Report) -> None:
+        """Send a report; a daemon that is gone ends the process."""
+        try:
+            with self._sending:
+                self._connection.sendall(pack(report))
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+
+    def receive(self, *, wait: bool) -> Order | None:
+        """Return the next command, or None if there is none yet and `wait` is false."""
+        try:
+            return self._commands.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        framing = Framing()
+        try:
+            while data := self._connection.recv(READ_BYTES):
+                for frame in framing.feed(data):
+                    self._commands.put_nowait(self._unpack(frame))
+        except OSError:
+            pass
+        except (LocalError, queue.Full) as error:
+            print(f"trainer: the daemon's orders cannot be followed: {one_line(error)}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(EXIT_CONFUSED)
+        os._exit(EXIT_ORPHANED)
+
+
+class TrainerProcess:
+    """Follows commands until `Stop`."""
+
+    def __init__(self, control: Control[Command], memory: int, *, import_s: float, ranks: Ranks | None = None) -> None:
+        self._control = control
+        self._ranks = ranks
+        self._import_s = import_s
+        self._memory = memory
+        self._replica: Replica | None = None
+        self._tensors: shared_tensors.SharedTensors | None = None
+        self._snapshotter = Snapshotter()
+        self._paused = False
+        self._held: deque[Command] = deque()  # an `Apply` that waits for the steps of overlap, and what came after it
+        self._hurried = False
+
+    def run(self) -> None:
+        """Train while there is a stretch, listen between steps, wait when there is nothing to do."""
+        while True:
+            command = self._next_command()
+            if isinstance(command, Stop):
+                return
+            if command is not None:
+                self._follow(command)
+            elif self._replica is not None and self._tensors is not None:
+                report = self._replica.step(self._tensors.contribution)
+                if report is not None:
+                    self._control.send(report)
+
+    def _next_command(self) -> Command | None:
+        """The next order, or None where it is time for a step.
+
+        An anchor that is here before the steps of overlap are made waits for them, and what was ordered after it too,
+        so that what is learnt does not depend on how fast the round was.
+        """
+        replica = self._replica
+        running = replica is not None and not self._paused
+        overlapping = replica is not None and running and replica.overlapping
+        while True:
+            if self._held and (self._hurried or not overlapping):
+                return self._held.popleft()
+            self._hurried = False
+            began = time.monotonic()
+            command = self._control.receive(wait=not (replica is not None and running and replica.training))
+            if replica is not None and running and replica.waiting:
+                replica.blocked(time.monotonic() - began)
+            anchor = isinstance(command, Apply) and not command.fresh and overlapping
+            at_once = isinstance(command, Hurry | Pause | Resume | Ping | Stop)
+            if command is None or at_once or not (self._held or anchor):
+                return command
+            self._held.append(command)
+
+    def _follow(self, command: Command) -> None:
+        if isinstance(command, Start):
+            self._start(command)
+            return
+        if isinstance(command, Ping):
+            self._control.send(Pong())
+            return
+        replica = self._replica
+        if replica is None:
+            raise LocalError(f"{type(command).__name__} before Start")
+        if isinstance(command, Attach):
+            if command.numel != replica.layout.numel:
+                raise LocalError(f"memory for {command.numel} values, the model has {replica.layout.numel}")
+            self._tensors = shared_tensors.attach(self._memory, command.numel)
+            self._control.send(Attached())
+            threading.Thread(
+                target=self._snapshotter.reserve, args=(replica.inner_state_bytes(),), name="reserve", daemon=True
+            ).start()
+            return
+        if self._tensors is None:
+            raise LocalError(f"{type(command).__name__} before Attach")
+        self._work(command, replica, self._tensors)
+
+    def _start(self, start: Start) -> None:
+        torch.set_num_threads(start.threads)
+        if self._ranks is None:
+            device = pick_device(start.device)
+            workload = load_workload(start.workload, start.options, start.data)
+            replica = Replica(
+                workload,
+                seed=start.seed,
+                inner=start.inner,
+                device=device,
+                sync=start.sync,
+                accumulate=start.accumulate,
+                contributions=start.contributions,
+            )
+            where = str(device)
+        else:
+            from shoal.node.training.sharded_replica import (
+                ShardedReplica,  # importing it takes seconds, and few need it
+            )
+
+            workload = load_workload(start.workload, start.options, start.data)
+            replica = ShardedReplica(workload, start, ranks=self._ranks)
+            where = f"{self._ranks.processes} x {replica.device_type}"
+        self._replica = replica
+        self._control.send(
+            Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
+        )
+
+    def _work(self, command: Command, replica: Replica, tensors: shared_tensors.SharedTensors) -> None:
+        match command:
+            case Train():
+                replica.begin(command)
+            case Apply():
+                replica.apply(tensors.anchor, round=command.round, taken=command.taken, fresh=command.fresh)
+                self._control.send(Applied(round=command.round))
+            case Evaluate():
+                self._control.send(Evaluated(round=command.round, value=replica.evaluate()))
+            case Snapshot():
+                self._snapshot(command, replica)
+            case Restore():
+                self._control.send(_restore(command, replica))
+            case Retune():
+                replica.retune(command.inner, command.sync)
+            case WriteInitial():
+                replica.write_initial(tensors.contribution)
+                self._control.send(Initial())
+            case Hurry():
+                self._hurried = True
+            case Pause():
+                self._paused = True
+                replica.rest()
+            case Resume():
+                self._paused = False
+                replica.wake()
+
+    def _snapshot(self, order: Snapshot, replica: Replica) -> None:
+        """Copy now; write, and report it, in a thread."""
+        try:
+            writing = self._snapshotter.take(replica.inner_state(order.round), Path(order.path))
+        except SnapshotBusy as error:
+            self._control.send(Written(failure=str(error)).report(order))
+            return
+
+        def write_and_report() -> None:
+            written = writing.write()
+            self._snapshotter.done()
+            self._control.send(written.report(order))
+
+        threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
+
+
+def _restore(order: Restore, replica: Replica) -> Restored:
+    """Take over a snapshot, or say why it cannot be."""
+    refused = ""
+    try:
+        saved = SavedInner(Path(order.path))
+        if saved.counters.round != order.round:
+            raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
+        replica.restore(saved, exact=order.exact, spent=order.spent)
+    except (StorageError, FileNotFoundError) as error:
+        refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)
+    return Restored(round=order.round, path=order.path, exact=order.exact, refused=refused[:SUMMARY_LIMIT_CHARS])
+
+
+def describe(error: Exception) -> Failed:
+    """Turn an exception into what a person is shown: one line, and the traceback of the user's error."""
+    summary = str(error) if isinstance(error, ConfigError) else one_line(error)
+    text = "".join(traceback.format_exception(error))
+    return Failed(
+        summary=summary[:SUMMARY_LIMIT_CHARS],
+        traceback=text[-TRACEBACK_LIMIT_CHARS:],
+        configuration=isinstance(error, ConfigError) and error.__cause__ is None,
+    )
+
+
+def serve(control: int, memory: int, *, import_s: float, ranks: Ranks | None = None) -> int:
+    """Serve one daemon over two inherited descriptors; return the exit status. import_s: how long importing torch took.
+
+    ranks: the other processes of this trainer, which end with it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to interpret
+    connection = Control(socket.socket(fileno=control), unpack_command)
+    if ranks is not None:
+        ranks.watch(partial(_fail_with, connection))
+    try:
+        TrainerProcess(connection, memory, import_s=import_s, ranks=ranks).run()
+    except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
+        if ranks is not None:
+            ranks.await_blame()
+        connection.send(describe(error))
+        return _exit(EXIT_FAILED, ranks)
+    return _exit(0, ranks)
+
+
+def _fail_with(control: Control[Command], failed: Failed) -> None:
+    """The workload raised in another rank: tell it as if it had been here."""
+    control.send(failed)
+    os._exit(EXIT_FAILED)
+
+
+def _exit(status: int, ranks: Ranks | None) -> int:
+    """Return the status; with other ranks, end them and the process without waiting for what they have left undone."""
+    if ranks is not None:
+        ranks.end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

@@ -1,0 +1,252 @@
+"""The daemon's dealings with its trainer: hand it the certified state, have it train and evaluate, hear the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import trio
+from blake3 import blake3
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
+from shoal.node.training.fair_share import SteadySpeed, fair_steps
+from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
+from shoal.node.training.trainer_messages import (
+    Applied,
+    Apply,
+    Assignment,
+    Contribution,
+    Evaluate,
+    Evaluated,
+    Hurry,
+    Initial,
+    InnerSettings,
+    Pause,
+    Progress,
+    Restore,
+    Resume,
+    Retune,
+    Snapshot,
+    SyncSettings,
+    Train,
+    Trained,
+    WriteInitial,
+)
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import Term, Value
+
+INITIAL_DEADLINE_S = 120.0
+APPLY_DEADLINE_S = 900.0
+"""A trainer applies a state at its next step boundary; one step may take this long."""
+OUTSIDER_NUMBERS = 1 << 20
+"""A peer outside the electorate draws its share of the data by hash from this many numbers above the members'."""
+
+
+class TrainingDesk:
+    """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
+
+    speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
+    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        seed: int,
+        inner_steps: int,
+        speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
+        kinds: Sequence[StateKind] = NESTEROV_KINDS,
+    ) -> None:
+        self._trainer = trainer
+        self._seed = seed
+        self._inner_steps = inner_steps
+        self._speeds = speeds
+        self._kinds = kinds
+        self._steady = SteadySpeed()
+        self.speed_is_news = False
+        """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
+        self._initial = trio.Event()
+        self._applied = trio.Event()
+        self._applied.set()
+        self._evaluated = trio.Event()
+        self._evaluated.set()
+        self._orders = 0
+        self._initial_wanted = False
+        self._wall_s = 0.0
+        self._blocked_s = 0.0
+        self.paused = False
+        self.resting = True
+        """Whether the trainer has done what it was ordered to."""
+        self.loss: float | None = None
+        self.metric: float | None = None
+        self.tokens_per_s = 0.0
+
+    @property
+    def blocked_fraction(self) -> float | None:
+        """The share of its time in which the trainer stood still and waited for a round; None before it was timed."""
+        return self._blocked_s / self._wall_s if self._wall_s else None
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        """The speed of the last contributions; before the first, of what the trainer reported last, or 0."""
+        return self._steady.tokens_per_s or self.tokens_per_s
+
+    @property
+    def layout_hash(self) -> bytes:
+        """The hash of the parameters' names and shapes."""
+        return self._trainer.layout.digest
+
+    def heard(self, event: TrainerEvent) -> None:
+        """Take note of what the trainer said."""
+        if isinstance(event, Initial):
+            self._initial.set()
+        elif isinstance(event, Applied):
+            self._applied.set()
+        elif isinstance(event, Evaluated):
+            self.metric = event.value
+            self._evaluated.set()
+        elif isinstance(event, Progress | Contribution | Trained):
+            self.loss, self.tokens_per_s = event.loss, event.tokens_per_s
+            self.resting |= not isinstance(event, Progress)
+            if isinstance(event, Contribution):
+                self.speed_is_news = self._steady.measured(event.tokens_per_s)
+                self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
+        elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
+            self._applied.set()
+            self._evaluated.set()
+            self.resting = True
+
+    async def restarted(self) -> None:
+        """Give the new trainer the order that the old one took along, if it was to write S(0)."""
+        if self._initial_wanted:
+            await self._trainer.send(WriteInitial())
+
+    async def initial_state(self) -> CertifiedState:
+        """S(0): the parameters drawn from the manifest's seed; every other vector is zero.
+
+        Raises NetworkError if it takes too long.
+        """
+        self._initial_wanted = True
+        await self._trainer.send(WriteInitial())
+        with trio.move_on_after(INITIAL_DEADLINE_S):
+            await self._initial.wait()
+            self._initial_wanted = False
+            return CertifiedState.initial(self._trainer.contribution.copy(), self.layout_hash, self._kinds)
+        raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
+
+    async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
+        """Give the trainer the certified anchor, keeping what it learnt that was not taken; then evaluate it.
+
+        `fresh`: what it learnt stands on a state that was abandoned, and goes with it.
+
+        Cancellation: the anchor is written whole or not at all.
+        """
+        if not self._applied.is_set():
+            await self._trainer.send(Hurry())
+        with trio.move_on_after(APPLY_DEADLINE_S):
+            await self._applied.wait()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
+        self._applied = trio.Event()
+        self._evaluated = trio.Event()
+        await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
+        await self._trainer.send(Evaluate(round=state.round))
+
+    async def snapshot(self, round: int, path: str) -> None:
+        """Have it write what it knows beside the anchor, with the inner steps of `round` in it; see `Snapshot`."""
+        await self._trainer.send(Snapshot(round=round, path=path))
+
+    async def restore_moments(self, round: int, path: str) -> None:
+        """Have it take over the optimizer's moments and the buffers that it wrote there, before its first anchor."""
+        await self._trainer.send(Restore(path=path, round=round, exact=False))
+
+    async def retune(self, manifest: Manifest) -> None:
+        """Go on by these settings, from the next order on."""
+        self._inner_steps = manifest.sync.round_steps
+        await self._trainer.send(Retune(inner=InnerSettings.of(manifest), sync=SyncSettings.of(manifest)))
+
+    async def train(self, previous: Value, me: PeerId, tokens: int, *, contribute: bool = True) -> None:
+        """Have it make this round's inner steps on this node's own share of the data.
+
+        A node too slow for the last round goes on where it was, so that it contributes at all: what it lacks of its
+        inner steps since its last contribution is all it makes now.
+        """
+        self._orders += 1
+        order = Train(
+            order=self._orders,
+            round=previous.next_round,
+            steps=self._fair_steps(previous.members) if contribute else self._inner_steps,
+            assignment=self.assignment(previous, me),
+            certified_tokens=tokens,
+            contribute=contribute,
+        )
+        self.resting = False
+        await self._trainer.send(order)
+
+    async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:
+        """Have it make the inner steps of a round without an electorate: shares of the data are as in `numbered`."""
+        self._orders += 1
+        order = Train(
+            order=self._orders,
+            round=round,
+            steps=self._inner_steps,
+            assignment=Assignment(seed=self._seed, round=round, member=share_of(me, numbered), members=len(numbered)),
+            certified_tokens=tokens,
+        )
+        await self._trainer.send(order)
+
+    def _fair_steps(self, members: Sequence[PeerId]) -> int:
+        if self._speeds is None:
+            return self._inner_steps
+        return fair_steps(self._inner_steps, self.steady_tokens_per_s, self._speeds(members))
+
+    def assignment(self, previous: Value, me: PeerId) -> Assignment:
+        """The share of the data that is `me`'s in the round after `previous`."""
+        members = previous.members
+        seed = _seed_of(self._seed, previous.next_term)
+        return Assignment(seed=seed, round=previous.next_round, member=share_of(me, members), members=len(members))
+
+    def is_current(self, event: Contribution) -> bool:
+        """Whether this is what the last order was to bring: an older one was replaced, and its steps go on in it."""
+        return event.order == self._orders
+
+    def pseudo_gradient(self, numel: int) -> F32:
+        """A copy of what the trainer contributed last, of a fragment of so many values: (numel,) float32."""
+        return self._trainer.contribution[:numel].copy()
+
+    async def pause(self) -> None:
+        """Stop after the current step."""
+        self.paused = True
+        await self._trainer.send(Pause())
+
+    async def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        await self._trainer.send(Resume())
+
+    async def wait_evaluated(self, deadline_s: float) -> None:
+        """Return when the evaluation under way is done, or the deadline passes."""
+        with trio.move_on_after(deadline_s):
+            await self._evaluated.wait()
+
+
+def share_of(me: PeerId, members: Sequence[PeerId]) -> int:
+    """The number of `me`'s share of a round's data: a member's place, for others a number beyond all of them."""
+    return members.index(me) if me in members else len(members) + _draw(me)
+
+
+def _draw(peer: PeerId) -> int:
+    return int.from_bytes(blake3(peer.encode()).digest(8), "little") % OUTSIDER_NUMBERS
+
+
+def _seed_of(seed: int, term: Term) -> int:
+    """Another term trains on other data: the same again would lead to where it went back from."""
+    if term == Term():
+        return seed
+    place = msgspec.msgpack.encode((seed, term.rebases, term.rollbacks))
+    return int.from_bytes(blake3(place).digest()[:8], "little") >> 1

@@ -1,0 +1,1 @@
+"""What is trained: the workloads that come with Shoal."""

@@ -1,0 +1,85 @@
+"""A workload that costs next to nothing: its pseudo-gradients are drawn from a seed. For measuring all the rest.
+
+The contribution of a member is a function of its assignment, so whoever knows the seed can recompute a whole run to
+the bit (`shoal.testnet.bench.exact` does). Training is one subtraction: values are in a parameter without gradient,
+and the optimizer has a single number to work on, which stays zero.
+
+With `data`, a folder, a round waits at its gate before it draws: while somebody holds the file named like the round
+locked, no member contributes to it. So a benchmark lets rounds begin one by one, without the nodes knowing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.node.training.trainer_messages import Assignment, Layout
+
+if TYPE_CHECKING:
+    import torch
+
+WORKLOAD_NAME = "shoal.node.workloads.synthetic:SyntheticWorkload"
+TOKENS = 1
+"""What a contribution weighs."""
+
+
+def drawn_values(stream_seed: int, numel: int) -> F32:
+    """What a member takes off its replica, (numel,) float32: uniform in [-0.5, 0.5), the first value zero."""
+    generator = np.random.Generator(np.random.SFC64(stream_seed))
+    values = generator.random(numel, dtype=np.float32)
+    np.subtract(values, np.float32(0.5), out=values)
+    values[0] = 0.0
+    return values
+
+
+def layout_of(numel: int) -> Layout:
+    """How the model's parameters lie in the flat vector."""
+    return Layout(names=("idle", "vector"), shapes=((1,), (numel - 1,)), numel=numel)
+
+
+class SyntheticWorkload:
+    """`numel` parameters that begin at zero, of which every round takes what was drawn."""
+
+    metric = "no loss"
+
+    def __init__(self, numel: int = 1_000_000, data: str | None = None) -> None:
+        self._numel = numel
+        self._gates = None if data is None else Path(data)
+
+    def build(self) -> torch.nn.Module:
+        """Zeros, all but one of them without gradient."""
+        import torch
+
+        vector = torch.nn.Parameter(torch.zeros(self._numel - 1), requires_grad=False)
+        return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
+
+    def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
+        """What is drawn for this member and round, once; then nothing more."""
+        import torch
+
+        if self._gates is not None:
+            _pass(self._gates / str(assignment.round))
+        yield torch.from_numpy(drawn_values(assignment.stream_seed, self._numel))
+        while True:
+            yield torch.zeros(1).expand(self._numel)
+
+    def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Take the batch off the values; the loss is zero, and so is its gradient."""
+        model.get_parameter("vector").sub_(batch[1:])
+        return model.get_parameter("idle").sum() * 0.0, TOKENS
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Nothing is learnt."""
+        return 0.0
+
+
+def _pass(gate: Path) -> None:
+    """Return as soon as nobody holds the file locked, at once if there is none."""
+    if gate.exists():
+        with gate.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)

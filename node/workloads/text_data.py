@@ -1,0 +1,126 @@
+"""Bytes of text for the workload `text`: found, split into train and held-out, and dealt in windows.
+
+Everything follows from the files' relative names and contents alone, so nodes with the same files agree on
+the split, whatever the order their disks list them in.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+import msgspec
+import numpy as np
+import torch
+
+from shoal.node.workload import Assignment
+from shoal.node.workloads.outsiders import share_of_order
+from shoal.protocol.errors import ConfigError
+
+TRAIN_LIMIT_BYTES = 64 << 20
+HELD_OUT_LIMIT_BYTES = 4 << 20
+FILES_LIMIT = 100_000
+PROBE_BYTES = 4096
+NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
+"""Folders beside the standard library's source: installed packages, and tests that not every system has."""
+HELD_OUT_ONE_IN = 20
+"""One file in so many is held out; of a single file, the last such part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Two byte strings, ``(n,) uint8`` each, that share no file."""
+
+    train: torch.Tensor
+    held_out: torch.Tensor
+
+
+def load_corpus(data: str | None) -> Corpus:
+    """Read a folder or a file, by default the standard library's source beside the interpreter.
+
+    Files are taken in an order drawn by hash of their relative names until the limits are full, so a large
+    folder gives an even sample and not its first letters. Raises `ConfigError` if there is no text.
+    """
+    if data is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        paths = [path for path in _walk(root, without=NOT_THE_LIBRARY) if path.suffix == ".py"]
+    else:
+        root = Path(data).expanduser()
+        if root.is_file():
+            return _split_file(root)
+        if not root.is_dir():
+            raise ConfigError(f"there is no file or folder {data!r}; give --data the path of some text")
+        paths = list(_walk(root, without=frozenset()))
+    return _split_files(root, paths)
+
+
+def _walk(root: Path, *, without: frozenset[str]) -> Iterator[Path]:
+    """Yield the regular files below `root`, hidden ones and folders named in `without` left out."""
+    found = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
+        for name in files:
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                found += 1
+                if found > FILES_LIMIT:
+                    raise ConfigError(f"{root} holds over {FILES_LIMIT} files; point --data deeper")
+                yield path
+
+
+def _split_file(path: Path) -> Corpus:
+    content = _read(path, TRAIN_LIMIT_BYTES + HELD_OUT_LIMIT_BYTES)
+    held_out = max(1, len(content) // HELD_OUT_ONE_IN)
+    return _corpus(path, content[:-held_out], content[-held_out:])
+
+
+def _split_files(root: Path, paths: list[Path]) -> Corpus:
+    """Hold out one file in `HELD_OUT_ONE_IN`, by hash, and at least one if there are two."""
+    ranked = sorted((blake3.blake3(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths)
+    train, held_out = bytearray(), bytearray()
+    for rank, (digest, path) in enumerate(ranked):
+        chosen = rank == 0 or digest[-1] * HELD_OUT_ONE_IN < 256
+        part, limit = (held_out, HELD_OUT_LIMIT_BYTES) if chosen else (train, TRAIN_LIMIT_BYTES)
+        if len(part) < limit:
+            part += _read(path, limit - len(part))
+    return _corpus(root, bytes(train), bytes(held_out))
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """Read up to `limit` bytes of a text file; of one that is not text (it holds NUL bytes), nothing."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check its permissions, or --data") from None
+    return b"" if b"\0" in content[:PROBE_BYTES] else content
+
+
+def _corpus(root: Path, train: bytes, held_out: bytes) -> Corpus:
+    if not train or not held_out:
+        raise ConfigError(f"{root} holds too little text to train on and hold some out")
+    return Corpus(train=_tensor(train), held_out=_tensor(held_out))
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8))
+
+
+def deal_windows(count: int, assignment: Assignment) -> Iterator[int]:
+    """Yield window indices below `count`, without end, that no other member of the round is dealt.
+
+    All shuffle the windows alike, by seed and round, and each reads its share of that order (`outsiders`). Only a round
+    that uses up all windows begins a second pass, and only there may members' windows repeat.
+
+    Raises `ConfigError` if there are fewer windows than members.
+    """
+    members = assignment.members
+    if not 0 < members <= count:
+        raise ConfigError(f"{count} windows of text for {members} members; give it more text with --data")
+    generator = torch.Generator().manual_seed(msgspec.structs.replace(assignment, member=0).stream_seed)
+    while True:
+        yield from share_of_order(torch.randperm(count, generator=generator), assignment).tolist()

@@ -1,0 +1,1 @@
+"""Sealed connections for bulk data, several per peer."""

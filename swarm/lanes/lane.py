@@ -1,0 +1,490 @@
+"""One lane: one TCP connection to a peer, run by one receiving and one sending thread.
+
+    post ──► the peer's queue ──► send thread: seal into one buffer, one send ──► socket
+    sink ◄── receive thread: header, ask for a region, decrypt straight into it ◄── socket
+
+Threads and blocking sockets, because the work is in the kernel and in the cipher: an event loop would only add
+copies and wake-ups. Payloads are queued by reference and must not change until they are sent. Lanes to one peer may
+share a queue. One that closes leaves it to the others; what is on none of them when the last one ends is lost.
+
+How a lane ends. A CLOSE frame ends one direction: who gets one sends what it has queued, then its own CLOSE.
+A lane on which both were seen has lost nothing. Anything else (end of stream, a reset, a frame that does not
+open, a stall, `abort`) is a fault and may have lost frames. The socket is shut down by whoever notices first,
+which wakes both threads, and closed by the thread that leaves last: a descriptor closed under a thread's feet
+could be another connection's by the time the thread reads from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.choice import path_of
+from shoal.swarm.lanes.frame import BULK_KINDS, FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.moved import Moved, moved
+from shoal.swarm.lanes.queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, Frame, FrameQueue
+from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, LANES_PER_PEER_LIMIT, TAG_BYTES, Opener, Sealer
+from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
+
+STALL_DEADLINE_S = 30.0
+CLOSE_DEADLINE_S = 5.0
+JOIN_DEADLINE_S = 5.0
+LANE_WORN_BYTES = LANE_LIMIT_BYTES - LANE_LIMIT_BYTES // 16
+BATCH_BYTES = 64 * 1024  # of small frames in one send
+ASIDE_S = 0.05  # a lane that has left a frame to others looks again
+
+RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
+RATE_SAVED_S = 0.05
+RATE_OWED_S = 0.05
+RATE_BURST_S = RATE_SAVED_S + RATE_OWED_S
+PIECE_S = 0.005  # every lane may be one piece ahead of its budget
+PIECE_MIN_BYTES = 4 * 1024
+PIECE_LIMIT_BYTES = 512 * 1024
+METER_FRAME_BYTES = 64 * 1024  # smaller frames say nothing of the rate
+METER_SAMPLE_BYTES = 1024 * 1024
+METER_WINDOW_S = 8.0
+
+logger = logging.getLogger(__name__)
+
+
+class FrameSink(Protocol):
+    """Where frames of all lanes arrive. Called in lanes' receive threads, several at once: be thread-safe, be quick.
+
+    A RemoteError raised by `region` or `received` ends that lane only and is handed to `lane_closed`. Any other
+    exception is a bug of ours: it is logged and ends the lane too.
+    """
+
+    def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
+        """Where a bulk frame's payload goes: writable, contiguous, exactly header.length bytes.
+
+        Asked for bulk kinds only, *before* the frame is authenticated. The header may be forged and the region
+        may be filled with rubbish when the frame does not open, so it must not hold bytes already
+        counted as valid. What is not followed by `received` did not arrive.
+
+        None: the frame is not wanted. It is opened into scratch, to keep the lane in step, and dropped.
+        """
+        ...
+
+    def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """An authentic frame. `payload` is the region of a bulk frame; of other kinds it lasts for this call only."""
+        ...
+
+    def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
+        """A lane ended; called once per lane, after its last frame.
+
+        None: in order, nothing was lost (other lanes to the peer may live on). Otherwise frames queued here or on
+        their way may be lost.
+        """
+        ...
+
+
+class RateLimit:
+    """A cap in bytes per second, shared by the threads of all lanes it is given to.
+
+    In any time t, n lanes move at most (t + RATE_BURST_S) times the rate, and n pieces. A rest saves up RATE_SAVED_S of
+    it. As much as RATE_OWED_S is moved in advance before anybody waits, and then for all of it: to sleep after every
+    piece costs three times the processor time for the same bytes.
+    """
+
+    def __init__(self, bytes_per_s: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if bytes_per_s < RATE_LIMIT_MIN_BYTES_PER_S:
+            raise ConfigError(
+                f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
+            )
+        self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
+        """How much to take at a time."""
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paid_until = clock()
+
+    def reserve(self, size: int) -> float:
+        """Take `size` bytes from the budget; returns how many seconds to wait before taking more."""
+        with self._lock:
+            now = self._clock()
+            self._paid_until = max(self._paid_until, now - RATE_SAVED_S) + size / self._bytes_per_s
+            owed_s = self._paid_until - now
+            return owed_s if owed_s > RATE_OWED_S else 0.0
+
+
+class RateMeter:
+    """Bytes per second while busy; what is older than METER_WINDOW_S busy seconds fades by halves.
+
+    One thread adds, any thread reads. A burst smaller than the kernel's buffers reads too fast on the sending side.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+        self._seconds = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        """Count `size` bytes that took `seconds`."""
+        self._bytes += size
+        self._seconds += seconds
+        if self._seconds > METER_WINDOW_S:
+            self._bytes /= 2
+            self._seconds /= 2
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The measured rate; None until enough bytes went by."""
+        if self._bytes < METER_SAMPLE_BYTES or self._seconds <= 0:
+            return None
+        return self._bytes / self._seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLimits:
+    """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
+
+    lanes_per_peer: to begin with. lanes_per_peer_limit: what measurement may make of it. queue_frames, queue_bytes:
+    waiting for one peer, of one scope.
+    """
+
+    lanes_per_peer: int = 1
+    lanes_per_peer_limit: int = LANES_PER_PEER_LIMIT
+    queue_frames: int = QUEUE_LIMIT_FRAMES
+    queue_bytes: int = QUEUE_LIMIT_BYTES
+    stall_s: float = STALL_DEADLINE_S
+    upload: RateLimit | None = None
+    download: RateLimit | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes_per_peer <= self.lanes_per_peer_limit <= LANES_PER_PEER_LIMIT:
+            raise ConfigError(
+                f"lanes per peer must be 1 to {LANES_PER_PEER_LIMIT}, "
+                f"not {self.lanes_per_peer} to {self.lanes_per_peer_limit}"
+            )
+        if self.queue_frames < 1 or self.queue_bytes < FRAME_LIMIT_BYTES or self.stall_s <= 0:
+            raise ConfigError("a lane must have room for one frame and some time to send it")
+
+    def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
+        """A new queue within these limits."""
+        return FrameQueue(limit_frames=self.queue_frames, limit_bytes=self.queue_bytes, observe=observe)
+
+
+class Lane:
+    """A sealed connection to `peer`, after both hellos.
+
+    queue: shared by all lanes to the peer; one of its own if not given. `ended` is called once, in a lane thread, when
+    nothing runs any more and before the sink's `lane_closed`.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        peer: PeerId,
+        sealer: Sealer,
+        opener: Opener,
+        sink: FrameSink,
+        limits: LaneLimits,
+        dialled: bool,
+        queue: FrameQueue | None = None,
+        ended: Callable[[Lane], None] | None = None,
+    ) -> None:
+        self.peer = peer
+        self.dialled = dialled  # by us
+        self.relayed = False  # through a third; its pool says so
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.payload_sent = 0  # bytes of payload given to the kernel
+        self.send_meter = RateMeter()
+        self.receive_meter = RateMeter()
+        self._socket = connection
+        self._sealer = sealer
+        self._opener = opener
+        self._sink = sink
+        self._limits = limits
+        self._ended = ended
+        self._queue = limits.queue() if queue is None else queue
+        self._in_hand = 0  # bytes of payload taken from the queue
+        # The lock of `_changed` guards all below, and every shutdown or close of the socket. All lanes of a queue
+        # share it.
+        self._changed = self._queue.changed
+        self._closing = False
+        self._dead = False
+        self._died = threading.Event()
+        self._error: NetworkError | RemoteError | None = None
+        self._running = 2
+        self._moved = Moved()
+        out, sealed, scratch = frame_buffers()
+        self._threads = tuple(
+            threading.Thread(target=self._guard, args=(body,), name=f"lane {name} {peer[-6:]}", daemon=True)
+            for name, body in (
+                ("send", partial(self._send_frames, out)),
+                ("receive", partial(self._receive_frames, sealed, scratch)),
+            )
+        )
+
+    def start(self) -> None:
+        """Make the socket blocking and start both threads."""
+        with self._changed:
+            self._queue.lanes += 1
+            self._queue.open_lanes += 1
+        try:
+            prepare(self._socket, self._limits.stall_s)
+        except OSError as error:  # reset already; the threads find out at once and say so
+            self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether frames can still be posted."""
+        return not (self._closing or self._dead)
+
+    @property
+    def worn(self) -> bool:
+        """Whether its keys are nearly used up, so that another lane should replace it."""
+        return max(self._sealer.bytes_used, self._opener.bytes_used) > LANE_WORN_BYTES
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of payload in its queue or hands, not yet given to the kernel; at 0 no payload is referred to."""
+        return self._queue.queued_bytes
+
+    @property
+    def moved(self) -> Moved:
+        """What has moved over this lane, by its kernel's count where there is one; also after its end."""
+        with self._changed:
+            if self._running:
+                self._moved = moved(self._socket) or Moved(self.bytes_received, self.bytes_sent)
+            return self._moved
+
+    def post(self, header: FrameHeader, payload: memoryview | bytes) -> None:
+        """Queue a frame; never blocks. `payload` is kept by reference and must not change until it is sent.
+
+        payload: contiguous, header.length bytes.
+
+        Raises NetworkError if the queue is full or the lane is ending, LocalError if the frame is no proper one.
+        """
+        view = memoryview(payload)
+        if header.kind in (FrameKind.HELLO, FrameKind.CLOSE):
+            raise LocalError(f"{header.kind.name} frames are the lane's own")
+        if not view.c_contiguous or view.nbytes != header.length:
+            raise LocalError(f"a payload of {view.nbytes} bytes for a header that says {header.length}")
+        with self._changed:
+            if not self.usable:
+                raise NetworkError(f"the lane to {self.peer} is ending")
+            self._queue.put(header, view.cast("B"))
+
+    def begin_close(self) -> None:
+        """Take no more frames; send what is queued if no other lane can, then CLOSE. Returns at once."""
+        with self._changed:
+            self._withdraw()
+            self._closing = True
+            self._changed.notify_all()
+
+    def close(self, *, deadline_s: float = CLOSE_DEADLINE_S) -> None:
+        """End the lane in order, or by `abort` when that takes longer than `deadline_s`. Blocks; not for the sink."""
+        self.begin_close()
+        if not self.join(deadline_s):
+            self.abort(f"no orderly close within {deadline_s} s")
+            self.join(JOIN_DEADLINE_S)
+
+    def abort(self, reason: str = "aborted here") -> None:
+        """End the lane at once, from any thread. Returns at once; both threads wake and leave."""
+        self._fail(NetworkError(f"lane to {self.peer}: {reason}"))
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for both threads; whether they are gone."""
+        until = time.monotonic() + deadline_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # Sending thread
+
+    def _send_frames(self, out: memoryview) -> None:
+        while frames := self._next_frames():
+            size = payload = 0
+            for header, data in frames:
+                size += self._sealer.seal_into(header, data, out[size:])
+                payload += header.length
+            del data  # the owner may want to free it while this thread waits
+            frames.clear()
+            started = time.monotonic()
+            self._send_all(out[:size], payload)
+            if size >= METER_FRAME_BYTES:
+                self.send_meter.add(size, time.monotonic() - started)
+        size = self._sealer.seal_into(FrameHeader(kind=FrameKind.CLOSE, length=0), b"", out)
+        self._send_all(out[:size], 0)
+
+    def _next_frames(self) -> list[Frame]:
+        """Let go of the frames in hand and wait for the next; [] when the lane is closing and need send no more."""
+        with self._changed:
+            self._let_go()
+            while not (self._dead or self._closing or self._takes_next()):
+                self._changed.wait(ASIDE_S if self._queue.waits else None)
+            self._raise_if_dead()
+            if self._closing and self._queue.open_lanes > 0:
+                return []
+            frames = self._queue.take(BATCH_BYTES)
+            self._in_hand = sum(header.length for header, _ in frames)
+        self._queue.observe()
+        return frames
+
+    def _takes_next(self) -> bool:
+        """Whether there is a frame, and this is a lane for it; if a resting one is, that one is woken."""
+        queue = self._queue
+        if not queue.waits or queue.open_lanes < 2 or (path := path_of(self._socket)) is None:
+            return queue.waits
+        now, size, waiting = time.monotonic(), queue.next_bytes, queue.queued_bytes
+        takes = queue.lineup.takes(self, path, now, size=size, waiting=waiting)
+        if not takes and queue.lineup.someone_else_would(self, now, size=size, waiting=waiting):
+            self._changed.notify()
+        return takes
+
+    def _let_go(self) -> None:
+        self._queue.done(self._in_hand)
+        self._in_hand = 0
+        self._queue.lineup.rests(self)
+
+    def _send_all(self, view: memoryview, payload: int) -> None:
+        """Send `view`, which holds `payload` bytes of payload."""
+        limit = self._limits.upload
+        size, before, sent = len(view), self.payload_sent, 0
+        while sent < size:
+            piece = view[sent:] if limit is None else view[sent : sent + limit.piece_bytes]
+            try:
+                taken = self._socket.send(piece)
+            except BlockingIOError:
+                raise NetworkError(f"{self.peer} took no byte for {self._limits.stall_s} s") from None
+            sent += taken
+            self.bytes_sent += taken
+            self.payload_sent = before + payload * sent // size
+            self._pace(limit, taken)
+
+    # Receiving thread
+
+    def _receive_frames(self, sealed: memoryview, scratch: memoryview) -> None:
+        head = bytearray(HEADER_BYTES)
+        while self._receive_next(head, sealed, scratch):
+            pass
+        self.begin_close()
+
+    def _receive_next(self, head: bytearray, sealed: memoryview, scratch: memoryview) -> bool:
+        """Receive one frame; False if it was CLOSE."""
+        self._fill(memoryview(head), idle=True)
+        started = time.monotonic()
+        header = FrameHeader.decode(head, peer=self.peer)
+        body = sealed[: header.length + TAG_BYTES]
+        self._fill(body)
+        if header.length >= METER_FRAME_BYTES:
+            self.receive_meter.add(header.length, time.monotonic() - started)
+        self._raise_if_dead()
+        region = self._region(header)
+        target = scratch[: header.length] if region is None else region
+        self._opener.open_into(head, body, target)
+        if header.kind is FrameKind.HELLO:
+            raise RemoteError("a second hello", peer=self.peer)
+        if header.kind is FrameKind.CLOSE:
+            return False
+        if region is not None or header.kind not in BULK_KINDS:
+            self._sink.received(self.peer, header, target)
+        return True
+
+    def _region(self, header: FrameHeader) -> memoryview | None:
+        if header.kind not in BULK_KINDS:
+            return None
+        region = self._sink.region(self.peer, header)
+        if region is not None and (region.readonly or region.nbytes != header.length):
+            raise LocalError(f"the sink gave {region.nbytes} bytes for a frame of {header.length}")
+        return None if region is None else region.cast("B")
+
+    def _fill(self, view: memoryview, *, idle: bool = False) -> None:
+        """Receive exactly `view`. `idle`: the first byte may take forever (keepalive finds a dead host)."""
+        limit = self._limits.download
+        while view:
+            piece = view if limit is None else view[: limit.piece_bytes]
+            try:
+                got = self._socket.recv_into(piece, len(piece), MSG_WAITALL)
+            except BlockingIOError:
+                if idle:
+                    continue
+                raise NetworkError(f"{self.peer} stopped inside a frame") from None
+            if got == 0:
+                raise NetworkError(f"the connection to {self.peer} ended without a CLOSE frame")
+            idle = False
+            self.bytes_received += got
+            view = view[got:]
+            self._pace(limit, got)
+
+    # Both threads
+
+    def _pace(self, limit: RateLimit | None, size: int) -> None:
+        delay = 0.0 if limit is None else limit.reserve(size)
+        if delay > 0:
+            self._died.wait(delay)
+
+    def _raise_if_dead(self) -> None:
+        if self._dead:
+            raise NetworkError("the lane ended meanwhile")
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        """Run one thread's work and turn whatever ends it into the lane's end."""
+        try:
+            body()
+        except (NetworkError, RemoteError) as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
+        except Exception:  # the peer's task boundary: one lane's bug must not end the node
+            logger.exception("lane to %s", self.peer)
+            self._fail(NetworkError(f"a fault of ours ended the lane to {self.peer}"))
+        finally:
+            self._leave()
+
+    def _fail(self, error: NetworkError | RemoteError) -> None:
+        """Remember the first fault and wake both threads."""
+        with self._changed:
+            if self._dead or self._running == 0:
+                return
+            self._withdraw()
+            self._dead = True
+            self._died.set()
+            # Tracebacks and contexts would keep the buffers of the frame at fault alive.
+            error.__context__ = None
+            self._error = error.with_traceback(None)
+            self._changed.notify_all()
+            with contextlib.suppress(OSError):  # not connected any more
+                # Unsent bytes go at once: `close` sends a reset.
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _withdraw(self) -> None:
+        """Take nothing more from the queue, unless as the last one."""
+        if self.usable:
+            self._queue.open_lanes -= 1
+            self._queue.lineup.goes(self)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._running -= 1
+            if self._running > 0:
+                return
+            self._withdraw()
+            self._closing = True
+            self._let_go()
+            self._queue.lanes -= 1
+            if self._queue.lanes == 0:
+                self._queue.clear()
+            self._moved = moved(self._socket) or self._moved
+            self._socket.close()
+        try:
+            if self._ended is not None:
+                self._ended(self)
+            self._sink.lane_closed(self.peer, self._error)
+        except Exception:  # the same boundary
+            logger.exception("the end of the lane to %s", self.peer)

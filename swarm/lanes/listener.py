@@ -1,0 +1,231 @@
+"""Where a node's lanes come in: what was agreed on over libp2p waits here for its connection.
+
+Until its hello is authenticated a connection is a stranger: a trio task, no thread, STRANGER_DEADLINE_S to live,
+at most UNAUTHENTICATED_LIMIT of them (the oldest gives way). An id is consumed only by an authentic hello, so a
+stranger who saw it cannot use it up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm import incoming
+from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.lanes.seal import (
+    ADDRESS_LIMIT,
+    LANE_ID_BYTES,
+    LaneAnswer,
+    LaneKeys,
+    LaneOffer,
+    Opener,
+    Sealer,
+    accept_offer,
+    format_address,
+    parse_address,
+)
+from shoal.swarm.limits import (
+    LANE_ADDRESS_CONNECTIONS_BURST,
+    LANE_ADDRESS_CONNECTIONS_PER_S,
+    LANE_CONNECTIONS_BURST,
+    LANE_CONNECTIONS_PER_S,
+    Crowd,
+    Door,
+    Reason,
+    Refusals,
+)
+from shoal.swarm.reaching.knocking import Knocks
+
+STRANGER_DEADLINE_S = 2.0
+UNAUTHENTICATED_LIMIT = 64
+MEETING_DEADLINE_S = 12.0
+"""For a connection to a third, at which the one who wants a lane has to arrive as well."""
+CONNECTIONS_PER_ID_LIMIT = 4
+PENDING_DEADLINE_S = 30.0
+PENDING_PER_PEER_LIMIT = 32
+PENDING_LIMIT = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class Adopt(Protocol):
+    """Takes an authenticated connection; the stream's socket is its own from then on."""
+
+    def __call__(
+        self, stream: trio.SocketStream, keys: LaneKeys, sealer: Sealer, opener: Opener, *, dialled: bool
+    ) -> None:
+        """No checkpoint inside. Raises NetworkError if no lane can be taken now."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A lane that was agreed on and whose connection has not come yet."""
+
+    keys: LaneKeys
+    expires_at: float
+    connections: int = 0
+
+
+class Desk(Protocol):
+    """Takes connections at the lanes' port that are no lanes of this node's."""
+
+    def claims(self, ticket: bytes) -> bool:
+        """Whether a connection that began with these LANE_ID_BYTES is its own."""
+
+    async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
+        """Own it until it is over; called at once after `claims`."""
+
+
+class LaneListener:
+    """Listens at (host, port), an empty host meaning every IPv4 address, and hands authentic connections to `adopt`."""
+
+    def __init__(self, *, me: PeerId, swarm_id: bytes, listen: tuple[str, int], adopt: Adopt) -> None:
+        self._me = me
+        self._swarm_id = swarm_id
+        self._listen = listen
+        self._adopt = adopt
+        self._pending: dict[bytes, _Pending] = {}
+        self.refusals = Refusals()
+        self._door = Door(
+            self.refusals,
+            Reason.LANE_RATE,
+            per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
+            address_per_s=(LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST),
+            newcomers_per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
+        )
+        self._strangers = Crowd(
+            self.refusals, Reason.LANE_STRANGERS, limit=UNAUTHENTICATED_LIMIT, per_address=UNAUTHENTICATED_LIMIT
+        )
+        self.knocks: Knocks | None = None
+        self.desks: Sequence[Desk] = ()
+
+    async def open(self) -> list[trio.SocketListener]:
+        """The listening sockets, for `serve`. Raises ConfigError if the address cannot be had."""
+        host, port = self._listen
+        try:
+            return list(await trio.open_tcp_listeners(port, host=host or "0.0.0.0"))
+        except OSError as error:
+            raise ConfigError(f"lanes cannot listen on {host}:{port} ({error}); give another address or port") from None
+
+    async def serve(self, listeners: list[trio.SocketListener]) -> None:
+        """Take connections until cancelled."""
+        await incoming.take_in(listeners, self._door.lets_in, self._greet)
+
+    def accept(self, peer: PeerId, offer: LaneOffer, addresses: tuple[str, ...]) -> LaneAnswer:
+        """Agree on a lane with `peer`, which has PENDING_DEADLINE_S to connect at one of `addresses`.
+
+        Raises RemoteError if it left too many unopened, NetworkError if all peers together did.
+        """
+        self._check_room(peer)
+        answer, keys = accept_offer(offer, me=self._me, peer=peer, swarm_id=self._swarm_id, addresses=addresses)
+        self._pending[answer.lane_id] = _Pending(keys, trio.current_time() + PENDING_DEADLINE_S)
+        return answer
+
+    def forget(self, peer: PeerId) -> None:
+        """What was agreed with `peer` and not opened yet is void."""
+        self._pending = {key: value for key, value in self._pending.items() if value.keys.peer != peer}
+
+    def _check_room(self, peer: PeerId) -> None:
+        """Room for one more pending lane of `peer`, or an error."""
+        now = trio.current_time()
+        self._pending = {key: value for key, value in self._pending.items() if value.expires_at > now}
+        waiting = sum(value.keys.peer == peer for value in self._pending.values())
+        if waiting >= PENDING_PER_PEER_LIMIT:
+            raise RemoteError(f"{waiting} lanes agreed on and not opened", peer=peer)
+        if len(self._pending) >= PENDING_LIMIT:
+            raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
+
+    async def _greet(self, stream: trio.SocketStream, address: str) -> None:
+        """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""
+        desk: Desk | None = None
+        try:
+            with self._stranger(address):
+                first = await receive_exactly(stream, LANE_ID_BYTES)
+                desk = next((desk for desk in self.desks if desk.claims(first)), None)
+                if desk is None and (self.knocks is None or not await self.knocks.answer(stream, first)):
+                    await self._authenticate(stream, first)
+            if desk is not None:  # it may last
+                await desk.hold(first, stream)
+        except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
+            self.refusals.note(Reason.LANE_HELLO)
+            logger.debug("a stranger was turned away: %r", error)
+        finally:
+            await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
+
+    async def meet(self, stream: trio.SocketStream) -> None:
+        """The listener's side of the hello on a connection that this node dialled, to where the two meet."""
+        try:
+            with trio.move_on_after(MEETING_DEADLINE_S):
+                await self._authenticate(stream, await receive_exactly(stream, LANE_ID_BYTES))
+        except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
+            logger.debug("nobody was met: %r", error)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    @contextmanager
+    def _stranger(self, address: str) -> Iterator[None]:
+        """A place among the unauthenticated, for a while."""
+        with trio.move_on_after(STRANGER_DEADLINE_S), self._strangers.entering(address):
+            yield
+
+    async def _authenticate(self, stream: trio.SocketStream, lane_id: bytes) -> None:
+        """The listener's side of the hello. Raises RemoteError if the connection is not what was agreed on."""
+        pending = self._pending.get(lane_id)
+        if pending is None or pending.expires_at <= trio.current_time():
+            raise RemoteError("an unknown lane id")
+        if pending.connections >= CONNECTIONS_PER_ID_LIMIT:
+            raise RemoteError("too many connections with one lane id")
+        pending.connections += 1
+        try:
+            hello = await receive_exactly(stream, HELLO_WIRE_BYTES)
+        finally:
+            pending.connections -= 1
+        keys = pending.keys
+        opener = Opener(keys.receive_key, peer=keys.peer)
+        open_hello(opener, keys, hello)
+        # Consumed before anything is sealed: these keys seal for this connection and no other.
+        if self._pending.pop(lane_id, None) is None:
+            raise RemoteError("a lane id used already")
+        sealer = Sealer(keys.send_key)
+        await stream.send_all(seal_hello(sealer, keys))
+        self._adopt(stream, keys, sealer, opener, dialled=False)
+
+
+def addresses_of(listeners: list[trio.SocketListener]) -> tuple[str, ...]:
+    """Where others may dial: the listeners' addresses, with a wildcard spelled out as the machine's own."""
+    found: list[str] = []
+    for listener in listeners:
+        host, port = listener.socket.getsockname()[:2]
+        hosts = _machine_hosts(listener.socket.family) if host in ("0.0.0.0", "::") else [host]
+        found += [format_address(name, port) for name in hosts]
+    return tuple(dict.fromkeys(found))[:ADDRESS_LIMIT]
+
+
+def _machine_hosts(family: int) -> list[str]:
+    """The machine's addresses of one family; loopback only if there is nothing else."""
+    every = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == family and "%" not in entry.address  # link-local needs an interface
+    ]
+    return [host for host in every if not host.startswith("127.") and host != "::1"] or every
+
+
+def check_advertised(addresses: tuple[str, ...]) -> None:
+    """Raises ConfigError unless these can be told to others as where to dial."""
+    if len(addresses) > ADDRESS_LIMIT:
+        raise ConfigError(f"at most {ADDRESS_LIMIT} lane addresses can be advertised, not {len(addresses)}")
+    for address in addresses:
+        try:
+            parse_address(address)
+        except RemoteError as error:
+            raise ConfigError(f"an advertised lane address is wrong: {error}; write HOST:PORT") from None

@@ -1,0 +1,489 @@
+"""All lanes of one node: the dialling, and who has which lanes. Trio owns their lifetime.
+
+    ensure(peer) ─ LaneOffer over libp2p ─► the peer's answer(): keys, id, addresses   (the id waits here)
+                 ─ TCP, id ‖ sealed hello ─► listener: authenticates, answers with its hello
+    both sides hand the socket to a Lane's threads
+
+Every dial has fresh keys; only addresses from the peer's own answer, which came over its authenticated channel, are
+dialled.
+
+Either side's lane serves both directions. Where both dialled at once there are lanes to spare: the side with
+the lower PeerId, and only it, retires the surplus in order (CLOSE after what is queued, so nothing is lost). Worn
+lanes go first, then those through a third, then the ones the other side dialled. One side that decides cannot disagree
+with itself.
+
+All lanes to a peer send from one queue. How many a node wants is measured while it sends (`count`): it dials what
+it lacks, and when lanes gained nothing it says, by a summons, how many it wants again. Who wants more than the other
+side gets them.
+
+A node that cannot reach a peer summons it: asks it, over libp2p, to dial. A summoned node never summons back. Where
+neither reaches the other the two meet at a third, and then try to do without it (`shoal.swarm.lanes.meeting`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.count import LaneCount
+from shoal.swarm.lanes.dial import LaneDialler, Request
+from shoal.swarm.lanes.frame import FrameHeader
+from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, STALL_DEADLINE_S, FrameSink, Lane, LaneLimits
+from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
+from shoal.swarm.lanes.meeting import LaneMeetings
+from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.pairs import Pair, PairTable
+from shoal.swarm.lanes.reach import LaneReach
+from shoal.swarm.lanes.seal import (
+    LANES_PER_PEER_LIMIT,
+    LaneKeys,
+    LaneSummons,
+    Opener,
+    Sealer,
+    decode_request,
+    encode_handshake,
+)
+from shoal.swarm.limits import Refusals
+from shoal.swarm.reaching.knocking import Knocks
+from shoal.swarm.reaching.punching import Puncher
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+LANE_COUNT_LIMIT = 4096
+JOB_LIMIT = LANE_COUNT_LIMIT
+CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
+SUMMONS_PATIENCE_S = 2.0
+"""So long a peer that was asked to dial may take, where there is a third through which it can be reached."""
+SUMMONED_DIAL_DEADLINE_S = 15.0
+RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
+"""What a retired lane has in hand may take long on a slow link, and nobody waits for it; a stall ends it before."""
+LOOK_PERIOD_S = 0.25
+WIDEN_DEADLINE_S = 15.0
+WIDEN_RETRY_S = 15.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneRates:
+    """Measured rates with one peer in bytes per second while busy, over all its lanes. None: not known yet."""
+
+    sent_bytes_per_s: float | None
+    received_bytes_per_s: float | None
+
+
+class LanePool:
+    """The lanes of the node `me`.
+
+    request: sends bytes to a peer's `answer` over the authenticated libp2p channel and returns the reply; raises
+    NetworkError or RemoteError. advertise: 'host:port' texts that replace what the listener would say of itself.
+
+    Use from trio's thread only; the sink is called in the lanes' threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        swarm_id: bytes,
+        sink: FrameSink,
+        listen: tuple[str, int],
+        request: Request,
+        advertise: tuple[str, ...] = (),
+        limits: LaneLimits | None = None,
+    ) -> None:
+        check_advertised(advertise)
+        self.addresses: tuple[str, ...] = ()  # 'host:port', once started
+        self._me = me
+        self._swarm_id = swarm_id
+        self._sink = sink
+        self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)
+        self._dialler = LaneDialler(me=me, swarm_id=swarm_id, request=request, adopt=self._adopt)
+        self._advertise = advertise
+        self._request = request
+        self._limits = limits or LaneLimits()
+        self._up = False
+        self._trio: trio.lowlevel.TrioToken | None = None  # once running
+        self._dialling: dict[PeerId, trio.Lock] = {}
+        self._summoned: set[PeerId] = set()
+        self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
+        self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
+        self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
+        # Guards all below: lanes end in their own threads. Taken before no other lock.
+        self._lock = threading.Lock()
+        self._lanes: dict[PeerId, list[Lane]] = {}
+        self._pairs = PairTable(self._new_pair)
+        self._past_bytes = (0, 0)  # sent, received by lanes that ended
+
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, and own all lanes, until cancelled. Runs once.
+
+        Raises ConfigError if the listening address cannot be had.
+
+        Cancellation: all lanes are aborted and their threads have ended when this returns.
+        """
+        listeners = await self._listener.open()
+        self._trio = trio.lowlevel.current_trio_token()
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    self.addresses = self._advertise or addresses_of(listeners)
+                    nursery.start_soon(self._listener.serve, listeners)
+                    self._up = True
+                    task_status.started()
+                    async for job in self._job_queue:
+                        nursery.start_soon(job)
+                finally:
+                    # Inside the nursery: retiring lanes wait in threads until they are aborted.
+                    self._up = False
+                    for lane in self._all_lanes():
+                        lane.abort("this node is stopping")
+        finally:
+            self._jobs.close()
+            self._job_queue.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._join_all)
+
+    def use(self, reach: LaneReach, *, knocks: Knocks, desks: Sequence[Desk], puncher: Puncher | None = None) -> None:
+        """Ask `reach` where lanes may go, make holes, and take knocks, and what is the desks', at the listener."""
+        self._dialler.reach, self._dialler.puncher = reach, puncher
+        self._listener.knocks, self._listener.desks = knocks, desks
+
+    async def answer(self, peer: PeerId, offer: bytes) -> bytes:
+        """Answer `peer`'s lane request; to be called with what its `request` sent over the libp2p channel.
+
+        Raises RemoteError if it is malformed or too many, NetworkError if no lane can be taken now.
+        """
+        self._check_up()
+        asked = decode_request(offer, peer=peer)
+        if isinstance(asked, LaneSummons):
+            self._obey_summons(peer, asked.lanes)
+            return b""
+        self._check_room()
+        if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
+            raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
+        if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
+            raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
+        if asked.punch is not None:
+            return await self._meetings.answer(peer, asked, asked.punch)
+        answer = self._listener.accept(peer, asked, self.addresses)
+        self._pair(peer).asked_for = asked.lanes
+        if asked.via is not None:
+            self._meetings.begin(asked.via)
+        return encode_handshake(answer)
+
+    async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
+        """Have as many usable lanes to `peer` as the limits begin with, dialling where they lack.
+
+        Raises NetworkError if that fails or takes longer, RemoteError if the peer's answer breaks the protocol.
+
+        Cancellation: lanes that came up stay.
+        """
+        with trio.move_on_after(deadline_s):
+            await self._ensure(peer, self._limits.lanes_per_peer, may_summon=True)
+            return
+        raise NetworkError(f"no lane to {peer} within {deadline_s} s")
+
+    def post(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+        """Queue a frame for the lanes to `peer`; never blocks, keeps `payload` by reference.
+
+        Raises NetworkError if there is no usable lane or the frame's scope has no room in the queue.
+        """
+        for lane in self._lanes_of(peer):
+            if lane.usable:
+                try:
+                    lane.post(header, payload)
+                except NetworkError as error:
+                    if lane.usable:
+                        raise
+                    logger.debug("it has begun to close since: %s", error)
+                else:
+                    return
+        raise NetworkError(f"there is no lane to {peer} that takes a frame")
+
+    def drop(self, peer: PeerId) -> None:
+        """Abort all lanes to `peer` and forget what was agreed with it. Returns at once.
+
+        A frame that is being delivered at this moment may still reach the sink, before its `lane_closed`; a dial
+        under way goes on.
+        """
+        for lane in self._lanes_of(peer):
+            lane.abort("dropped here")
+        self._listener.forget(peer)
+        self._pair(peer).asked_for = 1
+
+    def connected(self) -> frozenset[PeerId]:
+        """The peers that frames can be posted to."""
+        with self._lock:
+            return frozenset(peer for peer, lanes in self._lanes.items() if any(lane.usable for lane in lanes))
+
+    def rates(self, peer: PeerId) -> LaneRates:
+        """What the present lanes to `peer` measured."""
+        lanes = self._lanes_of(peer)
+        return LaneRates(
+            sent_bytes_per_s=_sum_known([lane.send_meter.bytes_per_s for lane in lanes]),
+            received_bytes_per_s=_sum_known([lane.receive_meter.bytes_per_s for lane in lanes]),
+        )
+
+    def queued_bytes(self, peer: PeerId) -> int:
+        """Bytes of payload posted to `peer` and not yet given to the kernel. From any thread."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+            return 0 if pair is None else pair.queue.queued_bytes
+
+    def sent_bytes(self, peer: PeerId) -> int:
+        """Bytes of payload given to the kernel for `peer`, over all remembered lanes. From any thread."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+            past = 0 if pair is None else pair.payload_sent
+            return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
+
+    def moved(self, peer: PeerId) -> Moved:
+        """What has moved between this node and `peer`, over all remembered lanes. From any thread."""
+        with self._lock:
+            pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
+            past = Moved() if pair is None else pair.moved
+        return sum((lane.moved for lane in lanes), past)
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was turned away at the lanes' port."""
+        return self._listener.refusals
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes on the wire so far, of all lanes there ever were."""
+        with self._lock:
+            return self._past_bytes[0] + sum(ln.bytes_sent for lanes in self._lanes.values() for ln in lanes)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes on the wire so far, of all lanes there ever were."""
+        with self._lock:
+            return self._past_bytes[1] + sum(ln.bytes_received for lanes in self._lanes.values() for ln in lanes)
+
+    # The table of lanes
+
+    def _lanes_of(self, peer: PeerId) -> list[Lane]:
+        with self._lock:
+            return list(self._lanes.get(peer, ()))
+
+    def _all_lanes(self) -> list[Lane]:
+        with self._lock:
+            return [lane for lanes in self._lanes.values() for lane in lanes]
+
+    def _adopt(
+        self, stream: trio.SocketStream, keys: LaneKeys, sealer: Sealer, opener: Opener, *, dialled: bool
+    ) -> None:
+        """Hand an authenticated connection to a lane's threads. No checkpoint inside: it happens or it does not."""
+        self._check_up()
+        pair = self._pair(keys.peer)
+        lane = Lane(
+            socket.socket(fileno=stream.socket.detach()),
+            peer=keys.peer,
+            sealer=sealer,
+            opener=opener,
+            sink=self._sink,
+            limits=self._limits,
+            dialled=dialled,
+            queue=pair.queue,
+            ended=self._forget,
+        )
+        with self._lock:
+            self._pairs.hold(keys.peer, pair)
+            self._lanes.setdefault(keys.peer, []).append(lane)
+        lane.relayed = keys.relayed
+        lane.start()
+        self._adopted.set()
+        self._adopted = trio.Event()
+        self._settle(keys.peer)
+        if keys.relayed and lane.usable:
+            self._meetings.relayed(keys.peer, pair.count.wanted)
+
+    def _pair(self, peer: PeerId) -> Pair:
+        with self._lock:
+            return self._pairs.of(peer)
+
+    def _new_pair(self, peer: PeerId) -> Pair:
+        return Pair(
+            queue=self._limits.queue(observe=partial(self._look, peer)),
+            count=LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit),
+        )
+
+    def _forget(self, lane: Lane) -> None:
+        """Called in a lane's thread when it ended."""
+        moved, pair = lane.moved, self._pair(lane.peer)
+        with self._lock:
+            lanes = self._lanes[lane.peer]
+            lanes.remove(lane)
+            if not lanes:
+                del self._lanes[lane.peer]
+                self._pairs.release(lane.peer)
+            sent, received = self._past_bytes
+            self._past_bytes = (sent + lane.bytes_sent, received + lane.bytes_received)
+            pair.moved += moved
+            pair.payload_sent += lane.payload_sent
+
+    def _settle(self, peer: PeerId) -> None:
+        """Retire lanes to spare, if the decision is this node's."""
+        if self._me > peer:
+            return
+        usable = self._usable(peer)
+        usable.sort(key=lambda lane: (lane.worn, lane.relayed, not lane.dialled))  # stable: older lanes first
+        for lane in usable[max(self._wanted(peer), self._pair(peer).asked_for) :]:
+            self._retire(lane)
+
+    def _retire(self, lane: Lane) -> None:
+        lane.begin_close()
+        close = partial(lane.close, deadline_s=RETIRE_DEADLINE_S)
+        self._jobs.send_nowait(partial(trio.to_thread.run_sync, close, limiter=self._closers))
+
+    def _usable(self, peer: PeerId) -> list[Lane]:
+        return [lane for lane in self._lanes_of(peer) if lane.usable]
+
+    def _wanted(self, peer: PeerId) -> int:
+        return self._pair(peer).count.wanted
+
+    def _check_up(self) -> None:
+        if not self._up:
+            raise NetworkError("this node's lanes are not up")
+
+    def _check_room(self) -> None:
+        if len(self._all_lanes()) >= LANE_COUNT_LIMIT:
+            raise NetworkError(f"this node has {LANE_COUNT_LIMIT} lanes already")
+
+    def _join_all(self) -> None:
+        for lane in self._all_lanes():
+            if not lane.join(JOIN_DEADLINE_S):
+                logger.error("a thread of the lane to %s does not end", lane.peer)
+
+    # Dialling
+
+    async def _ensure(self, peer: PeerId, lanes: int, *, may_summon: bool) -> None:
+        if self._satisfied(peer, lanes):
+            return  # even while more are being dialled
+        lock = self._dialling.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                while not self._satisfied(peer, lanes):
+                    self._check_up()
+                    self._check_room()
+                    try:
+                        await self._dialler.dial(peer, self._wanted(peer))
+                    except NetworkError as error:
+                        if not may_summon:
+                            raise
+                        logger.debug("summoning: %s", error)
+                        await self._reach_otherwise(peer)
+        finally:
+            if not lock.locked():
+                self._dialling.pop(peer, None)
+
+    def _satisfied(self, peer: PeerId, lanes: int) -> bool:
+        return sum(not lane.worn for lane in self._usable(peer)) >= lanes
+
+    async def _reach_otherwise(self, peer: PeerId) -> None:
+        """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
+        reach = self._dialler.reach
+        patience_s = SUMMONS_PATIENCE_S if reach.relays(peer) else math.inf
+        with trio.move_on_after(patience_s if reach.is_reached() else 0):
+            await self._summon(peer)
+            return
+        await self._dialler.dial_through(peer, self._wanted(peer))
+
+    async def _summon(self, peer: PeerId) -> None:
+        """Ask `peer` to dial, and wait until it did; the caller has the deadline."""
+        before = set(self._lanes_of(peer))
+        await self._request(peer, encode_handshake(LaneSummons(lanes=self._wanted(peer))))
+        while before.issuperset(self._lanes_of(peer)):
+            await self._adopted.wait()
+
+    def _obey_summons(self, peer: PeerId, lanes: int) -> None:
+        self._pair(peer).asked_for = lanes
+        self._settle(peer)
+        if peer in self._summoned or self._satisfied(peer, lanes):
+            return
+        try:
+            self._jobs.send_nowait(partial(self._dial_summoned, peer, lanes))
+        except trio.WouldBlock:
+            raise NetworkError("too many summonses at once") from None
+        self._summoned.add(peer)
+
+    async def _dial_summoned(self, peer: PeerId, lanes: int) -> None:
+        try:
+            with trio.move_on_after(SUMMONED_DIAL_DEADLINE_S):
+                await self._ensure(peer, lanes, may_summon=False)
+        except (NetworkError, RemoteError) as error:
+            logger.debug("summoned in vain: %s", error)
+        finally:
+            self._summoned.discard(peer)
+
+    # The number of lanes
+
+    def _look(self, peer: PeerId) -> None:
+        """Measure, now and then. Called in the lanes' threads."""
+        pair, now = self._pair(peer), time.monotonic()
+        if now < pair.next_look:
+            return
+        pair.next_look = now + LOOK_PERIOD_S
+        lanes, moved = len(self._usable(peer)), self.moved(peer)
+        with pair.queue.changed:
+            before = pair.count.wanted
+            pair.count.sample(now, lanes=lanes, busy_since=pair.queue.busy_since, moved=moved)
+            wanted = pair.count.wanted
+        if self._trio is not None and (wanted != before or (lanes < wanted and now >= pair.next_widening)):
+            with suppress(trio.RunFinishedError):
+                self._trio.run_sync_soon(self._follow_count, peer)
+
+    def _follow_count(self, peer: PeerId) -> None:
+        """Have as many lanes as are wanted now."""
+        if not self._up:
+            return
+        self._settle(peer)
+        pair = self._pair(peer)
+        surplus = len(self._usable(peer)) - pair.count.wanted
+        with suppress(trio.WouldBlock):
+            if surplus > 0 and self._me > peer:
+                self._jobs.send_nowait(partial(self._tell_wanted, peer, pair))
+            elif surplus < 0 and time.monotonic() >= pair.next_widening:
+                pair.next_widening = time.monotonic() + WIDEN_DEADLINE_S + WIDEN_RETRY_S
+                self._jobs.send_nowait(partial(self._widen, peer, pair))
+
+    async def _tell_wanted(self, peer: PeerId, pair: Pair) -> None:
+        """Have the peer, which decides, retire what neither side wants any more."""
+        try:
+            with trio.fail_after(WIDEN_DEADLINE_S):
+                await self._request(peer, encode_handshake(LaneSummons(lanes=pair.count.wanted)))
+        except (NetworkError, RemoteError, trio.TooSlowError) as error:
+            logger.debug("%s keeps lanes to spare: %r", peer, error)
+
+    async def _widen(self, peer: PeerId, pair: Pair) -> None:
+        """Dial the lanes that are wanted and not there."""
+        try:
+            with trio.fail_after(WIDEN_DEADLINE_S):
+                await self._ensure(peer, pair.count.wanted, may_summon=True)
+        except (NetworkError, RemoteError, trio.TooSlowError) as error:
+            logger.debug("no more lanes to %s: %r", peer, error)
+            with pair.queue.changed:
+                pair.count.give_up(time.monotonic())
+        else:
+            pair.next_widening = 0.0
+
+
+def _sum_known(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,139 @@
+"""Frames that wait for a lane to one peer: in order within a scope, shared fairly between scopes.
+
+All lanes to a peer take from one queue, so a lane that comes up in the middle of a long queue helps with it, and a lane
+that goes leaves it to the others. A scope is a reduction or a state: whatever each has queued, they are served in turn,
+FRAME_LIMIT_BYTES at a time, and one cannot use up another's room.
+
+Source: Shreedhar, Varghese, Efficient Fair Queuing using Deficit Round Robin (SIGCOMM 1995).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.protocol.errors import NetworkError
+from shoal.swarm.lanes.choice import Lineup
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader
+from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
+
+# Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
+QUEUE_LIMIT_FRAMES = 32 * 1024
+QUEUE_LIMIT_BYTES = 16 << 30
+SCOPE_LIMIT = 64
+TURN_BYTES = FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES
+
+Frame = tuple[FrameHeader, memoryview]
+
+
+@dataclass(slots=True, eq=False)
+class _Scope:
+    """What one scope has waiting, and how many bytes of its turn are left."""
+
+    frames: deque[Frame] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    credit: int = 0
+
+
+class FrameQueue:
+    """The queue of one peer. `changed` guards it and the state of the lanes that take from it: hold it for everything.
+
+    observe: called by the lanes' threads, without holding `changed`, whenever they take frames. Must be quick.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit_frames: int = QUEUE_LIMIT_FRAMES,
+        limit_bytes: int = QUEUE_LIMIT_BYTES,
+        observe: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.changed = threading.Condition()
+        self.observe = observe or _ignore
+        self.lanes = 0  # whose threads run
+        self.open_lanes = 0  # of those, the ones that will go on taking frames
+        self.queued_bytes = 0  # of payload, posted and not yet given to the kernel
+        self.busy_since: float | None = None  # since when there always was something queued
+        self.lineup = Lineup()
+        self._limit_frames = limit_frames
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._scopes: dict[bytes, _Scope] = {}
+        self._turns: deque[bytes] = deque()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a frame to take."""
+        return bool(self._turns)
+
+    @property
+    def next_bytes(self) -> int:
+        """About how large the next frame is, on the wire; something must wait."""
+        return self._scopes[self._turns[0]].frames[0][0].length + SEAL_OVERHEAD_BYTES
+
+    def put(self, header: FrameHeader, payload: memoryview) -> None:
+        """Queue a frame and wake one lane. Raises NetworkError if its scope has no room."""
+        scope = self._scopes.get(header.scope)
+        if scope is None:
+            if len(self._scopes) >= SCOPE_LIMIT:
+                raise NetworkError(f"{SCOPE_LIMIT} scopes have frames queued already")
+            scope = self._scopes[header.scope] = _Scope()
+            self._turns.append(header.scope)
+        elif len(scope.frames) >= self._limit_frames or scope.waiting_bytes + header.length > self._limit_bytes:
+            raise NetworkError(f"{len(scope.frames)} frames of one scope are queued already")
+        scope.frames.append((header, payload))
+        scope.waiting_bytes += header.length
+        self.queued_bytes += header.length
+        if self.busy_since is None:
+            self.busy_since = self._clock()
+        self.changed.notify()
+
+    def take(self, limit_bytes: int) -> list[Frame]:
+        """The frames to send next: one, and more as long as all fit in `limit_bytes` on the wire; [] if none waits.
+
+        They stay among `queued_bytes` until `done`.
+        """
+        taken: list[Frame] = []
+        size = 0
+        while self._turns:
+            scope = self._scopes[self._turns[0]]
+            cost = scope.frames[0][0].length + SEAL_OVERHEAD_BYTES
+            if taken and size + cost > limit_bytes:
+                break
+            if scope.credit < cost:
+                scope.credit += TURN_BYTES
+                if len(self._turns) > 1:
+                    self._turns.rotate(-1)
+                continue
+            taken.append(self._pop(scope, cost))
+            size += cost
+        return taken
+
+    def _pop(self, scope: _Scope, cost: int) -> Frame:
+        frame = scope.frames.popleft()
+        scope.credit -= cost
+        scope.waiting_bytes -= frame[0].length
+        if not scope.frames:
+            del self._scopes[self._turns.popleft()]
+        return frame
+
+    def done(self, size: int) -> None:
+        """A lane has let go of `size` bytes of payload that it had taken."""
+        self.queued_bytes -= size
+        if self.queued_bytes == 0 and not self.waits:
+            self.busy_since = None
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self.queued_bytes -= sum(scope.waiting_bytes for scope in self._scopes.values())
+        self._scopes.clear()
+        self._turns.clear()
+        self.busy_since = None
+
+
+def _ignore() -> None:
+    return

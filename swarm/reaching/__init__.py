@@ -1,0 +1,1 @@
+"""Which addresses are reached, and ways through members and routers in between."""

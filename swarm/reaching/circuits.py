@@ -1,0 +1,251 @@
+"""Connections through a relay (libp2p's circuit v2), as its two ends have them; the middle is `circuit_relay`.
+
+    A ── CONNECT(B) ──► relay ── CONNECT(A) ──► B      B has a reservation at the relay, over its own connection
+    A ◄──── OK ──────── relay ◄───── OK ─────── B
+    A ◄═══ Noise and yamux, through the relay ═══► B   the relay sees ciphertext, and cannot pretend to be either
+
+A relayed connection is a connection like any other from there on, but slower, and a direct one takes its place.
+Source: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md. libp2p's own transport is not used: its relay
+lets anybody reserve in another's name and keeps what it reserved for peers that have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer
+from shoal.swarm.reaching.circuit_address import CircuitAddress
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from google.protobuf.message import DecodeError
+    from libp2p.connection_types import ConnectionType
+    from libp2p.io.abc import ReadWriteCloser
+    from libp2p.io.exceptions import ConnectionClosedError
+    from libp2p.network.connection.raw_connection import RawConnection
+    from libp2p.peer.id import ID
+    from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, StopMessage
+    from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
+    from libp2p.relay.circuit_v2.pb.circuit_pb2 import Reservation as CircuitReservation
+    from libp2p.utils import encode_varint_prefixed
+
+__all__ = ["CircuitReservation", "Circuits", "HopMessage", "Limit", "StopMessage"]
+
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
+OK = 100
+MESSAGE_LIMIT_BYTES = 4096
+MESSAGE_DEADLINE_S = 5.0
+RESERVATIONS_LIMIT = 4
+"""Relays at which one node reserves."""
+PENDING_LIMIT = 16
+"""Circuits to this node whose handshake is under way."""
+HANDSHAKE_DEADLINE_S = 10.0
+READ_BYTES = 64 << 10
+
+logger = logging.getLogger("shoal.libp2p")
+
+
+async def read_message(stream: Any, kind: Any) -> Any:
+    """One message of `kind` on a libp2p stream. Raises NetworkError for what is none, or does not come in time."""
+    with trio.move_on_after(MESSAGE_DEADLINE_S):
+        try:
+            data = await _read_exactly(stream, await _read_length(stream))
+            message = kind()
+            message.ParseFromString(data)
+        except (DecodeError, *FOREIGN_ERRORS) as error:
+            raise NetworkError(f"no message of a relay: {type(error).__name__}") from error
+        return message
+    raise NetworkError(f"nothing of a relay's protocol within {MESSAGE_DEADLINE_S:g} s")
+
+
+async def _read_length(stream: Any) -> int:
+    """A varint of at most two bytes: no message is longer than MESSAGE_LIMIT_BYTES."""
+    low = (await _read_exactly(stream, 1))[0]
+    if low < 0x80:
+        return low
+    high = (await _read_exactly(stream, 1))[0]
+    length = (low & 0x7F) | high << 7
+    if length > MESSAGE_LIMIT_BYTES:
+        raise NetworkError(f"a relay's message of {length} bytes or more")
+    return length
+
+
+async def _read_exactly(stream: Any, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = await stream.read(size - len(data))
+        if not more:
+            raise NetworkError("a stream of a relay ended early")
+        data += more
+    return bytes(data)
+
+
+async def write_message(stream: Any, message: Any) -> None:
+    """Raises NetworkError where the stream does not take it in time."""
+    try:
+        with trio.fail_after(MESSAGE_DEADLINE_S):
+            await stream.write(encode_varint_prefixed(message.SerializeToString()))
+    except (trio.TooSlowError, *FOREIGN_ERRORS) as error:
+        raise NetworkError(f"a stream of a relay broke: {type(error).__name__}") from error
+
+
+async def reset(stream: Any) -> None:
+    """Reset a libp2p stream, whatever its state (bounded, shielded)."""
+    with trio.move_on_after(CLOSE_DEADLINE_S, shield=True), contextlib.suppress(*FOREIGN_ERRORS):
+        await stream.reset()
+
+
+def circuit_peer(peer: PeerId) -> Any:
+    """A PeerId as these messages have it."""
+    return CircuitPeer(id=ID.from_base58(peer).to_bytes())
+
+
+def peer_in(message: Any) -> PeerId | None:
+    """The PeerId in a message, None if there is none."""
+    try:
+        return PeerId(str(ID(message.peer.id))) if message.peer.id else None
+    except ValueError:
+        return None
+
+
+class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
+    """A stream to a relay as libp2p's handshakes read and write it; what `Wire` is to a socket."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.closed = False
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except FOREIGN_ERRORS as error:
+            raise ConnectionClosedError("the circuit is closed", transport="circuit") from error
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, or some where `n` is None."""
+        buffer = bytearray()
+        while not buffer or (n is not None and len(buffer) < n):
+            try:
+                data = await self._stream.read(READ_BYTES if n is None else n - len(buffer))
+            except FOREIGN_ERRORS as error:
+                raise ConnectionClosedError("the circuit is closed", transport="circuit") from error
+            if not data:
+                raise ConnectionClosedError("the circuit ended", transport="circuit")
+            buffer += data
+        return bytes(buffer)
+
+    async def close(self) -> None:
+        self.closed = True
+        await reset(self._stream)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Nobody's: what is at the far end cannot be seen from here."""
+        return None
+
+    def raw(self, *, dialled: bool) -> Any:
+        """This, as the connection that libp2p secures."""
+        return RawConnection(self, dialled, connection_type=ConnectionType.RELAYED, addresses=[])
+
+
+def is_relayed(muxer: Muxer) -> bool:
+    """Whether a connection goes through a relay."""
+    return bool(muxer.secured_conn.get_connection_type() == ConnectionType.RELAYED)
+
+
+class Circuits:
+    """Both ends of circuits over one `Network`: this node dials through relays, and is dialled where it reserved."""
+
+    def __init__(self, network: Any, libp2p_host: Any) -> None:
+        self._network = network
+        self.lets_in: Callable[[str], bool] = lambda source: True
+        """Whether one more call is worth a handshake, by the relay that it comes through."""
+        self._reserved: set[PeerId] = set()
+        self._pending = 0
+        libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)
+        network.circuits = self
+
+    @property
+    def reserved(self) -> frozenset[PeerId]:
+        """The relays that this node has asked to be reached through, and that are connected."""
+        self._reserved = {relay for relay in self._reserved if self._network.is_direct(relay)}
+        return frozenset(self._reserved)
+
+    async def reserve(self, relay: PeerId) -> None:
+        """Ask a connected node to pass circuits on to this one, from now on or for longer.
+
+        Raises NetworkError if it is not connected, does not relay, or has no room.
+        """
+        if relay not in self.reserved and len(self._reserved) >= RESERVATIONS_LIMIT:
+            raise NetworkError(f"{RESERVATIONS_LIMIT} reservations are enough")
+        if not self._network.is_direct(relay):
+            raise NetworkError(f"{relay} is not connected without a relay itself")
+        stream = await self._hop(relay)
+        try:
+            await write_message(stream, HopMessage(type=HopMessage.RESERVE))
+            answer = await read_message(stream, HopMessage)
+        finally:
+            await reset(stream)
+        if answer.type != HopMessage.STATUS or answer.status != OK:
+            self._reserved.discard(relay)
+            raise NetworkError(f"{relay} has no reservation for this node (status {answer.status})")
+        self._reserved.add(relay)
+
+    async def dial(self, address: CircuitAddress, *, deadline_s: float) -> CircuitWire:
+        """A stream to the far end, over which the two shake hands next. Raises NetworkError."""
+        relay = address.relay.peer
+        if not self._network.is_direct(relay):
+            await self._network.dial(address.relay, deadline_s=deadline_s)
+        stream = await self._hop(relay)
+        done = False
+        try:
+            await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=circuit_peer(address.peer)))
+            answer = await read_message(stream, HopMessage)
+            done = answer.type == HopMessage.STATUS and answer.status == OK
+        finally:
+            if not done:
+                await reset(stream)
+        if not done:
+            raise NetworkError(f"{relay} has no way to {address.peer} (status {answer.status})")
+        return CircuitWire(stream)
+
+    async def _hop(self, relay: PeerId) -> Any:
+        return (await self._network.open_stream(relay, HOP_PROTOCOL)).raw
+
+    async def _stopped_at(self, stream: Any) -> None:
+        """Somebody calls through a relay. The handler lives as long as the connection."""
+        relay = PeerId(str(stream.muxed_conn.peer_id))
+        if relay not in self.reserved or self._pending >= PENDING_LIMIT or not self.lets_in(f"relay {relay}"):
+            await reset(stream)
+            return
+        self._pending += 1
+        try:
+            muxer = await self._take(stream)
+        finally:
+            self._pending -= 1
+        if muxer is not None:
+            await muxer.event_closed.wait()
+
+    async def _take(self, stream: Any) -> Muxer | None:
+        muxer: Muxer | None = None
+        with trio.move_on_after(HANDSHAKE_DEADLINE_S):
+            try:
+                asked = await read_message(stream, StopMessage)
+                if asked.type != StopMessage.CONNECT:
+                    raise NetworkError("a relay says something else than who calls")
+                await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+                raw = CircuitWire(stream).raw(dialled=False)
+                muxer = await self._network.upgrade_inbound_raw_conn(raw, None)
+            except Exception as error:  # the boundary: a stranger sent whatever it pleased
+                logger.debug("refused a circuit: %r", error)
+        if muxer is None:
+            await reset(stream)
+        return muxer

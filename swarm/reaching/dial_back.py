@@ -1,0 +1,215 @@
+"""Which of a node's ports are reached from outside: it asks members to knock there, each from its own side.
+
+    A ── AskDialBack(secret, ports) ──► C        over a connection without relays
+    A ◄═ knocks at A's address, as C sees it ═ C     one per port, from C's side, under that secret
+    A ◄── DialedBack(host, reached) ─── C
+
+Nobody can be made a reflector: the asker names ports and no host, and C knocks at the address that the asker's own
+connection comes from; a knock is 16 bytes of a hash, and how often anybody may ask is bounded per peer, per address
+and in all. Nor does an answer count by itself: a port is reached when C says so *and* the knock came. One that came
+from this node's own network, or back from its own router, proves nothing of the outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import trio
+from msgspec import Meta
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Message
+from shoal.protocol.peering import Refusal
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.forwarding import Allowance
+from shoal.swarm.host import Host
+from shoal.swarm.reaching.knocking import SECRET_BYTES, Expected, knock
+from shoal.swarm.reaching.networks import is_private
+from shoal.swarm.streams import MessageStream
+
+DIAL_BACK_PROTOCOL = "/shoal/dial-back/1"
+PORTS_LIMIT = 4
+KNOCK_DEADLINE_S = 4.0
+ASK_DEADLINE_S = 8.0
+REQUEST_LIMIT_BYTES = 256
+ANSWER_LIMIT_BYTES = 512
+AT_ONCE_LIMIT = 8
+
+PEER_KNOCKS_PER_MINUTE, PEER_BURST_KNOCKS = 6, 24
+TOTAL_KNOCKS_PER_MINUTE, TOTAL_BURST_KNOCKS = 120, 480
+ASKERS_LIMIT = 1024
+"""Askers that are remembered; beyond it the one that asked least lately begins anew."""
+_MILLI = 1000
+"""Knocks are counted in thousandths, as an allowance earns whole units a second."""
+
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+
+logger = logging.getLogger(__name__)
+
+
+class AskDialBack(Message, frozen=True, kw_only=True):
+    """Asks to be knocked at, at these ports."""
+
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_LIMIT)]
+
+
+class DialedBack(Message, frozen=True, kw_only=True):
+    """Where the asker is, as seen from here, and at which ports it answered."""
+
+    host: Annotated[str, Meta(min_length=2, max_length=45, pattern=r"^[0-9a-f:.]*\Z")]
+    reached: Annotated[tuple[Port, ...], Meta(max_length=PORTS_LIMIT)]
+
+
+DialBackReply = DialedBack | Refusal
+
+
+class DialBackDesk:
+    """Knocks for those whom `admits` lets ask."""
+
+    def __init__(self, host: Host, admits: Callable[[PeerId], bool]) -> None:
+        self._host = host
+        self._admits = admits
+        self._allowances: dict[str, Allowance] = {}  # by peer and by IP address
+        self._total = Allowance(TOTAL_KNOCKS_PER_MINUTE * _MILLI // 60, TOTAL_BURST_KNOCKS * _MILLI)
+        self._slots = trio.CapacityLimiter(AT_ONCE_LIMIT)
+        host.serve(DIAL_BACK_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: MessageStream) -> None:
+        data = await stream.receive(deadline_s=ASK_DEADLINE_S)
+        asked = decode(data, AskDialBack, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
+        await stream.send(canonical(await self._answer(stream.peer, asked)), deadline_s=ASK_DEADLINE_S)
+        await stream.aclose()
+
+    async def _answer(self, peer: PeerId, asked: AskDialBack) -> DialBackReply:
+        host = self._host.host_of(peer)
+        if host is None:
+            return Refusal(reason="a connection through a relay has no address to knock at")
+        if not self._admits(peer):
+            return Refusal(reason="this node knocks for members only")
+        ports = tuple(dict.fromkeys(asked.ports))
+        if not self._spend((peer, host), len(ports) * _MILLI):
+            return Refusal(reason="too many knocks are asked for; try again in a minute")
+        try:
+            self._slots.acquire_on_behalf_of_nowait(stream := object())
+        except trio.WouldBlock:
+            return Refusal(reason="this node is knocking elsewhere; try again in a minute")
+        try:
+            reached = await _knock_all(host, ports, asked.secret)
+        finally:
+            self._slots.release_on_behalf_of(stream)
+        return DialedBack(host=host, reached=tuple(sorted(reached)))
+
+    def _spend(self, askers: Iterable[str], cost: int) -> bool:
+        now, allowances = trio.current_time(), [self._total]
+        for asker in askers:
+            fresh = Allowance(PEER_KNOCKS_PER_MINUTE * _MILLI // 60, PEER_BURST_KNOCKS * _MILLI)
+            self._allowances[asker] = self._allowances.pop(asker, fresh)  # the last to ask goes last
+            allowances.append(self._allowances[asker])
+        while len(self._allowances) > ASKERS_LIMIT:
+            del self._allowances[next(iter(self._allowances))]
+        if not all(allowance.covers(cost, now) for allowance in allowances):
+            return False
+        for allowance in allowances:
+            allowance.left_bytes -= cost
+        return True
+
+
+async def _knock_all(host: str, ports: tuple[int, ...], secret: bytes) -> set[int]:
+    reached: set[int] = set()
+
+    async def one(port: int) -> None:
+        if await knock(host, port, secret, deadline_s=KNOCK_DEADLINE_S):
+            reached.add(port)
+
+    async with trio.open_nursery() as nursery:
+        for port in ports:
+            nursery.start_soon(one, port)
+    return reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one member found: where this node is as seen from there, and which ports of those asked are reached."""
+
+    checker: PeerId
+    host: str
+    asked: tuple[int, ...]
+    reached: frozenset[int]
+
+
+async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> Finding:
+    """Have a connected member knock at these ports of this node.
+
+    Raises NetworkError if it does not answer, or will not; RemoteError for an answer that cannot be.
+    """
+    expected = Expected(ports=ports)
+    host.knocks.expect(expected)
+    try:
+        data = await host.request(
+            checker,
+            DIAL_BACK_PROTOCOL,
+            canonical(AskDialBack(secret=expected.secret, ports=ports)),
+            deadline_s=ASK_DEADLINE_S,
+            limit_bytes=ANSWER_LIMIT_BYTES,
+        )
+    finally:
+        host.knocks.forget(expected)
+    reply: DialBackReply = decode(data, DialBackReply, peer=checker, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+    if isinstance(reply, Refusal):
+        raise NetworkError(f"{checker} does not dial back: {reply.reason}")
+    claimed = set(reply.reached)
+    if not claimed.issubset(expected.came):
+        raise RemoteError(f"says it reached ports {sorted(claimed - expected.came.keys())}, and did not", peer=checker)
+    reached = frozenset(port for port in claimed if _from_outside(expected.came[port], reply.host))
+    return Finding(checker=checker, host=reply.host, asked=ports, reached=reached)
+
+
+def _from_outside(knocker: str, seen_as: str) -> bool:
+    """Whether a knock from there says anything of who else reaches `seen_as`."""
+    return is_private(seen_as) or not (is_private(knocker) or knocker == seen_as)
+
+
+class Evidence:
+    """What several members found of one node. The newest word of each counts."""
+
+    def __init__(self) -> None:
+        self._findings: dict[PeerId, Finding] = {}
+
+    def add(self, finding: Finding) -> None:
+        """Note what a member found."""
+        self._findings[finding.checker] = finding
+
+    def forget(self, checker: PeerId) -> None:
+        """A member has gone; what it found may not hold for much longer, and it is not here to say so."""
+        self._findings.pop(checker, None)
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def reached(self, port: int) -> tuple[str, ...]:
+        """The IP addresses at which this port is reached.
+
+        That is so if two members say it, or at least half of those who knocked at that address: one that lies counts
+        for one.
+        """
+        hosts = sorted({finding.host for finding in self._findings.values()})
+        return tuple(host for host in hosts if self._is_reached(host, port))
+
+    def _is_reached(self, host: str, port: int) -> bool:
+        asked = [f for f in self._findings.values() if f.host == host and port in f.asked]
+        reached = sum(port in finding.reached for finding in asked)
+        return reached >= 2 or (reached > 0 and 2 * reached >= len(asked))
+
+    def hosts(self) -> frozenset[str]:
+        """Where this node is seen, by two members, or by at least half of those who knocked."""
+        seen = [finding.host for finding in self._findings.values()]
+        return frozenset(host for host in seen if seen.count(host) >= 2 or 2 * seen.count(host) >= len(seen))
+
+    def outside(self) -> bool:
+        """Whether anybody has seen this node at an address that means something everywhere."""
+        return any(not is_private(finding.host) for finding in self._findings.values())

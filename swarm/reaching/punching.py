@@ -1,0 +1,253 @@
+"""Holes in two routers at once: a TCP connection between two nodes of which neither can be dialled.
+
+    A: port p ──call──► R        R says where it sees p (`shoal.swarm.reaching.sightings`); the same for B's port q
+    A: p ──SYN──►┐   ┌◄──SYN── B: q        each SYN lets the other's in at its own router, as an answer
+                 └─╳─┘                     TCP's simultaneous open, or an accepted call: one connection either way
+
+It works where a router gives a port the same number outside whomever it talks to. Where it does not, both give up
+after PUNCH_DEADLINE_S, and what there is goes on.
+
+Nobody is sent against a third party: tried is only an address that the peer itself names over its authenticated
+connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
+names no other). No byte is sent before a connection is up, and then the sealed hello of a lane alone. How often a
+node tries, or lets itself be asked to, is bounded per peer and in all.
+
+Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.host import Host
+from shoal.swarm.lanes.reach import LaneReach
+from shoal.swarm.lanes.seal import format_address, parse_address
+from shoal.swarm.limits import Rates
+from shoal.swarm.reaching.networks import is_private
+from shoal.swarm.reaching.sightings import ask_seen, sight
+
+PUNCH_DEADLINE_S = 3.0
+"""A lost SYN is sent again after one second."""
+CALL_DEADLINE_S = 3.0
+DIALS_LIMIT = 8
+DIAL_PAUSE_S = 0.3
+"""Between two dials from one port, where a router or its node refuses."""
+DELAY_LIMIT_S = 1.0
+BACKLOG = 4
+PUNCHES_PER_S, PUNCHES_BURST = 1 / 60, 8.0
+"""With one peer."""
+ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST = 0.5, 32.0
+FAILED_PAUSE_S = 600.0
+"""After an attempt that failed, until this node begins another with the same peer."""
+FAILED_LIMIT_PEERS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+class PunchPort:
+    """A local TCP port that calls, listens and dials at once; `close` it.
+
+    address: where a third sees it. target: whom to dial, and when to begin, in seconds from the call of `meet`.
+    """
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.target = ("", 0)
+        self.delay_s = 0.0
+        self._port = 0
+        self._family = socket.AF_INET
+        self._kept: list[trio.SocketStream] = []
+        self._listener: trio.SocketListener | None = None
+
+    async def call(self, addresses: tuple[str, ...], first: bytes) -> None:
+        """Connect to the first of 'host:port' that answers and send this; the connection stays.
+
+        Raises NetworkError.
+        """
+        for text in addresses:
+            host, port = parse_address(text)
+            self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                with trio.fail_after(CALL_DEADLINE_S):
+                    self._kept.append(stream := await self._dial(host, port))
+                    await stream.send_all(first)
+                self._port = stream.socket.getsockname()[1]
+                self._listener = self._listen()
+                return
+            except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+                logger.debug("no call to %s: %r", text, error)
+        raise NetworkError(f"nobody can be called at {', '.join(addresses) or 'no address'}")
+
+    async def meet(self) -> trio.SocketStream:
+        """A connection with the target, which does the same, within PUNCH_DEADLINE_S. Raises NetworkError.
+
+        Cancellation: no connection is left open, but for what `close` closes.
+        """
+        came: list[trio.SocketStream] = []
+        try:
+            with trio.move_on_after(self.delay_s + PUNCH_DEADLINE_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._accept, came, nursery.cancel_scope)
+                    nursery.start_soon(self._keep_dialling, came, nursery.cancel_scope)
+        except BaseException:
+            for stream in came:
+                stream.socket.close()
+            raise
+        for stream in came[1:]:
+            stream.socket.close()
+        if not came:
+            raise NetworkError(f"no hole leads to {format_address(*self.target)}")
+        return came[0]
+
+    def close(self) -> None:
+        """Close what is open at the port, but for what `meet` returned."""
+        for stream in self._kept:
+            stream.socket.close()
+        if self._listener is not None:
+            self._listener.socket.close()
+
+    async def _keep_dialling(self, came: list[trio.SocketStream], scope: trio.CancelScope) -> None:
+        await trio.sleep(self.delay_s)
+        for _ in range(DIALS_LIMIT):
+            try:
+                came.append(await self._dial(*self.target))
+            except OSError as error:  # refused; or the peer's own call is being accepted
+                logger.debug("not through yet: %r", error)
+                await trio.sleep(DIAL_PAUSE_S)
+            else:
+                scope.cancel()
+                return
+
+    async def _accept(self, came: list[trio.SocketStream], scope: trio.CancelScope) -> None:
+        assert self._listener is not None, "a port listens once it has called"
+        while True:
+            try:
+                stream = await self._listener.accept()
+            except OSError as error:  # it is reset already
+                logger.debug("not accepted: %r", error)
+                continue
+            if _host_of(stream) == self.target[0]:
+                came.append(stream)
+                scope.cancel()
+                return
+            stream.socket.close()
+
+    async def _dial(self, host: str, port: int) -> trio.SocketStream:
+        made = self._bound()
+        try:
+            await made.connect((host, port))
+        except BaseException:
+            made.close()
+            raise
+        return trio.SocketStream(made)
+
+    def _listen(self) -> trio.SocketListener:
+        made = self._bound()
+        made.listen(BACKLOG)
+        return trio.SocketListener(made)
+
+    def _bound(self) -> trio.socket.SocketType:
+        """A socket at this port, beside the others there; at any port, while there is none. Raises OSError."""
+        made = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.bind(("", self._port))
+        except BaseException:
+            made.close()
+            raise
+        return trio.socket.from_stdlib_socket(made)
+
+
+def _host_of(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""
+
+
+class Puncher:
+    """When a node punches, from where, and whither. seen_at: the hosts at which members that dialled back see it."""
+
+    def __init__(self, host: Host, reach: LaneReach, seen_at: Callable[[], frozenset[str]]) -> None:
+        self._host = host
+        self._reach = reach
+        self._seen_at = seen_at
+        self._by_peer: Rates[PeerId] = Rates(PUNCHES_PER_S, PUNCHES_BURST)
+        self._all: Rates[None] = Rates(ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST)
+        self._failed: dict[PeerId, float] = {}  # until when this node leaves it at that
+
+    def relay(self, peer: PeerId) -> PeerId | None:
+        """Who is to look on while this node begins with `peer`; None where it shall not, now."""
+        if self._failed.get(peer, 0.0) > trio.current_time():
+            return None
+        relays = self._reach.relays(peer)
+        return relays[0] if relays and self._may(peer) else None
+
+    def _may(self, peer: PeerId) -> bool:
+        now = trio.current_time()
+        return self._by_peer.take(peer, now) and self._all.take(None, now)
+
+    def failed(self, peer: PeerId) -> None:
+        """An attempt with `peer` came to nothing."""
+        self._failed.pop(peer, None)
+        self._failed[peer] = trio.current_time() + FAILED_PAUSE_S
+        if len(self._failed) > FAILED_LIMIT_PEERS:
+            del self._failed[next(iter(self._failed))]
+
+    @contextlib.asynccontextmanager
+    async def port(self, relay: PeerId) -> AsyncIterator[PunchPort]:
+        """A port of this node as `relay` sees it, for the block. Raises NetworkError.
+
+        So it does where the relay sees it at another host than the members that dialled back.
+        """
+        addresses = self._reach.addresses_of(relay)
+        if not addresses:
+            raise NetworkError(f"{relay} is not linked, or does not relay")
+        port = PunchPort()
+        try:
+            port.address = await sight(self._host, relay, addresses, port)
+            if _parsed(port.address)[0] not in self._seen_at():
+                raise NetworkError(f"{relay} sees this node at {port.address}, others do not")
+            yield port
+        finally:
+            port.close()
+
+    async def aim(self, port: PunchPort, relay: PeerId, peer: PeerId, address: str) -> None:
+        """Have the port dial a peer that says it is seen there. Raises NetworkError unless `relay` says so too."""
+        target = _parsed(address)
+        if is_private(target[0]) and not is_private(_parsed(port.address)[0]):
+            raise NetworkError(f"{peer} names {address}, which is another machine's here")
+        await ask_seen(self._host, relay, peer, address)
+        port.target = target
+
+    @contextlib.asynccontextmanager
+    async def answering(self, peer: PeerId, relay: PeerId, address: str) -> AsyncIterator[PunchPort]:
+        """The port of who was asked by `peer`, seen by `relay` at `address`, aimed. Raises NetworkError.
+
+        The other begins when it has this port's address and `relay` has confirmed it: a round trip from here to it
+        is half for its answer and half for that question, where the relay is half-way.
+        """
+        if not self._may(peer):
+            raise NetworkError(f"{peer} wants holes too often")
+        async with self.port(relay) as port:
+            await self.aim(port, relay, peer, address)
+            port.delay_s = min(self._host.rtt_s(peer) or 0.0, DELAY_LIMIT_S)
+            yield port
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    """Raises NetworkError unless 'host:port' has an IP address."""
+    try:
+        host, port = parse_address(address)
+        return str(ipaddress.ip_address(host)), port
+    except (RemoteError, ValueError) as error:
+        raise NetworkError(f"{address!r} is no address of a port: {error}") from error

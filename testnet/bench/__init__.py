@@ -1,0 +1,1 @@
+"""What `shoal bench` measures."""

@@ -1,0 +1,318 @@
+"""A swarm that is made up: what a node would tell of it, for measuring and looking at the page without 200 machines.
+
+The events are those that a node writes, at the times of a plausible round; the facts follow them. The same seed gives
+the same swarm, but for the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from blake3 import blake3
+
+from shoal.node.dashboard.facts import BanFacts, Facts, GroupFacts, GroupText, NodeFacts, PeerFacts, RolloutFacts
+from shoal.node.reporting.events import EventField
+from shoal.protocol.identity import Identity
+
+Event = Mapping[str, EventField]
+
+ROUND_S = 8.0
+PHASES_S = (5.0, 0.4, 2.1, 0.5)
+"""Train, plan, reduce, certify."""
+ROUND_TOKENS = 65_536
+STATE_BYTES = 40_000_000
+
+
+@dataclass(slots=True)
+class _Peer:
+    facts: PeerFacts
+    speed: float
+
+
+@dataclass(slots=True)
+class SyntheticSwarm:
+    """Some peers around a node, with so many rounds behind them at `now` (wall clock, seconds).
+
+    rollouts: whether its strategy is `rollouts`. `waiting` are the events that are due; `advance` makes them.
+    """
+
+    peers: int
+    now: float
+    rounds: int = 40
+    seed: int = 1
+    rollouts: bool = False
+    phase: str = "joining"
+    paused: bool = False
+    bans: tuple[BanFacts, ...] = ()
+    waiting: deque[Event] = field(default_factory=deque)
+    orders: list[str] = field(default_factory=list)
+    _random: random.Random = field(init=False)
+    _peers: dict[str, _Peer] = field(init=False)
+    _me: str = field(init=False)
+    _began: float = field(init=False)
+    _round: int = field(init=False, default=0)
+    _coming: deque[Event] = field(init=False, default_factory=deque)
+    _sent: float = field(init=False, default=0.0)
+    _loss: float | None = field(init=False, default=None)
+    _train_loss: float | None = field(init=False, default=None)
+    _dead: dict[str, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        ids = [Identity.from_seed(bytes([self.seed, *i.to_bytes(31, "big")])).peer_id for i in range(self.peers + 1)]
+        self._me = ids[0]
+        self._peers = {peer: self._peer(peer, place) for place, peer in enumerate(ids)}
+        self._began = self.now - self.rounds * ROUND_S
+        self._tell("started", self._began - 3, peer_id=self._me, pid=1, boot=1)
+        for peer in ids[1:]:
+            self._tell("linked", self._began - 1, peer=peer)
+        for _ in range(self.rounds):
+            self._plan_round()
+        if self.rounds:
+            self.phase = "train"
+            self._plan_round()
+            self.advance(self.now)
+
+    def _peer(self, peer: str, place: int) -> _Peer:
+        speed = 0.0 if place and place % 23 == 0 else self._random.lognormvariate(8.2, 0.6)
+        reach = "self" if place == 0 else "detour" if place % 29 == 7 else "direct"
+        return _Peer(
+            PeerFacts(
+                peer=peer,
+                phase="paused" if place and place % 23 == 0 else "joining" if place % 31 == 11 else "training",
+                reach=reach,  # type: ignore[arg-type]
+                member=place % 31 != 11,
+                round=0,
+                tokens_per_s=0.0,
+                software="shoal 0.1.0",
+                address=f"/ip4/192.0.2.{place % 250 + 1}/tcp/4001",
+            ),
+            speed,
+        )
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def _tell(self, event: str, at: float, **fields: EventField) -> None:
+        self._coming.append({"at": round(at, 6), "event": event, **fields})
+
+    def _members(self) -> list[str]:
+        return sorted(peer for peer, known in self._peers.items() if known.facts.member and peer not in self._dead)
+
+    def _plan_round(self) -> None:
+        """Put the events of one more round on the way."""
+        number = self._round = self._round + 1
+        start = self._began + (number - 1) * ROUND_S
+        stretch = self._random.uniform(0.85, 1.0)
+        train, plan, reduce, certify = (seconds * stretch for seconds in PHASES_S)
+        loss = 1.9 + 6.2 * math.exp(-number / 14) + self._random.gauss(0, 0.02)
+        if self.rollouts:
+            self._plan_rollouts(number, start, train + plan + reduce)
+            return
+        members = self._members()
+        self._tell("round_started", start, term="0.0", round=number, members=len(members), role="training")
+        at = start + train
+        self._tell(
+            "contributed", at, round=number, tokens=ROUND_TOKENS, loss=loss + self._random.gauss(0.1, 0.05), steps=64
+        )
+        view = 1 if number % 17 == 0 else 0
+        if view:
+            self._tell("view_changed", at + plan / 2, term="0.0", round=number, view=view)
+        at += plan
+        evicted: Sequence[str] = ()
+        planned = {"round": number, "view": view, "participants": len(members), "contributors": len(members)}
+        self._tell("planned", at, attempt=0, evicted=evicted, planner=members[0], **planned)
+        if number % 11 == 0 and len(members) > 2:
+            lost = [peer for peer in members if peer != self._me][number % (len(members) - 1)]
+            self._tell("suspected", at + reduce / 3, peer=lost)
+            self._tell("planned", at + reduce / 2, attempt=1, evicted=[lost], planner=members[0], **planned)
+            self._tell("revived", at + reduce, peer=lost)
+        at += reduce
+        digest = blake3(f"{self.seed}/{number}".encode()).hexdigest()
+        self._tell("reduced", at, round=number, plan=digest[::-1], digest=digest, seconds=reduce)
+        at += certify
+        self._tell(
+            "certified",
+            at,
+            term="0.0",
+            round=number,
+            digest=digest,
+            value=digest[::-1],
+            view=view,
+            members=members,
+            contributors=len(members) - (number % 11 == 0),
+            coverage=1.0 if number % 11 else 1 - 1 / max(2, len(members)),
+            tokens=ROUND_TOKENS * len(members),
+            reduce_s=reduce,
+            total_s=at - start,
+        )
+        self._tell("evaluated", at + 0.1, round=number, loss=loss, metric="bits per byte")
+
+    def _plan_rollouts(self, number: int, start: float, seconds: float) -> None:
+        reward = 0.85 - 0.7 * math.exp(-number / 18) + self._random.gauss(0, 0.02)
+        self._tell(
+            "rollouts",
+            start + seconds,
+            round=number,
+            reward=reward,
+            own=4,
+            external=4,
+            external_reward=min(1.0, reward + 0.05),
+            tokens=4096,
+            seconds=seconds,
+        )
+
+    def advance(self, now: float) -> None:
+        """Make it `now`: what happened until then is in `waiting`."""
+        if self._round and now > self._began + self._round * ROUND_S:
+            self._plan_round()
+        self._sent += max(0.0, now - self.now) * STATE_BYTES / ROUND_S if self._round else 0.0
+        self.now = now
+        later: deque[Event] = deque()
+        for event in self._coming:
+            if float(event["at"]) > now:  # type: ignore[arg-type]
+                later.append(event)
+                continue
+            self._follow(event)
+            self.waiting.append(event)
+        self._coming = later
+
+    def _follow(self, event: Event) -> None:
+        phases = {"round_started": "train", "contributed": "plan", "planned": "reduce", "reduced": "certify"}
+        if self.phase not in ("leaving", "no quorum"):
+            self.phase = phases.get(str(event["event"]), self.phase)
+        if event["event"] == "contributed":
+            self._train_loss = float(event["loss"])  # type: ignore[arg-type]
+        elif event["event"] == "evaluated":
+            self._loss = float(event["loss"])  # type: ignore[arg-type]
+
+    def kill(self, count: int = 1) -> list[str]:
+        """So many peers die; who."""
+        found = [peer for peer in self._members() if peer != self._me][:count]
+        for peer in found:
+            self._dead[peer] = self._sent
+            self._tell("lost", self.now, peer=peer)
+            self._tell("died", self.now, peer=peer)
+        return found
+
+    def part(self) -> str:
+        """A peer takes its leave; who."""
+        peer = next(peer for peer in self._members() if peer != self._me)
+        known = self._peers[peer]
+        known.facts = msgspec.structs.replace(known.facts, phase="leaving")
+        self._dead[peer] = self._sent
+        self._tell("died", self.now, peer=peer, left=True)
+        return peer
+
+    # -- as a source of the page -----------------------------------------------------------------------------
+
+    def look(self) -> Facts:
+        """See `Source`."""
+        peers = [self._facts(place, known) for place, known in enumerate(self._peers.values())]
+        certified = max(0, self._round - 1)
+        missing = [peer.peer for peer in peers if peer.reach == "gone"]
+        return Facts(
+            peers=peers,
+            groups=self._groups() if self.rollouts else (),
+            node=NodeFacts(
+                peer=self._me,
+                swarm=blake3(bytes([self.seed])).hexdigest(),
+                name="coral reef",
+                strategy="rollouts" if self.rollouts else "diloco",
+                workload="text",
+                software="shoal 0.1.0",
+                phase="paused" if self.paused else self.phase,
+                term="0.0",
+                round=certified,
+                digest=blake3(f"{self.seed}/{certified}".encode()).hexdigest() if certified else None,
+                paused=self.paused,
+                members=sum(peer.member for peer in peers),
+                missing=missing,
+                loss=self._loss,
+                train_loss=self._train_loss,
+                tokens_per_s=peers[0].tokens_per_s,
+                blocked_fraction=0.042 if certified else None,
+                lanes_sent=int(self._sent),
+                lanes_received=int(self._sent * 0.97),
+                control_sent=int(self._sent / 50),
+                control_received=int(self._sent / 48),
+                addresses=("/ip4/192.0.2.1/tcp/4001",),
+                device="cuda",
+                uptime_s=max(0.0, self.now - self._began),
+                cpu=0.21,
+                memory_bytes=412_000_000,
+                disk_free_bytes=183_000_000_000,
+                rollouts=self._rollouts() if self.rollouts else None,
+                bans=self.bans,
+            ),
+        )
+
+    def _facts(self, place: int, known: _Peer) -> PeerFacts:
+        noise = 1 + 0.03 * math.sin(self.now / 3 + place)
+        sent = self._dead.get(known.facts.peer, self._sent)
+        share = sent / max(1, self.peers) * (0.6 + 0.8 * ((place * 7919) % 97) / 97)
+        dead = known.facts.peer in self._dead
+        return msgspec.structs.replace(
+            known.facts,
+            reach="gone" if dead else known.facts.reach,
+            round=max(0, self._round - 1),
+            tokens_per_s=0.0 if dead or not self._round else known.speed * noise,
+            sent=0 if place == 0 else int(share),
+            received=0 if place == 0 else int(share * 0.95),
+        )
+
+    def _rollouts(self) -> RolloutFacts:
+        rounds = max(0, self._round - 1)
+        return RolloutFacts(
+            role="train",
+            reward=0.85 - 0.7 * math.exp(-rounds / 18),
+            made=4 * rounds,
+            pulled=5 * rounds,
+            taken=4 * rounds,
+            pulled_bytes=9000 * rounds,
+            generated_tokens=4096 * rounds,
+            rejected={"no variance": rounds, "duplicate": rounds // 5},
+        )
+
+    def _groups(self) -> list[GroupFacts]:
+        others = [peer for peer in self._peers if peer != self._me] or [self._me]
+        rounds = range(max(0, self._round - 12), self._round)
+        return [
+            GroupFacts(
+                digest=blake3(f"group {self.seed}/{number}/{own}".encode()).hexdigest(),
+                peer=self._me if own else others[number % len(others)],
+                own=own,
+                round=number,
+                family=("chain_sum", "letter_counting", "basic_arithmetic")[number % 3],
+                completions=4,
+                reward=min(1.0, 0.2 + 0.02 * number) if own else 0.5,
+            )
+            for number in rounds
+            for own in (True, False)
+        ]
+
+    async def group(self, digest: str) -> GroupText | None:
+        """See `Source`. One of the answers tries to be more than text."""
+        known = next((group for group in self._groups() if group.digest == digest), None)
+        if known is None:
+            return None
+        texts = (
+            "Let me add them up: 37 + 58 = 95, and 95 - 12 = 83.\n<answer>83</answer>",
+            "<answer>85</answer>",
+            '<img src=x onerror="document.title=\'owned\'"><script>document.title = "owned"</script>',
+            "The sum is 95. Taking away 12 leaves 83.\n<answer>83</answer>",
+        )
+        rewards = (1.0, 0.0, 0.0, 1.0) if known.own else ()
+        return GroupText(digest=digest, question="What is 37 + 58 - 12?", completions=texts, rewards=rewards)
+
+    async def order(self, op: str) -> None:
+        """See `Source`."""
+        self.orders.append(op)
+        if op in ("pause", "resume"):
+            self.paused = op == "pause"
+        else:
+            self.phase = "leaving"

@@ -1,0 +1,1 @@
+"""Faults by the hundred: seeded campaigns, chaos and soak."""

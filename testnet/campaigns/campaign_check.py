@@ -1,0 +1,211 @@
+"""Judges what a swarm did in the rounds of one run, from what its nodes left on disk: event logs and audit files.
+
+* every certified round is recomputed (`check.py`), and every element of every applied update compared;
+* a fork is a (term, round) that was certified with two different digests or values;
+* nobody voted or proposed twice in a view, or below a view that it had moved to, over all its lives;
+* no round took a node longer than the protocol's own deadlines allow (`round_bound_s`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.node.rounds.pace import LATE_S, STALL_S
+from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
+from shoal.protocol.identity import PeerId
+from shoal.protocol.leading import HELD_PATIENCE_S, RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.membership import detection_bound_s
+from shoal.testnet.check import Check, Witness, check_swarm
+from shoal.testnet.course import Course, settled_rounds
+from shoal.testnet.journal import Certified, Entry, LogTail, RoundStarted
+from shoal.testnet.scenario import ROUND_LIMIT, Scenario
+
+MACHINE_S: Final = 3.0
+"""What a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time."""
+
+
+def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:
+    """Within how many seconds after `faults` that strike together a round must be certified by who is left.
+
+    A kill or stop is noticed when its node is believed dead at the latest; a cut when lanes cannot be had again, the
+    stall deadline is over, and the lead believes a lone accuser. Then the lead, or the next one, waits for what was on
+    its way, and for everybody to say what they hold. What was lost is done again, no longer than a whole undisturbed
+    round, `calm_s`. Faults that strike together may be noticed one after the other. In the end a participant that lives
+    and does not report is waited for, half as long as all that took. No patience with a lead that lives and does
+    nothing is in it: these faults make none.
+    """
+    noticed_s = detection_bound_s(peers)
+    if cut:
+        noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
+    repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_PATIENCE_S + calm_s)
+    return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + MACHINE_S
+
+
+def machine_s(load: float) -> float:
+    """What a machine adds to a bound that has so many runnable processes a core: MACHINE_S for each one too many."""
+    return MACHINE_S * max(0.0, load - 1.0)
+
+
+def load_per_core() -> float:
+    """How many runnable processes a core this machine had, over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One node and its folder."""
+
+    index: int
+    peer_id: PeerId
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What to judge: the rounds of one run, the faulted one first.
+
+    released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
+    nodes that faults struck in it; how long it took those says nothing about the protocol.
+    """
+
+    first: int
+    last: int
+    released_at: float
+    struck: frozenset[int]
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words."""
+
+    rounds_checked: int
+    wrong_values: int
+    forks: int
+    broken_votes: int
+    late_rounds: int
+    unverified: int
+    problems: tuple[str, ...]
+
+
+class _Signed(msgspec.Struct, frozen=True):
+    """The events that tell what a node bound itself to."""
+
+    event: str
+    round: int
+    view: int
+    term: str = "0.0"
+
+
+def examine(members: Sequence[Member], window: Window) -> Findings:
+    """Judge the rounds of `window`. Blocks, for a second or so."""
+    entries = sorted(_entries(members), key=lambda entry: entry.event.at)
+    course = _course(entries, len(members), window)
+    certified = [(node, event) for node, event in course.certified() if window.first <= event.round <= window.last]
+    rounds = {(event.term, event.round) for _, event in certified}
+    missing = set(range(window.first, window.last + 1)) - {number for _, number in rounds}
+    checked = _recompute(members, course, rounds)
+    forks = sorted(_forks(event for _, event in certified))
+    broken = [line for member in members for line in broken_votes(member, window.first, window.last)]
+    late = list(_late(entries, window))
+    unverified = [*checked.errors, *(f"nobody certified round {number}" for number in sorted(missing))]
+    return Findings(
+        rounds_checked=len(rounds),
+        wrong_values=checked.wrong_values,
+        forks=len(forks),
+        broken_votes=len(broken),
+        late_rounds=len({number for number, _ in late}),
+        unverified=len(unverified),
+        problems=(
+            *(f"round {r.round}: {r.wrong_values} wrong values" for r in checked.rounds if r.wrong_values),
+            *(f"round {number}: certified with more than one digest or value" for _, number in forks),
+            *broken,
+            *(text for _, text in late),
+            *unverified,
+        ),
+    )
+
+
+def _entries(members: Sequence[Member]) -> Iterator[Entry]:
+    for member in members:
+        for event in LogTail(member.folder / "events.jsonl").read():
+            yield Entry(member.index, event)
+
+
+def _course(entries: Sequence[Entry], nodes: int, window: Window) -> Course:
+    scenario = Scenario(nodes=nodes, rounds=ROUND_LIMIT)
+    return Course(
+        scenario=scenario, began_at=window.released_at, ended_at=0.0, entries=tuple(entries), nodes=(), faults=()
+    )
+
+
+def _recompute(members: Sequence[Member], course: Course, rounds: Collection[tuple[str, int]]) -> Check:
+    witnesses = [
+        Witness(
+            index=member.index,
+            peer_id=member.peer_id,
+            folder=member.folder,
+            settled=settled_rounds(course, member.index),
+        )
+        for member in members
+    ]
+    return check_swarm(witnesses, rounds)
+
+
+def _forks(certified: Iterator[Certified]) -> set[tuple[str, int]]:
+    states: Mapping[tuple[str, int], set[tuple[str, str]]] = defaultdict(set)
+    for event in certified:
+        states[event.term, event.round].add((event.digest, event.value))
+    return {key for key, different in states.items() if len(different) > 1}
+
+
+def broken_votes(member: Member, first: int, last: int) -> list[str]:
+    """Where in these rounds a node went against what it had signed, over all its lives."""
+    said: set[tuple[str, str, int, int]] = set()
+    promised: dict[tuple[str, int], int] = {}
+    broken = []
+    for signed in _signed(member.folder / "events.jsonl", first, last):
+        key = (signed.event, signed.term, signed.round, signed.view)
+        decision = (signed.term, signed.round)
+        if signed.event == "view_changed":
+            promised[decision] = max(promised.get(decision, 0), signed.view)
+            continue
+        if key in said:
+            broken.append(f"round {signed.round}: node {member.index} {signed.event} twice in view {signed.view}")
+        if signed.view < promised.get(decision, 0):
+            broken.append(f"round {signed.round}: node {member.index} {signed.event} in view {signed.view}, past it")
+        said.add(key)
+    return broken
+
+
+def _signed(log: Path, first: int, last: int) -> Iterator[_Signed]:
+    for line in log.read_bytes().splitlines():
+        try:
+            signed = msgspec.json.decode(line, type=_Signed)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # another event, or a line that a kill cut short
+        if signed.event in ("voted", "proposed", "view_changed") and first <= signed.round <= last:
+            yield signed
+
+
+def _late(entries: Sequence[Entry], window: Window) -> Iterator[tuple[int, str]]:
+    """(round, what) for every node and round above the bound."""
+    began: dict[tuple[int, int], float] = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, RoundStarted):
+            began[entry.node, event.round] = event.at
+        elif isinstance(event, Certified) and window.first <= event.round <= window.last:
+            if event.round == window.first and entry.node in window.struck:
+                continue
+            start = max(began.get((entry.node, event.round), 0.0), window.released_at)
+            if event.at - start > window.bound_s:
+                took = f"{event.at - start:.1f} s, more than {window.bound_s:.1f} s"
+                yield event.round, f"round {event.round}: took node {entry.node} {took}"

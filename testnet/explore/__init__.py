@@ -1,0 +1,1 @@
+"""Every schedule of the agreement and of a reduction's repair, within bounds."""

@@ -1,0 +1,296 @@
+"""Every schedule of a small agreement, over the machines that nodes run: no two values may ever be certified.
+
+A state is what each member is in (`explore_member.Member`, by number), which values have been certified, and how many
+crashes and leaves may still happen. The network is what has been said: anyone may hear any of it later, in any order,
+any number of times, or never, which is delay, reordering, repetition and loss. A member may give up on its view and
+move to any higher one, be killed after or within a step, lose what was not on disk and return, or leave, at any moment.
+After each step votes are counted as someone would who had heard them all.
+
+Nothing below changes what can be certified; `Scope(reduced=False)` does without, and the tests compare the two.
+
+* *Steps of members are remembered.* Machines are deterministic and share nothing but messages.
+* *Breadth first, and dead is silent.* No step of one member takes one from another, and what has been said stays said.
+  So being lost, or down for good, is to take no further step, and needs no state of its own.
+* *Lower views first.* Give each step a rank: 3v for moving to view v, 3v+1 for leading it, 3v+2 for voting in it, but
+  never less than that of a step it depends on, by its member or by what that heard. Steps that do not depend on each
+  other commute, so each schedule can be sorted by rank and ends in the same state; only sorted ones are walked.
+* *What cannot matter is forgotten.* A machine never reads its tables below its own view; of what a member said below
+  its view only proposals and its highest vote are kept. In a sorted schedule all votes of a view come before any move
+  beyond it, so they are counted by then. That every message is said at its own rank is checked as it is said.
+* *Votes are counted, not heard.* Hearing one changes only whether its hearer knows the outcome, and then it is silent.
+* *View changes and leaves are heard by the lead of the view only, when they make it act.* For others they are a reason
+  to move, which they may do without. Hearing some, and not yet enough, changes nothing that others see.
+* *Who hears a proposal has its finals.* Without them it does not vote, as if it had not heard.
+* *Votes in the last view come first.* Nothing depends on them, and having more of them certifies no less.
+* *Members that nothing tells apart* (`Scope.first_alike`) are sorted: exchanging them exchanges whole schedules.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Leave, Message, Propose, ViewChange, Vote
+from shoal.testnet.explore.member import MakeAgreement, Members, Outcome, plain_agreement
+from shoal.testnet.explore.scope import Scope, outweighs
+
+PROGRESS_PERIOD_STATES = 4096
+
+State = tuple[int, ...]
+"""The number of a Member for each position, then the number of a Standing."""
+
+Cast = tuple[int, bytes]
+"""A vote: its view and the hash of its value."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of states and of transitions so far."""
+
+
+def ignore_progress(states: int, transitions: int) -> None:
+    """For whom progress does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a state has besides its members: the values certified, and what may still happen."""
+
+    certified: frozenset[bytes]
+    crashes: int
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that must never happen, and the steps that lead to it."""
+
+    kind: str
+    schedule: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What a search found. `complete`: every schedule of the scope was walked. `certified` are the sets of values, by
+    name, that some schedule certified: the empty one, and one of each value."""
+
+    scope: Scope
+    states: int
+    transitions: int
+    member_states: int
+    seconds: float
+    complete: bool
+    certified: frozenset[frozenset[str]]
+    violations: tuple[Finding, ...] = ()
+
+
+class Explorer:
+    """Walks the schedules of a scope.
+
+    With `forks_only` broken promises pass, to see whether they lead to a fork; if none is found that way, reduced
+    schedules prove nothing, since they rely on promises. Raises LocalError for machines that step out of their order.
+    """
+
+    def __init__(self, scope: Scope, make: MakeAgreement = plain_agreement, *, forks_only: bool = False) -> None:
+        self.scope = scope
+        self.members = Members(scope, make, forks_only=forks_only)
+        self._make = make
+        self._forks_only = forks_only
+        self._standings = [Standing(frozenset(), scope.crashes, scope.leaves)]
+        self._standing_numbers = {self._standings[0]: 0}
+        self.start: State = (*self.members.start, 0)
+        self._order: list[State] = []
+        # Of each Member, by its number: its rank, its votes, what it says to all and to leads, whether it may lead.
+        self._ranks: list[int] = []
+        self._votes: list[frozenset[Cast]] = []
+        self._offers: list[int] = []
+        self._voices: list[int] = []
+        self._waiting: list[bool] = []
+        self._said: list[tuple[Message, ...]] = []
+        self._said_numbers: dict[frozenset[Message], int] = {}
+        self._outcomes: dict[tuple[int, tuple[int, ...]], list[Outcome]] = {}
+        self._own: dict[int, list[Outcome]] = {}
+        self._heard: dict[tuple[int, int, int], list[Outcome]] = {}
+
+    # -- the search ----------------------------------------------------------------------------------------------
+
+    def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> Exploration:
+        """Walk every schedule, breadth first, until a promise is broken or `limit` states were met."""
+        began = time.perf_counter()
+        order = self._order = [self.start]
+        seen = {self.start}
+        parents = array("Q", [0])
+        transitions = at = 0
+        finding: Finding | None = None
+        while at < len(order) and finding is None and (limit is None or len(order) < limit):
+            state = order[at]
+            for position, outcome in self._steps(state):
+                transitions += 1
+                after = self.after(state, position, outcome)
+                if isinstance(after, str):
+                    finding = self._finding(after, parents, at, f"member {position} {outcome.text}")
+                    break
+                if after not in seen:
+                    seen.add(after)
+                    order.append(after)
+                    parents.append(at)
+            at += 1
+            if at % PROGRESS_PERIOD_STATES == 0:
+                on_progress(len(order), transitions)
+        return Exploration(
+            scope=self.scope,
+            states=len(order),
+            transitions=transitions,
+            member_states=len({number for state in order for number in state[:-1]}),
+            seconds=time.perf_counter() - began,
+            complete=at == len(order) and finding is None,
+            certified=frozenset(self.certified(state) for state in order),
+            violations=() if finding is None else (finding,),
+        )
+
+    def certified(self, state: State) -> frozenset[str]:
+        """The names of the values that have been certified."""
+        return frozenset(self.members.values.name(v) for v in self._standings[state[-1]].certified)
+
+    def sayings(self) -> frozenset[tuple[int, str]]:
+        """All that was ever said in the schedules that `run` walked, as (member, text)."""
+        numbers = {pair for state in self._order for pair in enumerate(state[:-1])}
+        return frozenset(
+            (position, self.members.values.told(message))
+            for position, number in numbers
+            for message in self.members.states[number].said
+        )
+
+    def _finding(self, kind: str, parents: array[int], at: int, last: str) -> Finding:
+        if self.scope.first_alike < self.scope.members:  # members were exchanged on the way: search with their names
+            named = replace(self.scope, exchanged=False)
+            return Explorer(named, self._make, forks_only=self._forks_only).run().violations[0]
+        path = [at]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        states = [self._order[number] for number in reversed(path)]
+        return Finding(kind=kind, schedule=(*(self._told(a, b) for a, b in pairwise(states)), last))
+
+    def _told(self, before: State, after: State) -> str:
+        for position, outcome in self._steps(before):
+            if self.after(before, position, outcome) == after:
+                return f"member {position} {outcome.text}"
+        raise LocalError("a state was reached by no step")
+
+    # -- the steps that are possible -----------------------------------------------------------------------------
+
+    def _steps(self, state: State) -> list[tuple[int, Outcome]]:
+        if len(self._ranks) < len(self.members.states):
+            self._learn()
+        ranks, standing = self._ranks, self._standings[state[-1]]
+        numbers = state[:-1]
+        now = max([ranks[number] for number in numbers])
+        offered = tuple([self._offers[number] for number in numbers])
+        steps: list[tuple[int, Outcome]] = []
+        for position, number in enumerate(numbers):
+            if self._waiting[number]:
+                outcomes = self._possible(position, number, tuple([self._voices[other] for other in numbers]))
+            else:
+                outcomes = self._possible(position, number, offered)
+            for outcome in outcomes:
+                if outcome.rank >= now and outcome.crashes <= standing.crashes and outcome.leaves <= standing.leaves:
+                    if outcome.last_vote:
+                        return [(position, outcome)]
+                    steps.append((position, outcome))
+        return steps
+
+    def _learn(self) -> None:
+        """Take note of what others may see of the Members that are new."""
+        for member in self.members.states[len(self._ranks) :]:
+            said = member.said
+            self._ranks.append(member.rank)
+            self._votes.append(frozenset((m.view, m.value) for m in said if isinstance(m, Vote)))
+            self._voices.append(self._said_number(frozenset(m for m in said if not isinstance(m, Vote))))
+            if self.scope.reduced:
+                self._offers.append(self._said_number(frozenset(m for m in said if isinstance(m, Propose))))
+                self._waiting.append(self.members.may_lead(member))
+            else:
+                self._offers.append(self._said_number(said))
+                self._waiting.append(False)
+
+    def _said_number(self, said: frozenset[Message]) -> int:
+        number = self._said_numbers.setdefault(said, len(self._said))
+        if number == len(self._said):
+            self._said.append(tuple(said))
+        return number
+
+    def _possible(self, position: int, number: int, heard: tuple[int, ...]) -> list[Outcome]:
+        """What a member may do when each member said what is numbered in `heard`."""
+        outcomes = self._outcomes.get((number, heard))
+        if outcomes is not None:
+            return outcomes
+        if number not in self._own:
+            self._own[number] = self.members.own_steps(position, number)
+        outcomes = list(self._own[number])
+        for sender, said in enumerate(heard):
+            if sender != position:
+                outcomes += self._hears(position, number, sender, said)
+        if self._waiting[number]:
+            outcomes += self._leads(position, number, heard)
+        if self.scope.reduced:
+            self._outcomes[number, heard] = outcomes
+        return outcomes
+
+    def _hears(self, position: int, number: int, sender: int, said: int) -> list[Outcome]:
+        key = (number, sender, said)
+        outcomes = self._heard.get(key)
+        if outcomes is None:
+            messages = [m for m in self._said[said] if not self.scope.reduced or isinstance(m, Propose)]
+            outcomes = [o for m in messages for o in self.members.hears(position, number, sender, m)]
+            self._heard[key] = outcomes
+        return outcomes
+
+    def _leads(self, position: int, number: int, heard: tuple[int, ...]) -> list[Outcome]:
+        others = [(i, message) for i, said in enumerate(heard) if i != position for message in self._said[said]]
+        return self.members.leads(position, number, [(i, m) for i, m in others if isinstance(m, ViewChange | Leave)])
+
+    # -- what a step does to the whole ---------------------------------------------------------------------------
+
+    def after(self, state: State, position: int, outcome: Outcome) -> State | str:
+        """The state after a step, or what must never happen and happened in it."""
+        if outcome.violation is not None:
+            return outcome.violation
+        numbers = [*state[:position], outcome.after, *state[position + 1 : -1]]
+        number = state[-1]
+        if outcome.votes or outcome.certificate or outcome.crashes or outcome.leaves:
+            if len(self._votes) < len(self.members.states):
+                self._learn()
+            standing = self._stands(self._standings[number], numbers, outcome)
+            if isinstance(standing, str):
+                return standing
+            number = self._standing_numbers.setdefault(standing, len(self._standings))
+            if number == len(self._standings):
+                self._standings.append(standing)
+        first = self.scope.first_alike
+        numbers[first:] = sorted(numbers[first:])
+        return (*numbers, number)
+
+    def _stands(self, before: Standing, numbers: list[int], outcome: Outcome) -> Standing | str:
+        certified = set(before.certified)
+        for vote in outcome.votes:
+            if self._voters_suffice(vote, numbers):
+                certified.add(vote[1])
+        certificate = outcome.certificate
+        if certificate is not None:
+            voters = self._voters((certificate.view, certificate.value.hash), numbers)
+            if not voters.issuperset(certificate.signers):
+                return "certified without votes"
+            certified.add(certificate.value.hash)
+        if len(certified) > 1:
+            return "fork"
+        return Standing(frozenset(certified), before.crashes - outcome.crashes, before.leaves - outcome.leaves)
+
+    def _voters(self, vote: Cast, numbers: list[int]) -> set[PeerId]:
+        return {self.members.peers[i] for i, number in enumerate(numbers) if vote in self._votes[number]}
+
+    def _voters_suffice(self, vote: Cast, numbers: list[int]) -> bool:
+        leaves = self.members.values.by_hash[vote[1]].leaves
+        return outweighs(self.members.previous, self._voters(vote, numbers), leaves)

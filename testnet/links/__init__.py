@@ -1,0 +1,1 @@
+"""Network namespaces, and links between them that are narrow, long or lossy."""

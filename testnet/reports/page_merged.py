@@ -1,0 +1,305 @@
+"""The page of several nodes' event logs: who was there, what was certified, what went wrong, on one line of time.
+
+However long the logs are, the page stays small: few rounds are drawn one by one with their phases, many as stretches of
+time; long tables show a part and say so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from shoal.testnet.reports.page_parts import (
+    Mark,
+    Row,
+    Tile,
+    Tint,
+    document,
+    duration,
+    figure,
+    loss_curve,
+    table,
+    timeline,
+)
+from shoal.testnet.reports.report_log import Cell, Cells, LogHistory, RoundSpan
+from shoal.testnet.reports.report_merge import Clock, Incident, SwarmHistory
+
+TILE_LIMIT: Final = 8000
+COLUMN_RANGE: Final = (24, 384)
+ROW_LIMIT: Final = 400
+TABLE_LIMIT: Final = 200
+CURVE_POINTS: Final = 400
+MARK_LIMIT: Final = 2000
+DAMAGED_SHOWN: Final = 20
+
+MARKED: Final = frozenset(
+    {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
+)
+"""What is marked in a node's row; of the rest the table tells."""
+WORDS: Final = {
+    "detoured": "slow to answer, heard through others",
+    "lost": "link lost",
+    "stranded": "not reached from outside",
+}
+"""For people, where the event's name does not say it."""
+
+
+def render_merged(history: SwarmHistory) -> str:
+    """The whole page."""
+    logs = len(history.logs)
+    rows = _rows(history)
+    losses = _losses(history)
+    sections = [
+        _summary(history),
+        "<h2>Loss</h2>",
+        figure(
+            loss_curve(losses, rounds=max((number for number, _ in losses), default=0), metric=history.rounds.metric)
+        ),
+        "<h2>Timeline</h2>",
+        figure(timeline(rows, history.wall_s)),
+        _left_out(logs, len(rows), "nodes"),
+        _legend(),
+        _clock_note(history),
+        "<h2>What went wrong, or was decided out of turn</h2>",
+        _incident_table(history),
+        "<h2>Rounds</h2>",
+        _round_table(history),
+        "<h2>Nodes</h2>",
+        _node_table(history),
+    ]
+    return document(f"{logs} event log{'' if logs == 1 else 's'}", sections)
+
+
+def short(peer: str) -> str:
+    """The end of a PeerId, by which people tell nodes apart; what is none is cut."""
+    return f"…{peer[-6:]}" if peer.startswith("12D3Koo") else peer[:24]
+
+
+def _summary(history: SwarmHistory) -> str:
+    decided = history.rounds.facts
+    forks, damaged = len(history.rounds.forks), sum(log.damaged for log in history.logs)
+    every = "" if decided.stride == 1 else f" (every {decided.stride}th looked at)"
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.began_at))
+    facts = (
+        f"From {began} over {duration(history.wall_s, history.wall_s)}: {len(decided.kept):,} rounds{every}, "
+        f"{sum(log.lines for log in history.logs):,} events"
+    )
+    word = '<span class="good">No two digests for one round.</span>'
+    if forks:
+        rounds = ", ".join(f"{term}/{round}" for term, round in history.rounds.forks[:DAMAGED_SHOWN])
+        word = f'<span class="bad">{forks} rounds have two digests: {escape(rounds)}.</span>'
+    broken = f" {damaged:,} lines are damaged or unfinished; they were stepped over." if damaged else ""
+    return f'<p class="verdict">{word} {escape(facts)}.{escape(broken)}</p>'
+
+
+def _legend() -> str:
+    return (
+        '<p class="note">Pale: it trains. Strong: it agrees, exchanges and certifies, or, where rounds are too many '
+        "to be drawn, a stretch with certified rounds. Red: something went wrong there. A line alone: it runs. "
+        "Point at a stretch to read what it is.</p>"
+    )
+
+
+def _clock_note(history: SwarmHistory) -> str:
+    known = [clock for clock in history.clocks if clock.rounds]
+    lost = [log.label for log, clock in zip(history.logs, history.clocks, strict=True) if not clock.aligned]
+    parts = []
+    if known:
+        parts.append(
+            "Clocks of machines differ. These are aligned by the rounds that several logs certified: the largest "
+            f"correction is {max(abs(clock.ahead_s) for clock in known):.3f} s, and 9 of 10 rounds agree within "
+            f"{max(clock.stray_s for clock in known):.3f} s."
+        )
+    if lost:
+        names = ", ".join(lost[:DAMAGED_SHOWN]) + (", …" if len(lost) > DAMAGED_SHOWN else "")
+        parts.append(f"Not aligned, for want of a round in common with the others: {names}.")
+    return f'<p class="note">{escape(" ".join(parts))}</p>' if parts else ""
+
+
+def _left_out(count: int, shown: int, what: str) -> str:
+    return f'<p class="note">{count - shown:,} more {what} are not shown.</p>' if count > shown else ""
+
+
+def _losses(history: SwarmHistory) -> list[tuple[int, float]]:
+    """The last loss of each round, thinned evenly to what a curve can show; the last point stays."""
+    points = sorted({round: loss for (_, round), loss in sorted(history.rounds.losses.kept.items())}.items())
+    every = -(-len(points) // CURVE_POINTS) or 1
+    return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
+
+
+def _rows(history: SwarmHistory) -> list[Row]:
+    shown = list(zip(history.logs, history.clocks, strict=True))[:ROW_LIMIT]
+    spans = sum(len(log.spans or ()) for log, _ in shown)
+    origins = [history.began_at + clock.ahead_s for _, clock in shown]
+    if all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
+        tiles = [_spans(log, origin) for (log, _), origin in zip(shown, origins, strict=True)]
+    else:
+        tiles = _resampled([log.cells for log, _ in shown], origins, history.wall_s)
+    marks = _marks(history)
+    return [
+        Row(
+            label=log.label[:10],
+            lives=[(start - origin, end - origin) for start, end in log.lives],
+            tiles=row,
+            marks=marks.get(log.peer_id, ()),
+        )
+        for (log, _), origin, row in zip(shown, origins, tiles, strict=True)
+    ]
+
+
+def _resampled(logs: Sequence[Cells], origins: Sequence[float], wall_s: float) -> list[list[Tile]]:
+    """Every log in columns, as narrow as the limit of tiles allows."""
+    columns = COLUMN_RANGE[1]
+    while True:
+        tiles = [_columns(cells, origin, wall_s, columns) for cells, origin in zip(logs, origins, strict=True)]
+        if columns <= COLUMN_RANGE[0] or sum(len(row) for row in tiles) <= TILE_LIMIT:
+            return tiles
+        columns //= 2
+
+
+def _marks(history: SwarmHistory) -> dict[str, list[Mark]]:
+    """By PeerId, what happened to it."""
+    found: dict[str, list[Mark]] = {}
+    for incident in [incident for incident in history.incidents if incident.kind in MARKED][:MARK_LIMIT]:
+        tip = f"{incident.kind} {incident.text}".strip()
+        found.setdefault(incident.subject, []).append(Mark(at_s=incident.at - history.began_at, tip=tip))
+    return found
+
+
+def _spans(log: LogHistory, origin: float) -> list[Tile]:
+    """A pale tile while a round trains, a strong one from its plan to its certificate."""
+    tiles: list[Tile] = []
+    for number, span in enumerate(log.spans or ()):
+        following = (log.spans or ())[number + 1 : number + 2]
+        end = span.ended_at if span.ended_at is not None else (following[0].began_at if following else log.last_at)
+        middle = _exchange_began(span, end)
+        name, open_end = f"round {span.round} of term {span.term}", span.ended_at is None
+        how = "not certified here" if open_end else f"certified after {end - span.began_at:.2f} s"
+        stretches: list[tuple[float, float, Tint]] = [(span.began_at, middle, "odd"), (middle, end, "even")]
+        tiles += [
+            Tile(
+                start_s=start - origin, end_s=max(stop, start) - origin, tint=tint, tip=f"{name}: {how}", open=open_end
+            )
+            for start, stop, tint in stretches
+            if stop > start
+        ]
+    return tiles
+
+
+def _exchange_began(span: RoundSpan, end: float) -> float:
+    """When the round stopped being training only: it was planned, or at the latest over."""
+    middle = span.planned_at or span.contributed_at or end
+    return min(max(middle, span.began_at), end)
+
+
+def _columns(cells: Cells, origin: float, wall_s: float, columns: int) -> list[Tile]:
+    """The cells resampled into columns of equal width, neighbours of one look joined."""
+    width = max(wall_s, 0.001) / columns
+    found = [Cell() for _ in range(columns)]
+    for number, cell in enumerate(cells.cells):
+        if cell.events:
+            middle = cells.origin_s + (number + 0.5) * cells.width_s - origin
+            found[min(max(int(middle / width), 0), columns - 1)].add(cell)
+    tiles: list[Tile] = []
+    begin = 0
+    while begin < columns:
+        end, joined = begin + 1, found[begin]
+        while end < columns and _tint(found[end]) == _tint(found[begin]):
+            joined.add(found[end])
+            end += 1
+        tint = _tint(joined)
+        if tint is not None:
+            tiles.append(Tile(start_s=begin * width, end_s=end * width, tint=tint, tip=_cell_text(joined)))
+        begin = end
+    return tiles
+
+
+def _tint(cell: Cell) -> Tint | None:
+    if not cell.events:
+        return None
+    return "trouble" if cell.troubles else "even" if cell.certified else "odd"
+
+
+def _cell_text(cell: Cell) -> str:
+    trouble = f", {cell.troubles} times something went wrong" if cell.troubles else ""
+    if not cell.certified:
+        return f"{cell.events:,} events, no round certified{trouble}"
+    return f"rounds {cell.first} to {cell.last}: {cell.certified:,} certified here{trouble}"
+
+
+def _incident_table(history: SwarmHistory) -> str:
+    if not history.incidents:
+        return "<p>Nothing.</p>"
+    worst = sorted(history.incidents, key=_weight)[:TABLE_LIMIT]
+    names = {log.peer_id: log.label for log in history.logs if log.peer_id}
+    rows = [
+        [
+            _moment(incident.at),
+            WORDS.get(incident.kind, incident.kind.replace("_", " ")),
+            _who(incident.subject, names),
+            str(incident.reporters),
+            incident.text,
+        ]
+        for incident in sorted(worst, key=lambda incident: incident.at)
+    ]
+    more = len(history.incidents) + sum(log.faults_left_out for log in history.logs)
+    return table(["UTC", "what", "node", "told by", "why"], rows) + _left_out(more, len(rows), "entries")
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%b %d %H:%M:%S", time.gmtime(at))
+
+
+def _weight(incident: Incident) -> tuple[bool, int]:
+    """The grave ones first: nodes that died or failed, and what many tell."""
+    return incident.kind not in MARKED, -incident.reporters
+
+
+def _who(peer: str, names: dict[str, str]) -> str:
+    return f"{names[peer]} ({short(peer)})" if peer in names else short(peer)
+
+
+def _round_table(history: SwarmHistory) -> str:
+    facts = sorted(history.rounds.facts.kept.items(), key=lambda entry: (entry[0][1], entry[0][0]))
+    every = -(-len(facts) // TABLE_LIMIT) or 1
+    rows = []
+    for (term, number), round in facts[::every]:
+        loss = history.rounds.losses.kept.get((term, number), history.rounds.losses.kept.get(("0.0", number)))
+        rows.append(
+            [
+                f"{term} / {number}",
+                str(round.tellers),
+                str(round.members),
+                str(round.contributors),
+                f"{round.coverage:.3f}",
+                f"{round.tokens:,}",
+                f"{round.reduce_sum_s / round.tellers:.3f}",
+                f"{round.total_sum_s / round.tellers:.2f}",
+                "–" if loss is None else f"{loss:.4f}",
+                ", ".join(digest[:12] for digest in round.digests),
+            ]
+        )
+    heads = ["term / round", "logs", "members", "contributors", "coverage", "tokens", "reduce s", "total s"]
+    return table([*heads, history.rounds.metric or "loss", "digest"], rows) + _left_out(len(facts), len(rows), "rounds")
+
+
+def _node_table(history: SwarmHistory) -> str:
+    rows = [_node_row(log, clock) for log, clock in zip(history.logs, history.clocks, strict=True)][:ROW_LIMIT]
+    heads = ["node", "PeerId", "rounds certified", "processes", "clock ahead s", "rounds in common", "bytes sent"]
+    return table([*heads, "events", "damaged lines"], rows) + _left_out(len(history.logs), len(rows), "nodes")
+
+
+def _node_row(log: LogHistory, clock: Clock) -> Sequence[str]:
+    return [
+        log.label[:40],
+        short(log.peer_id),
+        f"{log.certified:,}",
+        f"{len(log.lives) + log.lives_left_out:,}",
+        f"{clock.ahead_s:+.3f}" if clock.aligned else "unknown",
+        f"{clock.rounds:,}" if clock.rounds else "–",
+        f"{log.sent_bytes:,}",
+        f"{log.lines:,}",
+        f"{log.damaged:,}",
+    ]

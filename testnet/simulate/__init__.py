@@ -1,0 +1,1 @@
+"""The protocol's machines in virtual time: thousands of peers, or thousands of seeds."""

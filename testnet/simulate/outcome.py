@@ -1,0 +1,55 @@
+"""What goes into a simulation beside its scenario, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.collectives.reduce import Reduction
+from shoal.protocol.round import RoundMachine
+from shoal.testnet.simulate.judge import Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a round is made of: bytes of an encoded contribution, in so many chunks; how long training takes.
+
+    reduce_deadline_s: as in a manifest.
+    """
+
+    chunks: int = 5
+    model_bytes: float = 1e6
+    train_s: tuple[float, float] = (0.8, 2.4)
+    reduce_deadline_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What peers are made of; tests put machines with a bug in here."""
+
+    work: Workload = Workload()
+    machine: Callable[..., RoundMachine] = RoundMachine
+    reduction: Callable[..., Reduction] = Reduction
+    judge: type[Judge] = Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run. `violation` is empty if nothing was violated; see `judge` for the names."""
+
+    peers: int
+    rounds_certified: int
+    forks: int
+    wrong_values: int
+    stalled_rounds: int
+    detect_s_p99: float
+    control_bytes_per_peer_per_s: float
+    events: int
+    wall_s: float
+    trace_digest: str
+    virtual_s: float
+    deaths_found: int
+    false_evictions: int
+    blamed: int
+    violation: str = ""
+    detail: str = ""

@@ -1,0 +1,236 @@
+"""What a node makes of its dial-backs: what it announces, where its lanes may go, who relays, and what its user hears.
+
+The hosts, lanes and links are real, on loopback, which is taken for a public network where the test says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from shoal.node.discovery import reaching
+from shoal.node.discovery.port_mapping import PortMapping
+from shoal.node.discovery.reaching import RELAY, Reaching, stranded_text
+from shoal.node.outcome import Notice
+from shoal.node.reporting.events import EventLog
+from shoal.protocol.address import parse_address
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.records import NodeRecord
+from shoal.swarm.host import Host
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.members import Change
+from shoal.swarm.reaching import networks
+from shoal.swarm.reaching.circuit_address import format_circuit
+from shoal.swarm.reaching.passages import ask_passage
+from tests.node.discovery.test_port_mapping import Router, router
+from tests.swarm.lane_net import RecordingSink
+
+WAIT_S = 60.0
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+
+class Member:
+    """A node as far as reaching goes. `links` are the connected members, and `records` what they say of themselves."""
+
+    def __init__(
+        self,
+        folder: Path,
+        swarm: dict[PeerId, Member],
+        *,
+        relay: bool = True,
+        reached: bool = True,
+        port_mapping: bool = False,
+    ) -> None:
+        identity = Identity.generate()
+        self.host = Host(identity=identity, listen=LOOPBACK)
+        self.lanes = LanePool(
+            me=self.host.peer_id,
+            swarm_id=b"swarm",
+            sink=RecordingSink(),
+            listen=("127.0.0.1", 0),
+            request=self._no_lanes,
+        )
+        self.notices: list[str] = []
+        self._swarm = swarm
+        self.links = SimpleNamespace(linked=self.host.connected)
+        self.members = SimpleNamespace(record_of=self.record_of, announce=lambda: None)
+        self.config = SimpleNamespace(relay=relay, port_mapping=port_mapping, max_upload=None)
+        self.events = EventLog(folder / f"{self.host.peer_id}.jsonl")
+        daemon: Any = self
+        self.reaching = Reaching(daemon)
+        if not reached:
+            self.host.knocks.expect = lambda expected: None  # type: ignore[method-assign]
+        swarm[self.host.peer_id] = self
+
+    async def _no_lanes(self, peer: PeerId, data: bytes) -> bytes:
+        raise AssertionError("no lane is dialled here")
+
+    def on_progress(self, progress: object) -> None:
+        if isinstance(progress, Notice):
+            self.notices.append(progress.text)
+
+    def record_of(self, peer: PeerId) -> NodeRecord:
+        of = self._swarm[peer].reaching
+        return NodeRecord(
+            peer=peer,
+            boot=1,
+            control_addresses=of.control_addresses,
+            lane_addresses=of.lane_addresses,
+            capabilities=of.capabilities,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with contextlib.closing(self.events), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.host.run)
+                await nursery.start(self.lanes.run)
+                await nursery.start(self.reaching.run)
+                task_status.started(scope)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(120):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+@contextlib.asynccontextmanager
+async def swarm_of(
+    folder: Path, *members: dict[str, bool]
+) -> AsyncIterator[tuple[list[Member], list[trio.CancelScope]]]:
+    """Members of which each is linked to the first, and asks it and is asked by it."""
+    swarm: dict[PeerId, Member] = {}
+    made = [Member(folder, swarm, **options) for options in members]
+    async with trio.open_nursery() as nursery:
+        scopes = [await nursery.start(member.run) for member in made]
+        for member in made[1:]:
+            await member.host.dial(made[0].host.addresses[0], deadline_s=WAIT_S)
+            for one, other in ((member, made[0]), (made[0], member)):
+                one.reaching.heard(Change("linked", other.host.peer_id))
+        yield made, scopes
+        nursery.cancel_scope.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(WAIT_S):
+        while not true():  # noqa: ASYNC110 - sockets set no event
+            await trio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "STRANDED_S", 0.2)
+    monkeypatch.setattr(reaching, "RESERVE_RETRY_S", 0.2)
+
+
+@pytest.fixture
+def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [network for network in networks.PRIVATE_NETWORKS if ipaddress.ip_address("127.0.0.1") not in network]
+    monkeypatch.setattr(networks, "PRIVATE_NETWORKS", tuple(kept))
+    # The knocker is on this machine as well: its address is the one that it knocks at.
+    monkeypatch.setattr("shoal.swarm.reaching.dial_back._from_outside", lambda knocker, seen_as: True)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with swarm_of(tmp_path, {}, {"reached": False}) as ((public, hidden), scopes):
+            assert (public.reaching.reachability, hidden.reaching.reachability) == ("unknown", "unknown")
+            assert hidden.reaching.control_addresses == hidden.host.addresses, "nothing is known: all is announced"
+            await until(lambda: public.reaching.reachability == "public")
+            assert public.reaching.capabilities == (RELAY,)
+            assert public.reaching.proven == public.reaching.control_addresses == public.host.addresses
+            assert public.reaching.proven_lanes == public.lanes.addresses
+            await until(lambda: hidden.reaching.reachability == "relayed")
+            through = format_circuit(public.host.addresses[0], hidden.host.peer_id)
+            assert hidden.reaching.control_addresses == (through,)
+            assert (hidden.reaching.proven, hidden.reaching.capabilities) == ((), ())
+            assert not hidden.reaching.is_reached()
+            with monkeypatch.context() as also_inside:
+                also_inside.setattr(hidden.reaching, "_lane_addresses", ("127.0.0.1:4002", "10.1.2.3:4002"))
+                assert hidden.reaching.lane_addresses == ("10.1.2.3:4002",), "nobody came through at the other"
+            assert hidden.reaching.addresses_of(public.host.peer_id) == public.lanes.addresses
+            assert list(hidden.reaching.relays(hidden.host.peer_id)) == [public.host.peer_id]
+            scopes[0].cancel()
+            await until(lambda: not hidden.host.connected())
+            hidden.reaching.heard(Change("lost", public.host.peer_id))
+            ports = [parse_address(hidden.host.addresses[0]).port, int(hidden.lanes.addresses[0].split(":")[1])]
+            await until(lambda: hidden.notices == [stranded_text(*ports)])
+            assert hidden.reaching.reachability == "unknown"
+
+    run(main)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with swarm_of(tmp_path, {"relay": False}, {"reached": False}) as ((public, hidden), _):
+            await until(lambda: public.reaching.reachability == "public" and len(hidden.reaching._evidence) == 1)
+            assert public.reaching.capabilities == ()
+            admits = (public.host.relay.admits, public.reaching.passages.admits, public.reaching.sightings.admits)
+            assert admits == (None, None, None)
+            with pytest.raises(NetworkError, match="passes no lanes on"):
+                await ask_passage(hidden.host, public.host.peer_id, public.host.peer_id)
+            await until(lambda: hidden.notices != [])
+            assert hidden.reaching.reachability == "unknown"
+
+    run(main)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(device: Router) -> None:
+        monkeypatch.setattr(reaching, "PortMapping", partial(PortMapping, description_url=device.url))
+        async with swarm_of(tmp_path, {}, {"reached": False, "port_mapping": True}) as ((_, hidden), scopes):
+            await until(lambda: hidden.reaching._mapping is not None and len(device.mapped) == 2)
+            internal = {port for port, _ in device.mapped.values()}
+            assert internal == {hidden.reaching._control_port(), hidden.reaching._lane_port()}
+            scopes[1].cancel()
+            await until(lambda: device.mapped == {})
+
+    with router() as device:
+        run(partial(main, device))
+
+
+def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with swarm_of(tmp_path, {}, {"reached": False}) as ((one, other), _):
+            await until(lambda: len(one.reaching._evidence) == len(other.reaching._evidence) == 1)
+            await until(lambda: one.reaching.proven == one.host.addresses)
+            assert [node.reaching.reachability for node in (one, other)] == ["unknown", "unknown"]
+            assert other.reaching.control_addresses == other.host.addresses
+            assert other.reaching.lane_addresses == other.lanes.addresses
+            assert other.reaching.is_reached()
+            assert other.notices == []
+
+    run(main)
+
+
+def test_lanes_go_where_their_peer_is_seen_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
+            me, peer = one.reaching, other.host.peer_id
+            assert me.may_dial(peer, "127.0.0.1")
+            assert me.may_dial(peer, "192.168.1.9"), "both are on private networks"
+            assert not me.may_dial(peer, "198.51.100.9")
+            assert not me.may_dial(peer, "victim.example.org")
+            monkeypatch.setattr(one.host, "host_of", lambda of: "203.0.113.5")
+            assert me.may_dial(peer, "203.0.113.5")
+            for victim in ("203.0.113.6", "192.168.1.9", "10.0.0.1", "victim.example.org"):
+                assert not me.may_dial(peer, victim)
+            monkeypatch.setattr(one.host, "host_of", lambda of: None)
+            assert not me.may_dial(peer, "127.0.0.1"), "who is seen through a relay is seen nowhere"
+
+    monkeypatch.setattr(reaching, "own_hosts", lambda: frozenset({"127.0.0.1"}))
+    run(main)

@@ -1,0 +1,191 @@
+"""Partners' vectors and snapshots over real exchanges: only what was signed is taken, and nobody is waited for long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from shoal.collectives.codecs import Undecodable
+from shoal.collectives.commitment import chunk_hash
+from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector, dither_of, encode_vector
+from shoal.collectives.state import StateHeader
+from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorShelf
+from shoal.node.state.fetching import Fetcher
+from shoal.node.state.transfer import STALL_S, DonorScores
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
+from shoal.protocol.gossip_messages import Standing
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH
+from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.swarm.lanes.moved import Moved
+from tests.node.donors import ME, Donor, World, flipped
+from tests.node.ledger import GRID, SWARM, Ledger, state_of, vector
+
+PARTNER = PeerId("partner")
+SETTINGS = GossipSettings(momentum=0.5, lr=0.7, gamma=0.6)
+
+
+def made(round: int = 1, seed: int = 0) -> GossipVector:
+    return encode_vector(
+        vector(seed),
+        vector(seed + 1),
+        SETTINGS,
+        grid=GRID,
+        codec_name="bf16",
+        round=round,
+        dither=dither_of(SWARM, round, PARTNER),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time would run on while a thread works."""
+
+    async def run_here(work: Callable[..., object], *arguments: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+
+
+class Pair:
+    """Me and one partner, who serves what is put on `shelf`, and snapshots of `donor.shelf`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = World(folder, Ledger())
+        self.donor: Donor = self.world.donor(PARTNER)
+        self.shelf = VectorShelf(self.donor.shelf.lookup)
+        self.world.exchanges[PARTNER] = ChunkExchange(post=self.world._poster(PARTNER), lookup=self.shelf.lookup)
+        lanes = SimpleNamespace(ensure=self.world._ensure, moved=lambda peer: Moved())
+        fetcher = Fetcher(lanes=lanes, chunks=self.world.exchanges[ME], scores=DonorScores())  # type: ignore[arg-type]
+        self.exchange = GossipExchange(shelf=VectorShelf(lambda ref: None), fetcher=fetcher, ask=self.world._ask)
+
+    async def fetch(self, offered: GossipVector) -> np.ndarray:
+        values, chunks = await self.exchange.vector(PARTNER, offered.offer, ignore)
+        assert [chunk_hash(chunk) for chunk in chunks] == [chunk_hash(chunk.data) for chunk in offered.chunks]
+        return values
+
+
+async def ignore(done: int, total: int) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def in_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        trio.run(test, tmp_path, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_trio
+async def test_a_partners_vector_comes_as_it_was_offered(tmp_path: Path) -> None:
+    pair, offered = Pair(tmp_path), made()
+    pair.shelf.put(offered)
+    np.testing.assert_array_equal(await pair.fetch(offered), decode_vector(offered.chunks, GRID, "bf16"))
+
+
+@in_trio
+async def test_a_tampered_vector_is_refused(tmp_path: Path) -> None:
+    pair, offered = Pair(tmp_path), made()
+    pair.shelf.put(offered)
+    pair.donor.spoil = lambda header, data: flipped(data, 17) if header.chunk == 1 else data
+    with pytest.raises(NetworkError, match="chunk 1 of its vector is not the one it offered"):
+        await pair.fetch(offered)
+
+
+@in_trio
+async def test_a_vector_that_is_none_is_refused_though_it_was_signed(tmp_path: Path) -> None:
+    pair, sound = Pair(tmp_path), made()
+    chunks = tuple(chunk.copy() for chunk in sound.chunks)
+    chunks[2][:2].view("<u2")[0] = 0x7F80  # infinity
+    hashes = b"".join(chunk_hash(chunk.data) for chunk in chunks)
+    offered = GossipVector(offer=msgspec.structs.replace(sound.offer, hashes=hashes), grid=GRID, chunks=chunks)
+    pair.shelf.put(offered)
+    with pytest.raises(Undecodable):
+        await pair.fetch(offered)
+
+
+@in_trio
+async def test_a_partner_that_brings_nothing_is_given_up_after_the_stall_deadline(tmp_path: Path) -> None:
+    pair, offered = Pair(tmp_path), made()
+    pair.shelf.put(offered)
+    pair.donor.spoil = lambda header, data: None
+    began = trio.current_time()
+    with pytest.raises(NetworkError):
+        await pair.fetch(offered)
+    assert trio.current_time() - began < STALL_S + 1
+
+
+@in_trio
+async def test_a_vector_of_long_ago_is_not_there_any_more(tmp_path: Path) -> None:
+    pair, vectors = Pair(tmp_path), [made(round) for round in range(1, VECTORS_KEPT + 2)]
+    for one in vectors:
+        pair.shelf.put(one)
+    for one in vectors[1:]:
+        await pair.fetch(one)
+    with pytest.raises(NetworkError, match="does not hold it"):
+        await pair.fetch(vectors[0])
+
+
+def test_chunks_that_there_are_not_are_not_served() -> None:
+    shelf, offered = VectorShelf(lambda ref: memoryview(b"other")), made()
+    shelf.put(offered)
+    scope = offered.offer.root[:SCOPE_BYTES]
+    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 2)) == offered.chunks[2].data
+    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 3)) is None
+    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, bytes(SCOPE_BYTES), 0)) is None
+    assert shelf.lookup(ChunkRef(ChunkSpace.ANCHOR, scope, 0)) == b"other"
+
+
+# --- snapshots ---
+
+
+def accept_any(header: StateHeader) -> None:
+    """Whatever model it is of."""
+
+
+@in_trio
+async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
+    pair, state = Pair(tmp_path), state_of(7, seed=3)
+    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
+    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    found, header = await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
+    assert (found.round, found.tokens, header.digest) == (7, state.tokens, standing.digest)
+    np.testing.assert_array_equal(found.anchor, state.anchor)
+    np.testing.assert_array_equal(found.momentum, state.momentum)
+
+
+@in_trio
+async def test_a_snapshot_of_another_digest_or_with_other_bytes_is_refused(tmp_path: Path) -> None:
+    pair, state = Pair(tmp_path), state_of(7, seed=3)
+    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
+    with pytest.raises(RemoteError, match="not the certified one"):
+        await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=NO_HASH), accept_any, ignore)
+    pair.donor.spoil = lambda header, data: flipped(data)
+    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    with pytest.raises(NetworkError, match="is not the certified one"):
+        await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
+
+
+@in_trio
+async def test_a_snapshot_that_is_gone_or_of_another_model_is_not_begun(tmp_path: Path) -> None:
+    def refuse(header: StateHeader) -> None:
+        raise ConfigError("another model")
+
+    pair, state = Pair(tmp_path), state_of(7, seed=3)
+    with pytest.raises(NetworkError, match="does not hold its state of round 7 any more"):
+        await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=NO_HASH), accept_any, ignore)
+    pair.donor.shelf.put(state, pair.donor.shelf.header(state))
+    standing = Standing(round=7, digest=pair.donor.shelf.digest(state))
+    with pytest.raises(ConfigError, match="another model"):
+        await pair.exchange.snapshot(PARTNER, standing, refuse, ignore)
+    assert pair.world.chunks_from(PARTNER) == 0

@@ -1,0 +1,171 @@
+"""Where a node of the strategy `gossip` begins: on its own disk, on a peer's snapshot, or on what the seed draws."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.node.gossip.start import ASK_PERIOD_S, GossipStart
+from shoal.node.state.fetching import OnProgress
+from shoal.node.state.states import StateShelf
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.gossip_messages import Standing
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH
+from tests.node.donors import flipped
+from tests.node.ledger import GRID, state_of
+
+A, B = PeerId("a"), PeerId("b")
+LAYOUT = b"L" * 32
+PATIENCE_S = 20.0
+
+
+class Peers:
+    """Snapshots as peers have them; those in `gone` do not bring theirs."""
+
+    def __init__(self, shelf: StateShelf) -> None:
+        self.shelf = shelf
+        self.states: dict[PeerId, CertifiedState] = {}
+        self.gone: set[PeerId] = set()
+
+    async def snapshot(
+        self, peer: PeerId, standing: Standing, accepts: Callable[[StateHeader], None], on_progress: OnProgress
+    ) -> tuple[CertifiedState, StateHeader]:
+        await on_progress(0, 1)
+        if peer in self.gone:
+            raise NetworkError("gone")
+        header = self.shelf.header(self.states[peer])
+        accepts(header)
+        return self.states[peer], header
+
+
+class Desk:
+    """A trainer that draws S(0)."""
+
+    layout_hash = LAYOUT
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    async def initial_state(self) -> CertifiedState:
+        await trio.lowlevel.checkpoint()
+        self.drawn += 1
+        return state_of(0)
+
+
+class Beginner:
+    """One node at its start, over the same folder each time."""
+
+    def __init__(self, folder: Path, *, founder: bool = True) -> None:
+        for part in ("state", "finals"):
+            (folder / part).mkdir(exist_ok=True)
+        self.shelf = StateShelf(folder, GRID.chunk_values)
+        self.peers, self.desk = Peers(self.shelf), Desk()
+        self.start = GossipStart(
+            shelf=self.shelf,
+            exchange=self.peers,  # type: ignore[arg-type]
+            desk=self.desk,  # type: ignore[arg-type]
+            founder=founder,
+            others=(A, B),
+            patience_s=PATIENCE_S,
+            on_progress=lambda progress: None,
+        )
+
+    def says(self, peer: PeerId, state: CertifiedState | None) -> None:
+        if state is not None:
+            self.peers.states[peer] = state
+        digest = NO_HASH if state is None else self.shelf.digest(state)
+        self.start.standings[peer] = Standing(round=0 if state is None else state.round, digest=digest)
+
+    async def attempt(self) -> CertifiedState | None:
+        return await self.start.attempt(trio.current_time())
+
+
+def in_trio(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        trio.run(test, tmp_path, clock=MockClock())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_trio
+async def test_a_founder_draws_once_all_others_were_heard_and_nobody_has_trained(tmp_path: Path) -> None:
+    one = Beginner(tmp_path)
+    one.says(A, None)
+    assert await one.attempt() is None
+    one.says(B, state_of(0))
+    state = await one.attempt()
+    assert state is not None
+    assert (state.round, one.desk.drawn, one.shelf.newest_round()) == (0, 1, 0)
+
+
+@in_trio
+async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_path: Path) -> None:
+    one, began = Beginner(tmp_path), trio.current_time()
+    assert await one.start.attempt(began + PATIENCE_S - 0.1) is None
+    assert await one.start.attempt(began + PATIENCE_S) is not None
+
+
+@in_trio
+async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_path: Path) -> None:
+    one = Beginner(tmp_path)
+    one.says(A, state_of(4, seed=4))
+    one.says(B, state_of(9, seed=9))
+    state = await one.attempt()
+    assert state is one.peers.states[B]
+    assert (one.desk.drawn, one.shelf.newest_round()) == (0, 9)
+
+
+@in_trio
+async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_again_later(tmp_path: Path) -> None:
+    one = Beginner(tmp_path, founder=False)
+    one.says(A, state_of(4, seed=4))
+    one.says(B, state_of(9, seed=9))
+    one.peers.gone = {A, B}
+    assert await one.attempt() is None
+    assert one.start.standings == {}
+    assert await one.start.attempt(trio.current_time() + 100 * PATIENCE_S) is None  # no founder draws nothing
+    now = trio.current_time()
+    assert [one.start.ask_due(now), one.start.ask_due(now), one.start.ask_due(now + ASK_PERIOD_S)] == [
+        True,
+        False,
+        True,
+    ]
+    one.peers.gone = {B}
+    one.says(A, state_of(5, seed=5))
+    assert await one.attempt() is one.peers.states[A]
+
+
+@in_trio
+async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> None:
+    one = Beginner(tmp_path)
+    assert await one.start.from_disk() is None
+    for round in (6, 7):
+        one.shelf.save_state(state_of(round, seed=round))
+    found = await Beginner(tmp_path).start.from_disk()
+    assert found is not None
+    assert found.round == 7
+    path = one.shelf.state_file(7)
+    path.write_bytes(flipped(path.read_bytes(), path.stat().st_size - 5))
+    found = await Beginner(tmp_path).start.from_disk()
+    assert found is not None
+    assert found.round == 6
+
+
+@in_trio
+async def test_a_state_of_another_model_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    one = Beginner(tmp_path)
+    other = replace(state_of(3), layout_hash=b"O" * 32)
+    one.says(A, other)
+    with pytest.raises(ConfigError, match="install the same version"):
+        await one.attempt()
+    one.shelf.save_state(other)
+    with pytest.raises(ConfigError, match="install the same version"):
+        await one.start.from_disk()

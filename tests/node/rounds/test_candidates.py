@@ -1,0 +1,188 @@
+"""Candidates: one state in memory for however many plans, and finals on disk before anything is reported."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import advance
+from shoal.collectives.state import header_of
+from shoal.node.rounds.candidates import Candidates
+from shoal.node.state.state_saver import StateSaver
+from shoal.node.state.states import StateShelf
+from shoal.protocol.errors import LocalError, StorageError
+from tests.node.folders import shelf_folder
+from tests.node.ledger import GRID, OUTER, Ledger, finals_of, plan_of, state_of
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> StateShelf:
+    return shelf_in(tmp_path)
+
+
+def shelf_in(folder: Path) -> StateShelf:
+    return StateShelf(shelf_folder(folder), GRID.chunk_values)
+
+
+def candidates_of(shelf: StateShelf, *, durable: bool = True) -> Candidates:
+    return Candidates(shelf=shelf, outer=OUTER, durable=durable)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, strict_exception_groups=True)
+
+
+def two_plans(ledger: Ledger) -> tuple[Finals, Finals]:
+    """The finals of a plan, and those after a repair of it: the last chunk is another."""
+    plan = plan_of(ledger.founders, ledger.chain.head)
+    repaired = msgspec.structs.replace(plan, attempt=1)
+    first, other = finals_of(plan, ledger.founders, seed=1), finals_of(plan, ledger.founders, seed=2)
+    return first, Finals(plan=repaired, chunks=(*first.chunks[:-1], other.chunks[-1]))
+
+
+def test_candidate_is_the_state_that_the_finals_lead_to(shelf: StateShelf) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        ledger.certify()
+        candidates, value = candidates_of(shelf), ledger.chain.value(1)
+        candidate = await candidates.work_out(ledger.states[0], ledger.finals[1], 0.5)
+        assert candidate.report(ledger.chain.value(0)).digest == value.digest
+        assert candidates.of(value) is candidate is candidates.get(value.plan)
+        assert candidates.of(msgspec.structs.replace(value, digest=bytes(32))) is None
+        state = await candidates.take(candidate)
+        assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
+        assert header_of(state, GRID) == candidate.header
+
+    run(main)
+
+
+@pytest.mark.parametrize("certified", [0, 1])
+def test_any_plan_of_the_round_may_be_the_certified_one(shelf: StateShelf, certified: int) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        plans = two_plans(ledger)
+        candidates = candidates_of(shelf)
+        made = [await candidates.work_out(ledger.state, finals, 0.5) for finals in plans]
+        assert made[0].digest != made[1].digest
+        state = await candidates.take(made[certified])
+        want, header = advance(ledger.state, plans[certified], OUTER)
+        assert state.anchor.tobytes() == want.anchor.tobytes()
+        assert made[certified].header == header
+
+    run(main)
+
+
+def test_finals_are_on_disk_when_the_candidate_is_there(shelf: StateShelf, tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        plan = plan_of(ledger.founders, ledger.chain.head)
+        candidates = candidates_of(shelf)
+        for attempt in (0, 1):
+            finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
+            await candidates.work_out(ledger.state, finals, 0.5)
+            after = StateShelf(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+            assert after is not None
+            assert after.concatenated() == finals.concatenated()
+            assert shelf.held_finals(finals.plan.hash) is finals
+
+    run(main)
+
+
+def test_finals_that_cannot_be_kept_make_no_candidate(shelf: StateShelf, tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        finals, _ = two_plans(ledger)
+        (tmp_path / "finals").rmdir()
+        candidates = candidates_of(shelf)
+        with pytest.raises(StorageError):
+            await candidates.work_out(ledger.state, finals, 0.5)
+        assert candidates.get(finals.plan.hash) is None
+
+    run(main)
+
+
+def test_finals_are_not_written_when_memory_is_to_do(shelf: StateShelf, tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        finals, _ = two_plans(ledger)
+        await candidates_of(shelf, durable=False).work_out(ledger.state, finals, 0.5)
+        assert list((tmp_path / "finals").iterdir()) == []
+        assert shelf.held_finals(finals.plan.hash) is finals
+
+    run(main)
+
+
+def test_finals_are_applied_over_the_state_that_is_given(shelf: StateShelf) -> None:
+    """S(0) is replaced in the middle of round 1 where the first founder's is another."""
+
+    async def main() -> None:
+        finals, _ = two_plans(Ledger())
+        candidates = candidates_of(shelf)
+        for state in (state_of(0), state_of(0, seed=5)):
+            candidate = await candidates.work_out(state, finals, 0.5)
+            assert candidate.header == advance(state, finals, OUTER)[1]
+
+    run(main)
+
+
+def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(shelf: StateShelf, tmp_path: Path) -> None:
+    async def main() -> None:
+        finals, _ = two_plans(Ledger())
+        candidates, before = candidates_of(shelf), set(threading.enumerate())
+        with pytest.raises(LocalError, match="do not follow"):
+            await candidates.work_out(state_of(3), finals, 0.5)
+        for thread in set(threading.enumerate()) - before:
+            if not thread.daemon:  # the writer's, which ends by itself; trio keeps its own
+                thread.join(10)
+        assert list((tmp_path / "finals").iterdir()) == []
+        assert candidates.get(finals.plan.hash) is None
+
+    run(main)
+
+
+NUMEL = 1 << 20
+STATE_BYTES = 8 * NUMEL
+
+
+def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(tmp_path: Path) -> None:
+    """Two on the shelf and one in the making; finals aside, which are int8 and a byte per value."""
+    ledger, grid = Ledger(), Grid(NUMEL, 1 << 18)
+    shelf, last = StateShelf(shelf_folder(tmp_path), grid.chunk_values), state_of(0, grid=grid)
+    plan = plan_of(ledger.founders, ledger.chain.head, grid=grid)
+    finals = finals_of(plan, ledger.founders, seed=1)
+    peaks: list[int] = []
+
+    async def main() -> None:
+        state = last
+        candidates, saver = candidates_of(shelf), StateSaver(shelf)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(saver.run)
+            for round in range(1, 9):
+                here = Finals(plan=msgspec.structs.replace(plan, round=round), chunks=finals.chunks)
+                candidate = await candidates.work_out(state, here, 0.5)
+                state = await candidates.take(candidate)
+                shelf.put(state, candidate.header)
+                await saver.save_soon(state)
+                candidates.begin_round(OUTER)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.reset_peak()
+            nursery.cancel_scope.cancel()
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        run(main)
+    finally:
+        tracemalloc.stop()
+    gc.collect()
+    assert max(peaks) - before <= 4.25 * STATE_BYTES
+    assert max(peaks) - before >= 2 * STATE_BYTES  # it is measured at all

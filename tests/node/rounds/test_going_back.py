@@ -1,0 +1,396 @@
+"""What a node does about rollbacks: its user's order, its policy for others', and the state that comes first."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from shoal.collectives.partition import deal
+from shoal.collectives.state import CertifiedState, header_of
+from shoal.node.config import RollbackPolicy
+from shoal.node.outcome import Notice, Progress
+from shoal.node.rounds.evaluations import past_losses
+from shoal.node.rounds.going_back import NAME, RETRY_S, GoingBack
+from shoal.node.rounds.inbox import Own, StateHeld
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.state_files import read_state, write_state
+from shoal.node.training.trainer_messages import Evaluated
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.effects import Effect
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.messages import Consent, Target, Value
+from shoal.protocol.planning import RoundSettings
+from shoal.protocol.round import RoundMachine
+from shoal.protocol.terms import make_consent
+from tests.node.custody_lab import run
+from tests.node.donors import World
+from tests.node.ledger import GRID, OUTER, Ledger, state_of
+
+SETTINGS = RoundSettings(
+    numel=GRID.numel, chunk_values=GRID.chunk_values, codec="int8", grace_s=3, reduce_deadline_s=30, weight_cap=4
+)
+
+
+class Desk:
+    """A node of three in the round after those that the ledger certified; those in `saved` are on its disk."""
+
+    def __init__(self, folder: Path, *, policy: RollbackPolicy = "spike", saved: Sequence[int] = ()) -> None:
+        self.ledger = Ledger()
+        self.ledger.certify(6)
+        self.me, self.other, self.third = self.ledger.founders
+        world = World(folder, self.ledger)
+        self.folder = folder / "me"
+        (self.folder / "state").mkdir(parents=True, exist_ok=True)
+        for round in saved:
+            self.save(self.ledger.states[round])
+        self.shelf = world.shelf
+        self.notices: list[Progress] = []
+        self.given: list[Own] = []
+        self._arrived = trio.Event()
+        self.fetched: list[int] = []
+        self.earlier = EarlierStates(self.folder, chain=self.ledger.chain, shelf=world.shelf, outer=OUTER)
+        custody = SimpleNamespace(chain=self.ledger.chain, earlier=self.earlier, fetch_earlier=self._fetch)
+        self._parts = SimpleNamespace(
+            custody=custody,
+            config=SimpleNamespace(rollback=policy),
+            identity=self.me,
+            store=SimpleNamespace(folder=self.folder),
+            shelf=world.shelf,
+            links=SimpleNamespace(linked=lambda: frozenset({self.other.peer_id})),
+            on_progress=self.notices.append,
+        )
+        self.peers_have: set[int] = set()
+        self.restart()
+
+    def restart(self) -> None:
+        """Be a new process over the same folder, in the round after the head."""
+        self.going_back = GoingBack(self._parts, put=self._put)  # type: ignore[arg-type]
+        self.machine = self.new_machine()
+
+    def save(self, state: CertifiedState) -> None:
+        """Have a state on disk as its saver leaves it."""
+        write_state(self.folder / "state" / f"{state.round}.safetensors", state, header_of(state, GRID))
+
+    def _put(self, event: Own) -> None:
+        self.given.append(event)
+        self._arrived.set()
+
+    def new_machine(self) -> RoundMachine:
+        head = self.ledger.chain.head
+        return RoundMachine(
+            identity=self.me, previous=head, state=head.digest, life=bytes(32), settings=SETTINGS, deal=deal
+        )
+
+    async def _fetch(self, value: Value, peers: list[str], *, initial: bytes) -> object:
+        self.fetched.append(value.round)
+        await trio.lowlevel.checkpoint()
+        if value.round not in self.peers_have:
+            raise NetworkError("no peer has it")
+        return self.ledger.states[value.round]
+
+    def target(self, round: int) -> Target:
+        return Target(round, self.ledger.chain.value(round).hash)
+
+    def hears(self, round: int, *, asked: bool = True) -> None:
+        consent = make_consent(self.other, self.ledger.chain.head, self.target(round), asked=asked)
+        self.machine.receive(self.other.peer_id, consent, 0.0)
+
+    def advise(self) -> list[Effect]:
+        return list(self.going_back.advise(self.machine, 0.0))
+
+    async def settled(self) -> None:
+        """Wait for the state that is being got, and tell the engine's part of it."""
+        while not self.given:
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        event = self.given.pop(0)
+        assert isinstance(event, StateHeld)
+        self.going_back.held(event, self.machine)
+
+
+def at_work(desk: Desk, main: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.going_back.run)
+            await main()
+            nursery.cancel_scope.cancel()
+
+    run(whole)
+
+
+def consents(effects: Sequence[Effect]) -> list[tuple[int, bool]]:
+    said = [effect.message for effect in effects if isinstance(effect, Broadcast)]
+    return [(message.target.round, message.asked) for message in said if isinstance(message, Consent)]
+
+
+def test_order_is_said_in_every_round_once_the_state_is_on_disk(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3, 6])
+
+    async def main() -> None:
+        await desk.going_back.order(3)
+        assert consents(desk.advise()) == []
+        await desk.settled()
+        assert (desk.folder / "rollback" / "3.safetensors").exists()
+        assert desk.machine.agreement.digest_of(desk.target(3)) == desk.ledger.chain.value(3).digest
+        assert consents(desk.advise()) == [(3, True)]
+        assert desk.advise() == []
+        await desk.going_back.begin_round()
+        desk.ledger.certify()
+        desk.machine = desk.new_machine()
+        await desk.going_back.begin_round()
+        assert consents(desk.advise()) == [(3, True)]
+        assert (desk.folder / "rollback" / "3.safetensors").exists()
+        await desk.going_back.withdraw()
+        desk.machine = desk.new_machine()
+        assert desk.advise() == []
+
+    at_work(desk, main)
+
+
+@pytest.mark.parametrize(
+    ("round", "words"),
+    [
+        (0, ["--to 0", "does not have the state of that round, but of round 2, 3"]),
+        (6, ["--to 6", "the swarm is at round 6"]),
+        (4, ["--to 4", "does not have the state of that round, but of round 2, 3"]),
+    ],
+)
+def test_order_that_cannot_be_is_refused_in_one_line(tmp_path: Path, round: int, words: list[str]) -> None:
+    desk = Desk(tmp_path, saved=[2, 3, 6])
+    with pytest.raises(ConfigError) as caught:
+        run(partial(desk.going_back.order, round))
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "losses", "agrees"),
+    [
+        ("always", {}, True),
+        ("never", {3: 1.0, 6: 9.0}, False),
+        ("spike", {}, False),  # it cannot tell
+        ("spike", {6: 9.0}, False),
+        ("spike", {3: 1.0, 6: 1.04}, False),
+        ("spike", {3: 1.0, 6: 1.06}, True),
+        ("spike", {3: 1.0, 5: 2.0, 6: 0.9}, False),  # it went by
+        ("spike", {3: 1.0, 5: 2.0}, True),  # that of round 6 is not measured yet
+        ("spike", {3: 1.0, 6: float("nan")}, True),
+        ("spike", {3: -1.0, 6: -0.9}, True),
+    ],
+)
+def test_policy_decides_whether_others_are_followed(
+    tmp_path: Path, policy: RollbackPolicy, losses: dict[int, float], agrees: bool
+) -> None:
+    desk = Desk(tmp_path, policy=policy, saved=[3])
+    for round, loss in losses.items():
+        desk.going_back.note(Evaluated(round=round, value=loss))
+
+    async def main() -> None:
+        desk.hears(3)
+        assert desk.advise() == []
+        if agrees:
+            await desk.settled()
+        assert consents(desk.advise()) == ([(3, False)] if agrees else [])
+
+    at_work(desk, main)
+
+
+def test_losses_of_an_earlier_life_count_and_those_of_abandoned_rounds_do_not(tmp_path: Path) -> None:
+    def evaluated(round: int, loss: float | None) -> str:
+        return json.dumps({"at": 0.0, "event": "evaluated", "round": round, "loss": loss, "metric": "loss"})
+
+    folder = tmp_path / "me"
+    folder.mkdir()
+    told = [evaluated(3, 9.0), evaluated(3, 1.0), evaluated(4, None), "{", '{"event": "left"}', evaluated(8, 9.0)]
+    (folder / "events.jsonl").write_text("\n".join(told) + "\n" + evaluated(6, 1.2)[:-3])
+    desk = Desk(tmp_path, saved=[3])
+    assert desk.going_back._losses == {3: 1.0, 8: 9.0}
+    run(desk.going_back.begin_round)  # the newest round is 6
+    assert desk.going_back._losses == {3: 1.0}
+    assert past_losses(tmp_path / "none") == {}
+
+
+def test_policy_follows_what_a_user_ordered_and_no_other_policy(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="always", saved=[3])
+    desk.hears(3, asked=False)
+    desk.advise()
+    assert desk.given == []
+    assert desk.going_back._jobs.statistics().current_buffer_used == 0
+
+
+def test_state_for_a_vote_comes_from_peers_and_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never")
+    rollback = Desk(tmp_path / "another", policy="never").ledger.go_back(2).value
+
+    async def main() -> None:
+        desk.going_back.need(rollback)
+        assert desk.advise() == []
+        began = trio.current_time()
+        await desk.settled()
+        assert trio.current_time() - began == pytest.approx(RETRY_S, abs=0.1)
+        assert desk.machine.agreement.digest_of(desk.target(2)) is None
+        desk.peers_have.add(2)
+        assert desk.advise() == []
+        await desk.settled()
+        assert desk.fetched == [2, 2]
+        assert desk.machine.agreement.digest_of(desk.target(2)) == rollback.digest
+        assert consents(desk.advise()) == []  # it votes, but does not want it
+        desk.going_back.need(rollback)  # said again as soon as it is asked for again
+        assert [type(event) for event in desk.given] == [StateHeld]
+
+    at_work(desk, main)
+
+
+def test_what_was_kept_goes_when_it_can_no_longer_be_gone_back_to(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3])
+
+    async def main() -> None:
+        await desk.going_back.begin_round()
+        await desk.going_back.order(3)
+        desk.advise()
+        await desk.settled()
+        desk.ledger.go_back(3)
+        desk.machine = desk.new_machine()
+        await desk.going_back.begin_round()
+        assert not (desk.folder / "rollback" / "3.safetensors").exists()
+        assert desk.advise() == []  # the order is carried out
+
+    at_work(desk, main)
+
+
+def test_state_that_is_another_than_was_certified_is_not_shown(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, saved=[3])
+    certified = desk.ledger.chain.value(3).digest
+
+    async def main() -> None:
+        for digest in (None, bytes(32)):
+            assert desk.going_back.held(StateHeld(desk.target(3), digest), desk.machine) == ()
+            assert desk.machine.agreement.digest_of(desk.target(3)) is None
+        desk.going_back.held(StateHeld(desk.target(3), certified), desk.machine)
+        assert desk.machine.agreement.digest_of(desk.target(3)) == certified
+
+    run(main)
+
+
+# -- restarts ------------------------------------------------------------------------------------------------
+
+
+def test_order_outlives_a_restart_until_it_is_carried_out(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3])
+
+    async def ordered() -> None:
+        await desk.going_back.order(3)
+
+    async def goes_on() -> None:
+        await desk.going_back.begin_round()
+        assert [type(notice) for notice in desk.notices] == [Notice]
+        assert "still proposing to go back to round 3; `shoal rollback --withdraw`" in str(desk.notices)
+        assert desk.advise() == []
+        await desk.settled()
+        assert consents(desk.advise()) == [(3, True)]
+        desk.ledger.certify()
+        desk.machine = desk.new_machine()
+        await desk.going_back.begin_round()
+        assert len(desk.notices) == 1
+        assert consents(desk.advise()) == [(3, True)]
+
+    async def carried_out() -> None:
+        desk.ledger.go_back(3)
+        await desk.going_back.begin_round()
+
+    run(ordered)
+    desk.restart()
+    at_work(desk, goes_on)
+    desk.restart()  # in the middle of the next round
+    run(carried_out)
+    assert not (desk.folder / NAME).exists()
+    desk.notices.clear()
+    desk.restart()
+    run(desk.going_back.begin_round)
+    assert desk.notices == []
+    assert desk.advise() == []
+
+
+def test_order_that_was_withdrawn_stays_withdrawn(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[2, 3])
+
+    async def main() -> None:
+        await desk.going_back.order(2)
+        await desk.going_back.order(3)  # in place of the first
+        desk.restart()
+        assert desk.going_back._asked == desk.target(3)
+        await desk.going_back.withdraw()
+        desk.restart()
+        assert desk.going_back._asked is None
+        await desk.going_back.withdraw()
+
+    run(main)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 60, None])
+def test_damaged_order_is_told_and_nothing_else_of_it(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[3])
+    run(partial(desk.going_back.order, 3))
+    path = desk.folder / NAME
+    path.write_bytes(path.read_bytes()[:-1] if content is None else content)
+    with caplog.at_level(logging.WARNING):
+        desk.restart()
+    assert f"{path} is damaged and is ignored; order again with `shoal rollback --to`" in caplog.text
+    assert desk.advise() == []
+
+
+# -- the initial state ---------------------------------------------------------------------------------------
+
+
+def test_initial_state_can_be_gone_back_to_where_it_is_kept(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, policy="never", saved=[0, 6])
+    initial = header_of(desk.ledger.states[0], GRID).digest
+
+    async def main() -> None:
+        await desk.going_back.order(0)
+        assert desk.advise() == []
+        await desk.settled()
+        assert desk.fetched == []
+        assert desk.machine.agreement.digest_of(desk.target(0)) == initial
+        assert consents(desk.advise()) == [(0, True)]
+
+    at_work(desk, main)
+
+
+def test_another_initial_state_than_was_proposed_is_replaced_for_the_vote(tmp_path: Path) -> None:
+    """This founder drew other bits than the swarm began with: it votes for the S(0) that was proposed, or for none."""
+    desk = Desk(tmp_path, policy="never")
+    desk.save(state_of(0, seed=7))
+    other = Desk(tmp_path / "another", policy="never")
+    rollback = other.ledger.go_back(0).value
+
+    async def main() -> None:
+        await desk.going_back.order(0)
+        desk.advise()
+        await desk.settled()
+        assert desk.machine.agreement.digest_of(desk.target(0)) == header_of(state_of(0, seed=7), GRID).digest
+        desk.going_back.need(rollback)
+        assert desk.given == []
+        desk.advise()
+        await desk.settled()  # no peer has it
+        desk.peers_have.add(0)
+        desk.advise()
+        await desk.settled()
+        assert desk.fetched == [0, 0]
+        assert desk.machine.agreement.digest_of(desk.target(0)) == rollback.digest
+        kept = read_state(desk.folder / "rollback" / "0.safetensors")
+        assert header_of(kept, GRID).digest == rollback.digest
+        desk.going_back.need(rollback)
+        assert desk.given == [StateHeld(desk.target(0), rollback.digest)]
+
+    at_work(desk, main)

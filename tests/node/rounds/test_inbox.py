@@ -1,0 +1,70 @@
+"""The inbox: own inputs before those of peers, a tick however much there is; and who is linked waits its turn in it."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES, TICK_S, Heard, Inbox, Input, Linked, SetPaused, Tick
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import NO_HASH, Leave, Message, Term
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+
+def heard(round: int) -> Heard:
+    return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH))
+
+
+def drained(inbox: Inbox, count: int) -> list[Input]:
+    async def main() -> list[Input]:
+        return [await inbox.next() for _ in range(count)]
+
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_inbox_gives_a_due_tick_then_own_inputs_then_those_of_peers_in_order() -> None:
+    inbox = Inbox()
+    inbox.hear(heard(1))
+    inbox.hear(heard(2))
+    inbox.put(SetPaused(True))
+    assert drained(inbox, 4) == [Tick(), SetPaused(True), heard(1), heard(2)]
+
+
+def test_inbox_ticks_in_time_however_much_peers_say() -> None:
+    async def main() -> list[Input]:
+        inbox, given = Inbox(), []
+        for _ in range(20):
+            inbox.hear(heard(1))
+            inbox.hear(heard(1))
+            given.append(await inbox.next())
+            await trio.sleep(TICK_S / 2)
+        return given
+
+    given = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert sum(isinstance(event, Tick) for event in given) == 10
+
+
+def test_inbox_keeps_what_is_early_once_and_bounded() -> None:
+    inbox = Inbox()
+    for round in range(EARLY_LIMIT_MESSAGES + 1):
+        inbox.keep_for_later(heard(round))
+    early = inbox.take_early()
+    assert [event.position for event in early] == [(Term(), n) for n in range(1, EARLY_LIMIT_MESSAGES + 1)]
+    assert inbox.take_early() == []
+
+
+class Unwritten:
+    """A round machine whose messages are not on disk yet: whoever asks for them now would say them too early."""
+
+    def current(self) -> list[Message]:
+        raise AssertionError("said before it was on disk")
+
+
+def test_engine_answers_a_new_link_only_in_its_turn() -> None:
+    engine = Engine.__new__(Engine)
+    engine._inbox = Inbox()
+    engine.machine = Unwritten()  # type: ignore[assignment]
+    engine.linked(PEER, (Term(), 3))  # while the engine waits for an fsync, say
+    assert drained(engine._inbox, 2) == [Tick(), Linked(PEER, (Term(), 3))]

@@ -1,0 +1,175 @@
+"""What becomes of a node's own work when a term ends: dropped where its base was abandoned, else kept."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import trio
+
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.state import CertifiedState
+from shoal.node.rounds.participation import Participation
+from shoal.node.training.training import TrainingDesk
+from shoal.protocol.manifest import SyncSection
+from shoal.protocol.messages import Term, Value
+from shoal.protocol.terms import make_rebase
+from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
+
+
+class Part:
+    """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
+
+    def __init__(self, rounds: int, *, error_feedback: float = 1.0) -> None:
+        self.ledger = Ledger(codec="fp32")
+        self.ledger.certify(rounds)
+        self.stood: list[tuple[int, bool]] = []
+        me = self.ledger.founders[0]
+        sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
+        sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
+        manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
+        self.custody = SimpleNamespace(chain=self.ledger.chain, state=self.ledger.state, finals=self._finals)
+        parts = SimpleNamespace(
+            config=SimpleNamespace(manifest=manifest),
+            identity=me,
+            custody=self.custody,
+            desk=SimpleNamespace(stand_on=self._stand_on, paused=False),
+        )
+        self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
+
+    async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
+        self.stood.append((state.round, fresh))
+        await trio.lowlevel.checkpoint()
+
+    async def _finals(self, round: int, peers: list[str]) -> object:
+        await trio.lowlevel.checkpoint()
+        return self.ledger.finals[round]
+
+    def stand(self) -> None:
+        self.custody.state = self.ledger.state
+        trio.run(self.part.stand_on_head)
+
+    def make(self) -> None:
+        """A contribution to the round under way."""
+        head = self.ledger.chain.head
+        self.part._contributions.make(head.next_round, 1, 100, vector(5), base=head.hash)
+
+    def settle(self) -> None:
+        trio.run(partial(self.part.settle, peers=()))
+
+    @property
+    def residual(self) -> bool:
+        """Whether something is left over for the next contribution."""
+        residual = self.part._contributions._left[0].residual
+        return residual is not None and bool(np.any(residual))
+
+
+def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> None:
+    here = Part(3)
+    here.make()
+    here.settle()
+    assert here.part.made is not None
+    here.ledger.certify()  # its plan does not know this contribution
+    here.settle()
+    assert here.part.made is None
+    assert here.residual
+    assert here.part._contributions._left[0].tokens == 100
+
+
+def test_work_that_was_not_counted_comes_again_as_far_as_the_manifest_says() -> None:
+    here = Part(3, error_feedback=0.5)
+    here.make()
+    here.ledger.certify()
+    here.settle()
+    here.make()
+    assert here.part.made is not None
+    assert np.array_equal(here.part.made.values, vector(5) + np.float32(0.5) * vector(5))
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_work_on_a_state_that_was_abandoned_is_dropped(later: int) -> None:
+    here = Part(5)
+    here.stand()
+    here.make()
+    here.ledger.go_back(3)
+    if later:
+        here.ledger.certify(later)
+    here.settle()
+    here.stand()
+    assert here.part.made is None
+    assert not here.residual
+    assert here.part._contributions._left[0].tokens == 0
+    assert here.stood == [(5, False), (3 + later, True)]
+
+
+def test_residual_of_before_goes_with_the_state_too() -> None:
+    here = Part(4)
+    here.stand()
+    here.make()
+    here.ledger.certify()
+    here.settle()
+    here.stand()
+    assert here.residual
+    here.ledger.go_back(3)
+    here.settle()
+    here.stand()
+    assert not here.residual
+    assert here.stood == [(4, False), (5, False), (3, True)]
+
+
+def test_work_is_kept_whole_where_a_rebase_ended_its_round_undecided() -> None:
+    here = Part(4)
+    here.stand()
+    here.make()
+    here.ledger.chain.extend(make_rebase(AUTHORITY, here.ledger.chain.head, here.ledger.peers[:1]))
+    here.settle()
+    here.stand()
+    assert here.part.made is None
+    assert here.residual
+    assert here.part._contributions._left[0].tokens == 100
+    assert here.stood == [(4, False), (4, False)]
+
+
+def test_work_that_certified_rounds_counted_is_dropped_when_a_rebase_abandons_them() -> None:
+    here = Part(4)
+    here.stand()
+    here.make()
+    fourth = here.ledger.chain.head
+    third = here.ledger.chain.value(3)
+    here.ledger.chain.extend(make_rebase(AUTHORITY, third, here.ledger.peers[:1]))
+    assert not here.ledger.chain.on_branch(fourth)
+    del here.ledger.states[4:]
+    here.settle()
+    here.stand()
+    assert here.part.made is None
+    assert not here.residual
+    assert here.stood == [(4, False), (3, True)]
+
+
+def test_another_term_trains_on_other_data() -> None:
+    desk = TrainingDesk(SimpleNamespace(), seed=7, inner_steps=1)  # type: ignore[arg-type]
+    ledger = Ledger()
+    ledger.certify(4)
+    before: Value = ledger.chain.value(2)
+    ledger.go_back(2)
+    after = ledger.chain.head
+    assert (before.next_round, after.next_round, after.next_term) == (3, 3, Term(0, 1))
+    seeds = {desk.assignment(value, peer).stream_seed for value in (before, after) for peer in ledger.peers}
+    assert len(seeds) == 2 * len(ledger.peers)
+    assert desk.assignment(before, ledger.peers[0]).seed == 7
+
+
+@pytest.mark.parametrize(("missed", "kept"), [(0, True), (2, True), (3, False), (40, False)])
+def test_work_is_kept_for_as_many_rounds_as_the_limit_says_though_nothing_else_was_made(
+    missed: int, kept: bool
+) -> None:
+    """A node that was away made one contribution, and the rounds that passed meanwhile are what makes it stale."""
+    here = Part(3)
+    here.make()
+    here.ledger.certify(1 + missed)
+    here.settle()
+    assert here.part.made is None
+    assert here.residual is kept
+    assert here.part._contributions._left[0].tokens == (100 if kept else 0)

@@ -1,0 +1,79 @@
+"""Solitude: told once that there is no quorum, trained on all the while, and a contribution where nobody makes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from shoal.node.rounds.solitude import ALONE_S, IDLE_S, Advice, Solitude
+from shoal.protocol.round import Phase, RoundMachine
+
+
+@dataclass
+class Membership:
+    member: bool = True
+
+
+@dataclass
+class Round:
+    """The part of a round machine that solitude looks at."""
+
+    quorum: bool = True
+    busy: bool = True
+    phase: Phase = Phase.PLAN
+    agreement: Membership = field(default_factory=Membership)
+
+    def has_quorum(self) -> bool:
+        return self.quorum
+
+    def nobody_trains(self) -> bool:
+        return not self.busy
+
+
+def advise(
+    solitude: Solitude,
+    round: Round,
+    now: float,
+    *,
+    contributed: bool = False,
+    may_train: bool = True,
+    resting: bool = True,
+) -> Advice:
+    machine = cast(RoundMachine, round)
+    return solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
+
+
+def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_one() -> None:
+    solitude, round = Solitude(), Round(quorum=False)
+    said = [advise(solitude, round, now).say_no_quorum for now in (0.0, ALONE_S / 2, ALONE_S, ALONE_S + 1)]
+    assert said == [False, False, True, False]
+    assert solitude.without_quorum
+    round.quorum = True
+    assert not advise(solitude, round, 10.0).say_no_quorum
+    assert not solitude.without_quorum
+    round.quorum = False
+    assert [advise(solitude, round, now).say_no_quorum for now in (11.0, 11.0 + ALONE_S)] == [False, True]
+
+
+def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribution() -> None:
+    solitude, round = Solitude(), Round(quorum=False)
+    advise(solitude, round, 0.0)
+    assert not advise(solitude, round, ALONE_S).train_on
+    assert not advise(solitude, round, ALONE_S, contributed=True, may_train=False).train_on
+    for resting in (True, False, True, True):
+        assert advise(solitude, round, ALONE_S, contributed=True, resting=resting).train_on is resting
+    round.quorum = True
+    assert not advise(solitude, round, ALONE_S, contributed=True).train_on
+
+
+def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_train() -> None:
+    solitude, round = Solitude(), Round(busy=False)
+    solitude.begin_round(0.0)
+    wanted = [advise(solitude, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
+    assert wanted == [False, False, True, False]
+    for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE), Round(agreement=Membership(member=False))):
+        advise(solitude, other, 100.0)
+        other.busy = other.busy and other.agreement.member
+        assert not advise(solitude, other, 100.0).contribute_after_all
+    assert not advise(solitude, round, 200.0, contributed=True).contribute_after_all
+    assert not advise(solitude, round, 200.0, may_train=False).contribute_after_all

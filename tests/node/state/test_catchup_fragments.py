@@ -1,0 +1,80 @@
+"""Catching up where each round is of one fragment of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.collectives.outer import OuterSettings
+from shoal.node.state.catchup import replay_limit_rounds
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import FinalsAnswer, GetFinals
+from tests.node.donors import World
+from tests.node.ledger import GRID, Ledger, finals_of, plan_of
+from tests.node.state.test_catchup import Watch
+
+GOOD, BAD = PeerId("good"), PeerId("bad")
+REPLAY_LIMIT = replay_limit_rounds("int8", GRID.numel, GRID.chunk_values)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time would run on while a thread works."""
+
+    async def run_here(work: Callable[..., object], *arguments: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3 * REPLAY_LIMIT])
+def test_missed_rounds_of_fragments_are_replayed_each_on_its_own_chunks(tmp_path: Path, missed: int) -> None:
+    """Three fragments: three times as many rounds are as many bytes."""
+
+    async def main() -> None:
+        ledger = Ledger(outer=OuterSettings(fragments=3))
+        ledger.certify(missed)
+        world = World(tmp_path, ledger)
+        donor = world.donor(GOOD)
+        state = await world.catchup.advance(ledger.states[0], ledger.chain, [GOOD], Watch())
+        assert state.anchor.tobytes() == ledger.state.anchor.tobytes()
+        assert world.shelf.digest(state) == ledger.chain.value(missed).digest
+        assert [type(request) for request in donor.asked] == [GetFinals] * missed
+        for before, after in pairwise(ledger.states):
+            for chunk in range(GRID.chunks):
+                at = slice(*GRID.span(chunk))
+                moved = not np.array_equal(before.anchor[at], after.anchor[at])
+                assert moved == (chunk % 3 == after.round % 3)
+
+    run(main)
+
+
+def test_plan_of_another_round_s_fragment_is_not_taken(tmp_path: Path) -> None:
+    """A lead may have named any plan: one of the first chunk in the round of the second, which is as long."""
+
+    async def main() -> None:
+        ledger = Ledger(outer=OuterSettings(fragments=3))
+        ledger.certify()
+        world = World(tmp_path, ledger)
+        donor = world.donor(BAD)
+        whole = plan_of(ledger.founders, ledger.chain.value(0))
+        other = finals_of(whole, ledger.founders, seed=1)
+        donor.answer = lambda request: FinalsAnswer(plan=other.plan)
+        with pytest.raises(NetworkError):
+            await world.catchup.finals(other.plan.hash, [BAD])
+        assert world.catchup._shape_of(1) == ("int8", 4096, 4096)
+        assert world.catchup._shape_of(2) == ("int8", 10_000 - 2 * 4096, 4096)
+
+    run(main)

@@ -1,0 +1,160 @@
+"""Finals as they are written: there whole, or not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.collectives.finals import Finals
+from shoal.node.state import finals_file
+from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.protocol.errors import StorageError
+from tests.node.ledger import Ledger
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def finals() -> Finals:
+    ledger = Ledger()
+    ledger.certify()
+    return ledger.finals[1]
+
+
+def payloads(finals: Finals) -> list[bytes]:
+    return [chunk.payload.tobytes() for chunk in finals.chunks]
+
+
+def written(writer: FinalsWriter) -> None:
+    """Return when its thread has done what it does."""
+    writer._thread.shutdown()
+
+
+def test_file_is_there_only_when_finished(tmp_path: Path, finals: Finals) -> None:
+    path = tmp_path / "finals"
+    for _ in range(2):  # the second time over the first
+        before = path.read_bytes() if path.exists() else None
+        writer = FinalsWriter(path, finals)
+        written(writer)
+        assert (path.read_bytes() if path.exists() else None) == before
+        writer.finish()
+        assert [entry.name for entry in tmp_path.iterdir()] == ["finals"]
+        after = read_finals(path)
+        assert after.plan == finals.plan
+        assert payloads(after) == payloads(finals)
+        writer.abandon()
+        assert payloads(read_finals(path)) == payloads(finals)
+
+
+def test_file_is_served_as_it_is_read(tmp_path: Path, finals: Finals) -> None:
+    path = tmp_path / "finals"
+    FinalsWriter(path, finals).finish()
+    file = FinalsFile(path)
+    assert file.plan == finals.plan
+    assert [bytes(file.payload(chunk) or b"") for chunk in range(3)] == payloads(finals)
+    assert (file.payload(3), file.payload(-1)) == (None, None)
+
+
+@pytest.mark.parametrize("size", [0, 3, 100, -1, 1])
+def test_file_of_another_size_is_none(tmp_path: Path, finals: Finals, size: int) -> None:
+    path = tmp_path / "finals"
+    FinalsWriter(path, finals).finish()
+    data = path.read_bytes()
+    path.write_bytes(data + b"x" if size == 1 else data[:size])
+    for read in (read_finals, FinalsFile):
+        with pytest.raises((ValueError, finals_file.RemoteError)):
+            read(path)
+
+
+@pytest.mark.parametrize("when", ["before", "in the middle", "after"])
+def test_abandoned_file_is_removed_and_nobody_waits_for_the_disk(
+    tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    arrived, disk = threading.Event(), threading.Event()
+    real = finals_file._write_all
+    pieces: list[int] = []
+
+    def slow(file: object, data: memoryview) -> None:
+        pieces.append(len(data))
+        if len(pieces) == {"before": 1, "in the middle": 3, "after": 9}[when]:
+            arrived.set()
+            assert disk.wait(DEADLINE_S)
+        real(file, data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finals_file, "_write_all", slow)
+    writer = FinalsWriter(tmp_path / "finals", finals)
+    if when == "after":
+        written(writer)
+    else:
+        assert arrived.wait(DEADLINE_S)
+    writer.abandon()
+    writer.abandon()
+    assert not disk.is_set()
+    disk.set()
+    written(writer)
+    assert len(pieces) == {"before": 1, "in the middle": 3, "after": 4}[when]
+    assert list(tmp_path.iterdir()) == []
+
+
+ORDER = ["write", "fsync", "replace", "fsync folder"]
+
+
+def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
+    tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def noting(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            if not done or done[-1] != name:
+                done.append(name)
+            return real(*args)
+
+        return call
+
+    monkeypatch.setattr(finals_file, "_write_all", noting("write", finals_file._write_all))
+    monkeypatch.setattr(finals_file, "sync_and_release", noting("fsync", finals_file.sync_and_release))
+    monkeypatch.setattr(Path, "replace", noting("replace", Path.replace))
+    monkeypatch.setattr(finals_file, "sync_folder", noting("fsync folder", finals_file.sync_folder))
+    FinalsWriter(tmp_path / "finals", finals).finish()
+    assert done == ORDER
+
+
+def test_large_finals_are_synced_along_the_way(tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(finals_file, "SYNC_BYTES", 6000)
+    monkeypatch.setattr(finals_file, "sync_and_release", lambda file: synced.append(os.fstat(file).st_size))
+    FinalsWriter(tmp_path / "finals", finals).finish()
+    assert len(synced) == 2
+    assert synced[0] < synced[1] == (tmp_path / "finals").stat().st_size
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"mounting a tmpfs is not permitted here: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_disk_is_said_and_leaves_nothing(tiny_disk: Path, finals: Finals) -> None:
+    with pytest.raises(StorageError, match="is full"):
+        FinalsWriter(tiny_disk / "finals", finals).finish()
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_folder_that_is_gone_is_said(tmp_path: Path, finals: Finals) -> None:
+    with pytest.raises(StorageError):
+        FinalsWriter(tmp_path / "none" / "finals", finals).finish()

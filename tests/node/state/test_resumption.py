@@ -1,0 +1,284 @@
+"""What of a node's own work is written when, what is found again, and what is made of damage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shoal.node.outcome import Notice, Progress
+from shoal.node.state import resumption as module
+from shoal.node.state.resumption import REST, WAIT_MIN_S, Resumption
+from shoal.node.state.tensor_files import TensorBytes, write_tensors
+from shoal.node.training.trainer import Restarted
+from shoal.node.training.trainer_messages import Command, Restore, Restored, Snapshot, Snapshotted
+from shoal.protocol.messages import Term
+from tests.node.checkpoint_lab import CheckpointLedger, new_ledger
+
+
+@dataclass
+class Desk:
+    """A node's resumption, and a trainer that writes its part when it is told to."""
+
+    folder: Path
+    always: Callable[[int], bool] = lambda round: False
+    regular: bool = True
+    ordered: list[Command] = field(default_factory=list)
+    told: list[Progress] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.resumption = Resumption(
+            self.folder, send=self.send, on_progress=self.told.append, always=self.always, regular=self.regular
+        )
+
+    async def send(self, command: Command) -> None:
+        self.ordered.append(command)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Of the snapshots that were ordered."""
+        return [order.round for order in self.ordered if isinstance(order, Snapshot)]
+
+    @property
+    def on_disk(self) -> list[int]:
+        return [files.position[1] for files in self.resumption.on_disk()]
+
+    def answer(self, *, failure: str = "") -> None:
+        order = self.ordered[-1]
+        assert isinstance(order, Snapshot)
+        if not failure:
+            write_tensors(Path(order.path), [TensorBytes.of("first.w", np.zeros(3, np.float32))], {})
+        self.resumption.heard(
+            Snapshotted(round=order.round, path=order.path, copy_s=0, write_s=0, size_bytes=0, failure=failure)
+        )
+
+
+def run(test: Callable[[trio.Nursery], Awaitable[None]], clock: MockClock | None = None) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(1e6 if clock else 20):
+            async with trio.open_nursery() as nursery:
+                await test(nursery)
+                nursery.cancel_scope.cancel()
+
+    trio.run(bounded, clock=clock)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once threads have brought it about."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+def ledger() -> CheckpointLedger:
+    return new_ledger(5)
+
+
+def test_certificate_waits_for_both_files_of_its_round(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+    certified: list[int] = []
+
+    async def certify() -> None:
+        await desk.resumption.written(Term(), 1)
+        certified.append(1)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        await desk.resumption.written(Term(), 1)  # nothing is under way
+        await desk.resumption.made(ledger.work(1))
+        assert desk.rounds == [1]
+        nursery.start_soon(certify)
+        await until((tmp_path / "resume" / "0.0-1.work").exists)
+        await wait_all_tasks_blocked(0.01)
+        assert certified == []
+        await desk.resumption.written(Term(), 2)  # another round does not wait
+        desk.answer()
+        await until(lambda: bool(certified))
+        assert desk.on_disk == [1]
+
+    run(test)
+
+
+def test_certificate_waits_for_a_slow_disk_only_so_long(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        await desk.resumption.made(ledger.work(1))
+        began = trio.current_time()
+        await desk.resumption.written(Term(), 1)
+        assert trio.current_time() - began == pytest.approx(WAIT_MIN_S)
+        assert desk.on_disk == []
+
+    run(test, MockClock(autojump_threshold=0.05))
+
+
+def test_write_is_followed_by_a_rest_unless_it_was_quick_or_its_round_always_counts(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    desk, clock = Desk(tmp_path, always=lambda round: round == 3), MockClock()
+
+    async def write(round: int, seconds: float, *, alone: bool = False) -> None:
+        await desk.resumption.made(ledger.work(round), alone=alone)
+        if desk.rounds[-1] == round:
+            await wait_all_tasks_blocked()
+            clock.jump(seconds)
+            desk.answer()
+            await until(lambda: not desk.resumption.writing)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        await write(1, 2.0)
+        clock.jump(2.0 * REST - 0.1)
+        await write(2, 2.0)
+        assert desk.rounds == [1]
+        await write(3, 0.2)
+        assert desk.rounds == [1, 3]
+        await write(4, 2.0)  # the one before was quick
+        assert desk.rounds == [1, 3, 4]
+        await write(5, 0.2)
+        assert desk.rounds == [1, 3, 4]
+        await write(5, 0.2, alone=True)
+        assert desk.rounds == [1, 3, 4, 5]
+        assert desk.on_disk == [5, 4]
+
+    run(test, clock)
+
+
+def test_nothing_is_ordered_while_one_is_written_or_where_restarts_do_without(
+    tmp_path: Path, ledger: CheckpointLedger
+) -> None:
+    desk, never = Desk(tmp_path), Desk(tmp_path / "memory", regular=False)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        for round in (1, 2):
+            await desk.resumption.made(ledger.work(round))
+            await never.resumption.made(ledger.work(round))
+        assert desk.rounds == [1]
+        assert never.rounds == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["full", "died"])
+def test_snapshot_that_fails_leaves_the_one_before_and_is_told_once(
+    tmp_path: Path, ledger: CheckpointLedger, how: str
+) -> None:
+    desk = Desk(tmp_path)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        for round in (1, 2, 3):
+            await desk.resumption.made(ledger.work(round))
+            if round == 1:
+                desk.answer()
+            elif how == "full":
+                desk.answer(failure="0.0-2.trainer was not written: the disk is full; free some space")
+            else:
+                desk.resumption.heard(Restarted(cause="killed by SIGKILL", round=1))
+            await desk.resumption.written(Term(), round)
+        assert desk.on_disk == [1]
+        assert len(desk.told) == 1
+        assert isinstance(desk.told[0], Notice)
+        assert ("is full; free some space" if how == "full" else "died") in desk.told[0].text
+
+    run(test, MockClock())  # whose time stands: a slow disk is given a rest
+
+
+def test_folder_that_cannot_be_made_is_told_and_training_goes_on(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+    (tmp_path / "resume").write_text("a file is in the way")
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(desk.resumption.run)
+        await desk.resumption.made(ledger.work(1))
+        await desk.resumption.written(Term(), 1)
+        assert desk.rounds == []
+        assert "check the disk" in str(desk.told[0])
+
+    run(test)
+
+
+def found_rounds(desk: Desk, ledger: CheckpointLedger, head: int, *, countable: bool = True) -> object:
+    found = desk.resumption.find(ledger.chain_to(head), countable=countable)
+    return None if found is None else (found.files.position[1], found.exact, found.work is not None)
+
+
+def test_newest_files_that_fit_the_head_are_found(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+    assert found_rounds(desk, ledger, 0) is None
+    for round in (2, 3):
+        ledger.resume_files(tmp_path, round)
+    assert found_rounds(desk, ledger, 1) == (2, True, True)  # of the round under way
+    assert found_rounds(desk, ledger, 2) == (3, True, True)
+    assert found_rounds(desk, ledger, 3) == (3, True, True)  # of the round at the head
+    assert found_rounds(desk, ledger, 3, countable=False) == (3, True, False)
+    assert found_rounds(desk, ledger, 2, countable=False) == (3, True, True)
+    assert found_rounds(desk, ledger, 4) == (3, False, False)  # for the moments
+
+
+def test_files_of_another_history_are_good_for_moments_only(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    other = CheckpointLedger(manifest=ledger.manifest, codec="fp32")
+    other.certify(4)
+    other.resume_files(tmp_path, 3)  # follows another C(2)
+    assert found_rounds(Desk(tmp_path), ledger, 3) == (3, False, False)
+    assert found_rounds(Desk(tmp_path), ledger, 2) == (3, False, False)
+
+
+@pytest.mark.parametrize("at", [-1, 20])
+def test_damaged_work_is_named_and_the_one_before_it_taken(tmp_path: Path, ledger: CheckpointLedger, at: int) -> None:
+    desk = Desk(tmp_path)
+    ledger.resume_files(tmp_path, 2)
+    damaged = ledger.resume_files(tmp_path, 3).work
+    data = bytearray(damaged.read_bytes())
+    data[at] ^= 0x80
+    damaged.write_bytes(data)
+    assert found_rounds(desk, ledger, 2) == (2, True, True)
+    (notice,) = desk.told
+    assert isinstance(notice, Notice)
+    assert "0.0-3.work is damaged" in notice.text
+    assert "remove it" in notice.text
+
+
+def test_work_without_its_trainers_part_is_not_found(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    ledger.resume_files(tmp_path, 3).trainer.unlink()
+    (tmp_path / "resume" / "0.0-9.work.partial").write_bytes(b"half")
+    assert found_rounds(Desk(tmp_path), ledger, 3) is None
+
+
+def test_trainer_is_told_which_part_fits(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+    path = str(ledger.resume_files(tmp_path, 3).trainer)
+
+    async def test(nursery: trio.Nursery) -> None:
+        for head, exact in ((3, True), (4, False)):
+            found = desk.resumption.find(ledger.chain_to(head), countable=True)
+            assert found is not None
+            await desk.resumption.restore_trainer(found)
+            assert desk.ordered[-1] == Restore(path=path, round=3, exact=exact)
+        desk.resumption.heard(Restored(round=3, path=path, exact=True, refused=f"{path} is damaged; remove it"))
+        assert isinstance(desk.told[0], Notice)
+        assert f"{path} is damaged; remove it" in desk.told[0].text
+
+    run(test)
+
+
+def test_only_the_newest_rounds_stay(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
+    for round in (1, 2, 3, 4):
+        ledger.resume_files(tmp_path, round)
+    (tmp_path / "resume" / "0.0-2.trainer.partial").write_bytes(b"half")
+    desk.resumption.forget_old((Term(), 3))  # 4 is of a round that was gone back on
+    assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
+        "0.0-2.trainer",
+        "0.0-2.work",
+        "0.0-3.trainer",
+        "0.0-3.work",
+    ]
+    assert module.FILES_KEPT == 2

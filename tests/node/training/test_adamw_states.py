@@ -1,0 +1,258 @@
+"""States of three vectors, those of an outer AdamW, wherever a state is kept, sent, joined and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import OuterSettings
+from shoal.collectives.state import ADAMW_KINDS, CertifiedState, StateKind, header_of
+from shoal.node.rounds.candidates import Candidates
+from shoal.node.state.catchup import replay_limit_rounds
+from shoal.node.state.checkpoint_check import check_checkpoint
+from shoal.node.state.state_files import kinds_in, read_state, write_state
+from shoal.node.state.states import StateShelf
+from shoal.node.state.tensor_files import TensorFile
+from shoal.node.state.transfer_files import TransferFolder
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import InnerSection
+from shoal.protocol.peering import HeaderAnswer
+from shoal.protocol.wire import canonical
+from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
+from shoal.swarm.lanes.frame import FrameHeader
+from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger
+from tests.node.donors import World, flipped
+from tests.node.folders import shelf_folder
+from tests.node.ledger import GRID, Ledger, state_of
+
+OUTER = OuterSettings(adamw=InnerSection(lr=0.01))
+GOOD, BAD = PeerId("good"), PeerId("bad")
+FINE = Grid(90_000, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time would run on while a thread works."""
+
+    async def run_here(work: Callable[..., object], *arguments: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+def ledger_of(rounds: int, *, codec: str = "int8", grid: Grid = GRID) -> Ledger:
+    ledger = Ledger(codec=codec, grid=grid, outer=OUTER)
+    if rounds:
+        ledger.certify(rounds)
+    return ledger
+
+
+def assert_same(state: CertifiedState, ledger: Ledger, round: int) -> None:
+    want = ledger.states[round]
+    assert (state.round, state.tokens, state.kinds) == (round, want.tokens, ADAMW_KINDS)
+    for kind in ADAMW_KINDS:
+        assert state.vector(kind).tobytes() == want.vector(kind).tobytes(), kind
+
+
+async def _ignore(done: int, total: int) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def advance(world: World, state: CertifiedState | None, *peers: PeerId) -> CertifiedState:
+    return await world.catchup.advance(state, world.ledger.chain, peers, _ignore)
+
+
+def test_the_ledger_moves_all_three_vectors() -> None:
+    ledger = ledger_of(2)
+    for kind in ADAMW_KINDS:
+        assert len({state.vector(kind).tobytes() for state in ledger.states}) == 3
+
+
+# -- fetching ------------------------------------------------------------------------------------------------
+
+
+def test_joiner_fetches_all_three_vectors(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(3))
+        world.donor(GOOD)
+        assert_same(await advance(world, None, GOOD), world.ledger, 3)
+        assert world.chunks_from(GOOD) == 3 * GRID.chunks
+
+    run(main)
+
+
+def test_changed_second_moment_is_fetched_from_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        def spoil(header: FrameHeader, data: bytes) -> bytes:
+            return flipped(data, 7) if header.flags == ChunkSpace.SECOND_MOMENT else data
+
+        world = World(tmp_path, ledger_of(3))
+        world.donor(BAD).spoil = spoil
+        world.donor(GOOD)
+        assert_same(await advance(world, None, BAD, GOOD), world.ledger, 3)
+
+    run(main)
+
+
+def test_initial_state_without_a_second_moment_is_no_state_of_this_swarm(tmp_path: Path) -> None:
+    """Nobody certified S(0), so that the founder's word would be enough for any other header."""
+
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(0))
+        founder = world.ledger.peers[0]
+        two = header_of(state_of(0), GRID)
+        world.donor(founder).answer = lambda request: HeaderAnswer(header=canonical(two))
+        with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+            await advance(world, None, founder)
+        assert world.frames == []
+        world.donor(GOOD)
+
+    run(main)
+
+
+def test_restarted_joiner_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2, grid=FINE))
+        header, state = world.ledger.header(2), world.ledger.states[2]
+        folder = TransferFolder(world.folder / "me")
+        file, kept = folder.begin(header), [(kind, chunk) for kind in ADAMW_KINDS for chunk in range(10, 50)]
+        for kind, chunk in kept:
+            start, stop = FINE.span(chunk)
+            file.write(kind, chunk, state.vector(kind)[start:stop].data.cast("B"))
+        file.close()
+        assert (world.folder / "me" / "transfer").is_dir()
+        world.donor(GOOD)
+        assert_same(await advance(world, None, GOOD), world.ledger, 2)
+        assert world.chunks_from(GOOD) == 3 * FINE.chunks - len(kept)
+
+    run(main)
+
+
+def test_member_that_missed_a_round_replays_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(3))
+        world.donor(GOOD)
+        assert_same(await advance(world, world.ledger.states[1], GOOD), world.ledger, 3)
+        assert world.chunks_from(GOOD) == 2 * GRID.chunks  # the finals of two rounds
+
+    run(main)
+
+
+def test_a_state_of_three_vectors_pays_for_more_rounds() -> None:
+    two, three = (replay_limit_rounds("fp32", 10_000_000, 262_144, vectors=vectors) for vectors in (2, 3))
+    assert (two, three) == (1, 2)
+
+
+# -- holding and saving --------------------------------------------------------------------------------------
+
+
+def shelf_in(folder: Path) -> StateShelf:
+    return StateShelf(shelf_folder(folder), GRID.chunk_values, kinds=ADAMW_KINDS)
+
+
+def test_shelf_serves_saves_and_loads_the_second_moment(tmp_path: Path) -> None:
+    shelf, ledger = shelf_in(tmp_path), ledger_of(1)
+    state, header = ledger.states[1], ledger.header(1)
+    assert state.second_moment is not None
+    shelf.put(state, header)
+    scope = header.digest[:8]
+    for chunk in range(GRID.chunks):
+        data = shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, chunk))
+        assert data == state.second_moment[slice(*GRID.span(chunk))].tobytes()
+    assert shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, scope, GRID.chunks)) is None
+    assert shelf.lookup(ChunkRef(ChunkSpace.VECTOR, scope, 0)) is None
+    shelf.save_state(state)
+    loaded = shelf.load_state(1)
+    assert loaded is not None
+    assert_same(loaded, ledger, 1)
+    assert header_of(loaded, GRID).digest == ledger.chain.value(1).digest
+
+
+def test_shelf_of_two_vectors_has_no_second_moment_to_serve(tmp_path: Path) -> None:
+    shelf, state = StateShelf(shelf_folder(tmp_path), GRID.chunk_values), state_of(1)
+    shelf.put(state, header := header_of(state, GRID))
+    assert shelf.lookup(ChunkRef(ChunkSpace.MOMENTUM, header.digest[:8], 0)) is not None
+    assert shelf.lookup(ChunkRef(ChunkSpace.SECOND_MOMENT, header.digest[:8], 0)) is None
+
+
+def test_file_names_its_vectors(tmp_path: Path) -> None:
+    for kinds in (ADAMW_KINDS, ADAMW_KINDS[:2]):
+        write_state(path := tmp_path / f"{len(kinds)}.safetensors", state := state_of(1, kinds=kinds))
+        assert kinds_in(TensorFile(path)) == kinds == read_state(path).kinds
+        assert TensorFile(path).names == tuple(kinds)
+        assert path.stat().st_size < len(kinds) * 4 * GRID.numel + 1000
+        assert read_state(path).vector(kinds[-1]).tobytes() == state.vector(kinds[-1]).tobytes()
+
+
+def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        shelf, ledger = shelf_in(tmp_path), ledger_of(3)
+        candidates, state = Candidates(shelf=shelf, outer=OUTER, durable=True), ledger.states[0]
+        for round in (1, 2, 3):
+            candidate = await candidates.work_out(state, ledger.finals[round], 0.0)
+            assert candidate.digest == ledger.chain.value(round).digest
+            state = await candidates.take(candidate)
+            assert_same(state, ledger, round)
+            candidates.begin_round(OUTER)
+
+    run(main)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class AdamWLedger(CheckpointLedger):
+    def __post_init__(self) -> None:
+        self.states = [state_of(0, layout=LAYOUT.digest, kinds=ADAMW_KINDS)]
+        super().__post_init__()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> tuple[AdamWLedger, Path]:
+    ledger = AdamWLedger(outer=OUTER)
+    ledger.certify(3)
+    return ledger, ledger.checkpoint(tmp_path, 2)
+
+
+def test_whole_checkpoint_is_ok(checkpoint: tuple[AdamWLedger, Path]) -> None:
+    ledger, folder = checkpoint
+    report = check_checkpoint(folder)
+    assert (report.ok, report.chunks, report.digest) == (True, 9, ledger.chain.value(2).digest.hex())
+
+
+@pytest.mark.parametrize(("place", "bad"), [(39_999, "anchor/2"), (40_000, "momentum/0"), (80_000, "second_moment/0")])
+def test_changed_value_is_found_by_its_chunk(checkpoint: tuple[AdamWLedger, Path], place: int, bad: str) -> None:
+    path = checkpoint[1] / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[TensorFile(path).data_offset + place] ^= 1
+    path.write_bytes(data)
+    report = check_checkpoint(checkpoint[1])
+    assert (report.ok, report.chunks, report.bad_chunks) == (False, 9, (bad,))
+
+
+def test_state_without_its_second_moment_is_not_the_certified_one(checkpoint: tuple[AdamWLedger, Path]) -> None:
+    ledger, folder = checkpoint
+    two = replace(ledger.states[2], second_moment=None)
+    write_state(folder / "state.safetensors", two, header_of(two, GRID))
+    report = check_checkpoint(folder)
+    assert (report.ok, report.bad_chunks) == (False, ())
+    assert "is not the state that round 2 certified" in str(report.error)
+
+
+def test_second_moments_are_never_negative() -> None:
+    state = ledger_of(3).state
+    assert np.all(state.vector(StateKind.SECOND_MOMENT) >= 0)

@@ -1,0 +1,160 @@
+"""Steps by speed: who has how many, that fast and slow arrive together, and that no claim does harm."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from shoal.node.training.fair_share import SteadySpeed, fair_steps
+from shoal.node.training.trainer import Restarted
+from shoal.node.training.trainer_messages import Command, Contribution, Progress, Train, Trained
+from shoal.node.training.training import TrainingDesk
+from shoal.protocol.certificate import genesis
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.wire import SwarmId
+
+H = 40
+PEERS = sorted(Identity.from_seed(bytes([n]) * 32).peer_id for n in range(4))
+
+
+class Fleet:
+    """Nodes of given speeds, in steps/s, that hear each other's records between two rounds."""
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        self.speeds = list(speeds)
+        self.measured = [SteadySpeed() for _ in speeds]
+        self.steps: list[int] = []
+
+    def run_round(self) -> list[float]:
+        """When each contribution is ready, in seconds from the round's beginning."""
+        told = [node.tokens_per_s for node in self.measured]
+        self.steps = [fair_steps(H, told[i], told[:i] + told[i + 1 :]) for i in range(len(told))]
+        for node, speed in zip(self.measured, self.speeds, strict=True):
+            node.measured(speed)
+        return [steps / speed for steps, speed in zip(self.steps, self.speeds, strict=True)]
+
+
+def spread(arrivals: Sequence[float]) -> float:
+    return max(arrivals) / min(arrivals) - 1
+
+
+def test_a_fleet_with_one_slow_node_arrives_together_from_the_second_round_on() -> None:
+    fleet = Fleet([1.0, 1.0, 1.0, 0.25])
+    assert spread(fleet.run_round()) == pytest.approx(3.0)
+    for _ in range(3):
+        assert spread(fleet.run_round()) < 0.1
+        assert fleet.steps == [49, 49, 49, 12]  # of 160 in all: 160 · 1 / 3.25 and 160 · 0.25 / 3.25
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fleets_of_many_speeds_arrive_together_and_train_on_as_much_as_before(seed: int) -> None:
+    rng = random.Random(seed)
+    fleet = Fleet([rng.uniform(0.25, 1.0) for _ in range(rng.randint(2, 9))])
+    fleet.run_round()
+    arrivals = fleet.run_round()
+    assert spread(arrivals) < 0.1
+    assert abs(sum(fleet.steps) - H * len(fleet.speeds)) <= len(fleet.speeds) / 2
+    assert max(arrivals) <= H / min(fleet.speeds)
+
+
+def test_a_node_that_becomes_slow_is_planned_for_two_rounds_later() -> None:
+    fleet = Fleet([1.0] * 4)
+    for _ in range(4):
+        fleet.run_round()
+    fleet.speeds[2] = 0.25
+    assert [spread(fleet.run_round()) > 1 for _ in range(4)] == [True, True, False, False]
+    assert spread(fleet.run_round()) < 0.1
+
+
+def test_nodes_of_one_speed_make_the_steps_of_the_manifest() -> None:
+    assert [fair_steps(steps, 7.0, [7.0] * 4) for steps in (1, 2, 40, 1000)] == [1, 2, 40, 1000]
+    assert fair_steps(H, 7.0, []) == H
+    assert fair_steps(H, 0.0, [0.0, 0.0]) == H
+
+
+def test_an_unknown_speed_counts_as_the_median() -> None:
+    assert fair_steps(H, 0.0, [1.0, 2.0, 4.0]) == fair_steps(H, 2.0, [1.0, 2.0, 4.0]) == 36
+    assert fair_steps(H, 4.0, [1.0, 2.0, 0.0]) == fair_steps(H, 4.0, [1.0, 2.0, 2.0]) == 71
+
+
+def test_steps_are_bounded_and_never_none() -> None:
+    slow, fast = [1000.0] * 3, [8000.0] * 3
+    assert fair_steps(H, 1.0, [*slow, *fast]) == H // 8
+    assert [fair_steps(steps, 1.0, [*slow, *fast]) for steps in (1, 4, 8, 9)] == [1, 1, 1, 2]
+    assert fair_steps(H, 1e9, [0.01] * 49 + [1.0] * 50) == 8 * H  # 8 times the median, the mean of which is below 1
+
+
+@pytest.mark.parametrize("claim", [1e15, 1e6, 1e-9, math.inf, math.nan, -5.0])
+def test_a_claim_that_is_no_speed_costs_the_others_little(claim: float) -> None:
+    for others in (2, 4, 9):
+        honest = fair_steps(H, 1.0, [1.0] * (others - 1) + [claim])
+        assert H / 5 <= honest <= H * 2
+
+
+def test_speed_is_the_median_of_the_last_three_and_small_changes_are_no_news() -> None:
+    speed = SteadySpeed()
+    assert speed.tokens_per_s == 0.0
+    assert not speed.measured(0.0)
+    assert speed.measured(100.0)
+    assert not speed.measured(104.0)
+    assert speed.tokens_per_s == 102.0
+    assert not speed.measured(1.0)  # one odd stretch
+    assert speed.tokens_per_s == 100.0
+    assert speed.measured(1.0)
+    assert speed.tokens_per_s == 1.0
+
+
+class Orders:
+    """The trainer's side of a desk: what it was ordered."""
+
+    def __init__(self) -> None:
+        self.trains: list[Train] = []
+
+    async def send(self, command: Command) -> None:
+        assert isinstance(command, Train)
+        self.trains.append(command)
+
+
+def steps_ordered(told: dict[PeerId, float] | None, mine: float, *, contribute: bool = True) -> int:
+    trainer = Orders()
+    speeds = None if told is None else lambda peers: [told[peer] for peer in peers if peer in told]
+    desk = TrainingDesk(trainer, seed=0, inner_steps=H, speeds=speeds)  # type: ignore[arg-type]
+    made = Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=mine)
+    desk.heard(made)
+    assert desk.speed_is_news
+    head = genesis(SwarmId(bytes(32)), PEERS)
+    trio.run(lambda: desk.train(head, PEERS[0], 0, contribute=contribute))
+    (order,) = trainer.trains
+    return order.steps
+
+
+def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() -> None:
+    told = dict.fromkeys(PEERS[1:], 100.0)
+    assert steps_ordered(told, 25.0) == 12
+    assert steps_ordered(told | {PEERS[3]: 25.0}, 100.0) == 49
+    assert steps_ordered({PEERS[1]: 100.0, "somebody else": 1.0}, 100.0) == H  # type: ignore[dict-item]
+    assert steps_ordered(told, 25.0, contribute=False) == H
+    assert steps_ordered(None, 25.0) == H
+
+
+def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
+    trainer = Orders()
+    desk = TrainingDesk(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
+    head = genesis(SwarmId(bytes(32)), PEERS)
+    endings: list[Contribution | Trained | Restarted] = [
+        Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=9.0),
+        Trained(round=1, steps=1, loss=1.0, seconds=1.0, tokens_per_s=9.0),
+        Restarted(cause="SIGKILL", round=0),
+    ]
+    for ending in endings:
+        assert desk.resting
+        trio.run(lambda: desk.train(head, PEERS[0], 0))
+        desk.heard(Progress(round=1, step=1, loss=1.0, tokens_per_s=9.0))
+        assert not desk.resting
+        desk.heard(ending)
+    assert desk.resting
+    assert len(trainer.trains) == len(endings)

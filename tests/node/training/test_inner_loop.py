@@ -1,0 +1,362 @@
+"""The inner loop's arithmetic, and its accounts: progress is kept, and counted once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import blake3
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+
+from shoal.collectives.schedule import learning_rate
+from shoal.node.training.inner_loop import NONFINITE_LIMIT_STEPS, Replica, pick_device
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
+from shoal.node.workload import Workload
+from shoal.node.workloads.regression import Batch, RegressionWorkload
+from shoal.protocol.errors import ConfigError, LocalError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing by threads, and lose much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def new_replica(workload: Workload | None = None, *, contributions: int = 0) -> Replica:
+    return Replica(
+        workload or RegressionWorkload(), seed=3, inner=InnerSettings(), device=CPU, contributions=contributions
+    )
+
+
+def started(workload: Workload | None = None) -> tuple[Replica, Vector, Vector]:
+    """Return a replica that stands on S(0), with the anchor and contribution vectors."""
+    replica = new_replica(workload)
+    anchor = np.zeros(replica.layout.numel, dtype=np.float32)
+    replica.write_initial(anchor)
+    replica.apply(anchor)
+    return replica, anchor, np.zeros_like(anchor)
+
+
+def local(replica: Replica) -> Vector:
+    """The live parameters, flattened by the rule of the layout and independently of it."""
+    named = dict(replica.model.named_parameters())
+    pieces = [named[name].detach().numpy().ravel() for name in sorted(named)]
+    return np.concatenate(pieces)
+
+
+def train(
+    replica: Replica, out: Vector, *, steps: int = 4, round_: int = 1, contribute: bool = True
+) -> Contribution | Trained:
+    share = Assignment(seed=3, round=round_, member=0, members=1)
+    replica.begin(Train(round=round_, steps=steps, assignment=share, contribute=contribute))
+    while True:
+        report = replica.step(out)
+        if isinstance(report, Contribution | Trained):
+            return report
+
+
+def contribute(replica: Replica, out: Vector, *, steps: int = 4, round_: int = 1) -> Contribution:
+    report = train(replica, out, steps=steps, round_=round_)
+    assert isinstance(report, Contribution)
+    return report
+
+
+class Tied(torch.nn.Module):
+    """A model with a tied weight, a frozen one, a buffer and an integer parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z_in = torch.nn.Embedding(5, 3)
+        self.out = torch.nn.Linear(3, 5)
+        self.out.weight = self.z_in.weight
+        self.scale = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.count = torch.nn.Parameter(torch.zeros(4, dtype=torch.int64), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(7))
+
+
+class TiedWorkload(RegressionWorkload):
+    def build(self) -> torch.nn.Module:
+        return Tied()
+
+
+class HalfWorkload(RegressionWorkload):
+    def build(self) -> torch.nn.Module:
+        return super().build().to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class BrokenLoss(RegressionWorkload):
+    """The loss is not a number in the first `broken` steps of the process."""
+
+    broken: int = 0
+    calls: tuple[int, ...] = ()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, tokens = super().loss(model, batch)
+        object.__setattr__(self, "calls", (*self.calls, 1))
+        return (loss * math.nan if len(self.calls) <= self.broken else loss), tokens
+
+
+class ThreeBatches(RegressionWorkload):
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        for _, batch in zip(range(3), super().batches(assignment), strict=False):
+            yield batch
+
+
+def test_layout_is_sorted_and_lists_tied_weights_once() -> None:
+    layout = new_replica(TiedWorkload()).layout
+    assert layout.names == ("out.bias", "scale", "z_in.weight")
+    assert layout.shapes == ((5,), (2,), (5, 3))
+    assert layout.numel == 22
+    packed = msgpack.packb([["out.bias", "scale", "z_in.weight"], [[5], [2], [5, 3]]])
+    assert layout.digest == blake3.blake3(packed).digest()
+
+
+class NormWorkload(RegressionWorkload):
+    def build(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(self.inputs), super().build())
+
+
+def test_running_means_stay_the_nodes_own_and_are_kept_for_a_restart() -> None:
+    replica, anchor, out = started(NormWorkload())
+    assert replica.layout.names == ("0.bias", "0.weight", "1.bias", "1.weight")
+    contribute(replica, out)
+    norm = replica.model.get_submodule("0")
+    assert isinstance(norm, torch.nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    learnt = norm.running_mean.clone()
+    assert float(learnt.abs().max()) > 1e-3
+    replica.apply(anchor, round=1, fresh=True)
+    assert torch.equal(norm.running_mean, learnt)
+    kept = dict(replica.inner_state_tensors())
+    assert {"buffer.0.running_mean", "buffer.0.running_var", "buffer.0.num_batches_tracked"} <= kept.keys()
+    assert torch.equal(kept["buffer.0.running_mean"], learnt)
+
+
+def test_tied_weights_stay_tied_through_an_anchor() -> None:
+    replica, anchor, _ = started(TiedWorkload())
+    moved = anchor + np.arange(len(anchor), dtype=np.float32)
+    replica.apply(moved, round=1, fresh=True)
+    tied = replica.model.get_parameter("out.weight")
+    assert tied is replica.model.get_parameter("z_in.weight")
+    np.testing.assert_array_equal(tied.detach().numpy().ravel(), moved[-15:])
+
+
+def test_half_precision_parameters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="autocast"):
+        new_replica(HalfWorkload())
+
+
+def test_contribution_is_base_minus_local() -> None:
+    replica, anchor, out = started()
+    report = contribute(replica, out)
+    assert (report.number, report.steps, report.tokens) == (1, 4, 4 * 32)
+    np.testing.assert_array_equal(out, anchor - local(replica))
+    assert np.abs(out).max() > 1e-3
+
+
+def test_contribution_is_bitwise_reproducible() -> None:
+    runs = []
+    for _ in range(2):
+        replica, _, out = started()
+        contribute(replica, out)
+        runs.append(out.tobytes())
+    assert runs[0] == runs[1]
+
+
+def test_inner_step_is_adamw() -> None:
+    replica, anchor, out = started()
+    contribute(replica, out, steps=1)
+    # The first AdamW step is lr·sign(gradient), after decay by lr·weight_decay.
+    settings = InnerSettings()
+    moved = np.abs(anchor * (1 - settings.lr * settings.weight_decay) - local(replica))
+    np.testing.assert_allclose(moved, settings.lr, rtol=1e-3)
+
+
+def test_apply_keeps_steps_made_after_the_contribution_taken() -> None:
+    replica, anchor, out = started()
+    report = contribute(replica, out)
+    at_contribution = local(replica)
+    train(replica, out, steps=2, contribute=False)
+    extra = local(replica) - at_contribution
+    new_anchor = anchor + np.float32(1)
+    replica.apply(new_anchor, taken=report.number)
+    np.testing.assert_array_equal(local(replica), extra + new_anchor)
+    after = contribute(replica, out, steps=1, round_=2)
+    assert after.tokens == 3 * 32
+    np.testing.assert_array_equal(out, new_anchor - local(replica))
+
+
+def test_apply_without_taking_keeps_all_progress() -> None:
+    replica, anchor, out = started()
+    contribute(replica, out)
+    progress = local(replica) - anchor
+    new_anchor = anchor + np.float32(1)
+    replica.apply(new_anchor, taken=0)
+    np.testing.assert_array_equal(local(replica), progress + new_anchor)
+    assert contribute(replica, out, steps=1, round_=2).tokens == 5 * 32
+
+
+def test_apply_of_a_taken_contribution_leaves_exactly_the_anchor() -> None:
+    replica, anchor, out = started()
+    report = contribute(replica, out)
+    new_anchor = anchor + np.float32(1)
+    replica.apply(new_anchor, taken=report.number)
+    np.testing.assert_array_equal(local(replica), new_anchor)
+
+
+def test_fresh_apply_drops_local_progress() -> None:
+    replica, anchor, out = started()
+    contribute(replica, out)
+    replica.apply(anchor, fresh=True)
+    np.testing.assert_array_equal(local(replica), anchor)
+    assert contribute(replica, out, steps=1, round_=2).tokens == 32
+
+
+def test_later_contribution_replaces_the_earlier() -> None:
+    replica, anchor, out = started()
+    contribute(replica, out)
+    second = contribute(replica, out)
+    assert (second.number, second.steps, second.tokens) == (2, 4, 8 * 32)
+    np.testing.assert_array_equal(out, anchor - local(replica))
+
+
+def test_apply_refuses_a_contribution_that_was_replaced() -> None:
+    replica, anchor, out = started()
+    first = contribute(replica, out)
+    contribute(replica, out)
+    before = local(replica)
+    with pytest.raises(LocalError, match="contribution 1 was taken"):
+        replica.apply(anchor + np.float32(1), taken=first.number)
+    np.testing.assert_array_equal(local(replica), before)
+
+
+def test_apply_refuses_to_take_what_an_anchor_has_replaced() -> None:
+    replica, anchor, out = started()
+    report = contribute(replica, out)
+    replica.apply(anchor, taken=0)
+    with pytest.raises(LocalError):
+        replica.apply(anchor, taken=report.number)
+
+
+def test_taken_of_an_earlier_process_takes_nothing_of_this_one() -> None:
+    replica = new_replica(contributions=5)
+    anchor = np.zeros(replica.layout.numel, dtype=np.float32)
+    replica.apply(anchor, fresh=True)
+    train(replica, np.zeros_like(anchor), contribute=False)
+    progress = local(replica)
+    replica.apply(anchor + np.float32(1), taken=5)
+    np.testing.assert_array_equal(local(replica), progress + np.float32(1))
+    assert contribute(replica, np.zeros_like(anchor)).number == 6
+
+
+def test_progress_over_rounds_is_counted_once() -> None:
+    """Whatever is taken when: what was taken and what is left add up to all that was trained."""
+    replica, anchor, out = started()
+    trained, taken, tokens_taken, steps = np.zeros_like(anchor), np.zeros_like(anchor), 0, 0
+    rounds, since = [(0, True), (2, True), (0, False), (3, False), (1, True)], 0
+    for round_, (steps_after, take) in enumerate(rounds, start=1):
+        before = local(replica)
+        report = contribute(replica, out, steps=since + 2, round_=round_)
+        if steps_after:
+            train(replica, np.zeros_like(out), steps=steps_after, round_=round_, contribute=False)
+        trained += before - local(replica)
+        steps += 2 + steps_after
+        since = steps_after
+        if take:
+            taken += out
+            tokens_taken += report.tokens
+        anchor += np.float32(0.25)
+        replica.apply(anchor, taken=report.number if take else 0)
+    left = anchor - local(replica)
+    np.testing.assert_allclose(taken + left, trained, atol=1e-6)
+    assert tokens_taken + contribute(replica, out, steps=1, round_=9).tokens == (steps + 1) * 32  # one at least
+
+
+def test_equal_assignment_goes_on_in_the_stream() -> None:
+    once, _, out = started()
+    contribute(once, out, steps=6)
+    twice, _, out = started()
+    train(twice, out, steps=4, contribute=False)
+    assert contribute(twice, out, steps=6).steps == 6  # since the contribution before, of which 4 were made
+    np.testing.assert_array_equal(local(twice), local(once))
+
+
+def test_evaluate_looks_at_the_base_and_leaves_the_replica() -> None:
+    replica, _, out = started()
+    before = replica.evaluate()
+    train(replica, out, steps=50, contribute=False)
+    trained = local(replica)
+    assert replica.evaluate() == before
+    np.testing.assert_array_equal(local(replica), trained)
+    replica.apply(trained, fresh=True)
+    assert replica.evaluate() < before
+
+
+def test_nonfinite_step_changes_nothing() -> None:
+    replica, anchor, out = started(BrokenLoss(broken=2))
+    report = contribute(replica, out, steps=2)
+    assert report.tokens == 0
+    assert math.isnan(report.loss)
+    np.testing.assert_array_equal(local(replica), anchor)
+    assert contribute(replica, out, steps=1).tokens == 32
+
+
+def test_nonfinite_steps_running_fail() -> None:
+    replica, _, out = started(BrokenLoss(broken=100))
+    with pytest.raises(FloatingPointError, match="lower learning rate"):
+        contribute(replica, out, steps=NONFINITE_LIMIT_STEPS)
+
+
+def test_stretch_ends_with_its_batches() -> None:
+    replica, _, out = started(ThreeBatches())
+    assert contribute(replica, out, steps=10).steps == 3
+    once = out.copy()
+    assert contribute(replica, out, steps=10).steps == 3  # the same ones again
+    assert not np.array_equal(out, once)
+
+
+class NoBatches(RegressionWorkload):
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        yield from ()
+
+
+def test_a_share_without_a_batch_is_said_in_one_line() -> None:
+    replica, _, out = started(NoBatches())
+    with pytest.raises(ConfigError, match="nothing for member 0 of 1 in round 1; give this node more data"):
+        contribute(replica, out, steps=10)
+
+
+def test_a_parameter_that_is_no_number_ends_in_a_line_that_says_what_to_do() -> None:
+    replica, _, out = started()
+    with torch.no_grad():
+        next(replica.model.parameters()).fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"loss nan .* not finite for 10 steps running; try a lower"):
+        contribute(replica, out, steps=20)
+
+
+def test_training_needs_an_anchor() -> None:
+    replica = new_replica()
+    with pytest.raises(LocalError, match="before any anchor"):
+        train(replica, np.zeros(replica.layout.numel, dtype=np.float32))
+
+
+def test_warm_up_rises_by_tokens_and_stays() -> None:
+    settings = InnerSettings(lr=1.0, warmup_tokens=100)
+    assert [learning_rate(settings, tokens) for tokens in (0, 49, 99, 100, 10**9)] == [0.01, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_missing_device_is_named() -> None:
+    assert pick_device("cpu") == CPU
+    with pytest.raises(ConfigError, match="'tpu' is not available"):
+        pick_device("tpu")

@@ -1,0 +1,284 @@
+"""A trainer's own knowledge, saved and taken over: what follows is what would have followed without a restart."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
+from shoal.node.state.tensor_files import DamagedFile
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.inner_state import SavedInner, Snapshotter
+from shoal.node.training.shared_tensors import Vector
+from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, SyncSettings, Train, Trained
+from shoal.node.workloads.regression import Batch, RegressionWorkload
+from shoal.protocol.errors import LocalError
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Noisy(RegressionWorkload):
+    """Everything that a restart could get wrong: dropout, running means, and three generators of random numbers."""
+
+    def build(self) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(self.inputs, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(8, self.outputs),
+        )
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, tokens = super().loss(model, batch)
+        return loss * (1 + random.gauss(0, 0.1) + 0.1 * np.random.standard_normal()), tokens
+
+
+class Seeking(Noisy):
+    """Finds its place in its share without drawing what comes before."""
+
+    sought: list[int]
+
+    def batches_after(self, assignment: Assignment, drawn: int) -> Iterator[Batch]:
+        self.sought.append(drawn)
+        batches = self.batches(assignment)
+        for _ in range(drawn):
+            next(batches)
+        return batches
+
+
+def new_replica(workload: RegressionWorkload | None = None, sync: SyncSettings | None = None) -> Replica:
+    inner = InnerSettings(warmup_tokens=500)
+    return Replica(workload or Noisy(), seed=3, inner=inner, device=torch.device("cpu"), sync=sync)
+
+
+def order(round_: int, *, steps: int = 3, contribute: bool = True) -> Train:
+    share = Assignment(seed=3, round=round_, member=0, members=1)
+    return Train(round=round_, steps=steps, assignment=share, certified_tokens=96 * round_, contribute=contribute)
+
+
+def train(replica: Replica, stretch: Train, numel: int) -> tuple[Vector, Contribution | Trained]:
+    out = np.zeros(numel, np.float32)
+    replica.begin(stretch)
+    while not isinstance(report := replica.step(out), Contribution | Trained):
+        pass
+    return out, report
+
+
+class Life:
+    """A replica's rounds: each takes the contribution as the update of the anchor."""
+
+    def __init__(self, replica: Replica, anchor: Vector, sync: SyncSettings | None = None) -> None:
+        self.replica, self.anchor, self.sync = replica, anchor, sync or SyncSettings()
+
+    @staticmethod
+    def new(sync: SyncSettings | None = None) -> Life:
+        random.seed(7)
+        np.random.seed(7)
+        replica = new_replica(sync=sync)
+        anchor = np.zeros(replica.layout.numel, np.float32)
+        replica.write_initial(anchor)
+        replica.apply(anchor)
+        return Life(replica, anchor, sync)
+
+    def round(self, number: int) -> Vector:
+        out, report = train(self.replica, order(number), self.anchor.size)
+        assert isinstance(report, Contribution)
+        return self.certify(out, report)
+
+    def certify(self, out: Vector, report: Contribution) -> Vector:
+        fragments = Fragments(Grid(self.anchor.size, self.sync.chunk_values), self.sync.fragments)
+        update, fragment = np.zeros_like(out), fragments.of_round(report.round)
+        fragment.scatter(out, update)
+        self.anchor = self.anchor - update
+        self.replica.apply(self.anchor, round=report.round, taken=report.number)
+        return out
+
+    def save(self, path: Path, round_: int) -> SavedInner:
+        snapshotter = Snapshotter()
+        written = snapshotter.take(self.replica.inner_state(round_), path).write()
+        snapshotter.done()
+        assert not written.failure
+        assert written.size_bytes == path.stat().st_size
+        return SavedInner(path)
+
+
+def scramble() -> None:
+    """Another process: its generators stand elsewhere."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path) -> None:
+    life = Life.new()
+    life.round(1)
+    out, report = train(life.replica, order(2), life.anchor.size)
+    assert isinstance(report, Contribution)
+    saved = life.save(tmp_path / "2.trainer", 2)
+    life.certify(out, report)
+    anchor = life.anchor.copy()
+    expected = [life.round(number) for number in (3, 4)]
+    assert not np.array_equal(expected[0], expected[1])
+
+    scramble()
+    replica = new_replica()
+    replica.restore(saved, exact=True)
+    replica.apply(anchor, fresh=True)
+    again = Life(replica, anchor)
+    for number, vector in zip((3, 4), expected, strict=True):
+        np.testing.assert_array_equal(again.round(number), vector)
+    for name, value in life.replica.model.state_dict().items():
+        assert torch.equal(value, replica.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_streaming_after_a_restart_is_that_without_one(tmp_path: Path, certified: bool) -> None:
+    """In three fragments: what two of them hold is in no contribution yet, and is saved to the bit."""
+    sync = SyncSettings(chunk_values=16, fragments=3, mixing=0.5)
+    life = Life.new(sync)
+    for number in (1, 2, 3):
+        life.round(number)
+    out, report = train(life.replica, order(4), life.anchor.size)
+    assert isinstance(report, Contribution)
+    before, saved = life.anchor.copy(), life.save(tmp_path / "4.trainer", 4)
+    life.certify(out, report)
+    anchor = life.anchor.copy()
+    expected = [life.round(number) for number in (5, 6, 7)]
+
+    scramble()
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    if not certified:
+        replica.apply(before, round=3)
+    replica.apply(anchor, round=4)
+    again = Life(replica, anchor, sync)
+    for number, vector in zip((5, 6, 7), expected, strict=True):
+        np.testing.assert_array_equal(again.round(number), vector)
+
+
+@pytest.mark.parametrize("seeks", [False, True])
+def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) -> None:
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    saved = life.save(tmp_path / "1.trainer", 1)
+    assert saved.counters.drawn == 2
+    assert (saved.counters.kept_tokens, saved.counters.steps) == ((64,), 2)
+    anchor = life.anchor.copy()
+    expected, report = train(life.replica, order(2, steps=5), anchor.size)
+    assert isinstance(report, Contribution)
+    assert report.tokens == 160
+
+    scramble()
+    workload = Seeking() if seeks else Noisy()
+    if isinstance(workload, Seeking):
+        object.__setattr__(workload, "sought", [])
+    replica = new_replica(workload)
+    replica.restore(saved, exact=True)
+    replica.apply(anchor, fresh=True)
+    found, again = train(replica, order(2, steps=5), anchor.size)
+    assert isinstance(again, Contribution)
+    assert again.tokens == 160
+    # The replica is the anchor plus what was kept: rounded once more than where it never stopped.
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    if isinstance(workload, Seeking):
+        assert workload.sought == [2]
+
+
+def test_older_snapshot_gives_moments_only(tmp_path: Path) -> None:
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, contribute=False), life.anchor.size)
+    saved = life.save(tmp_path / "1.trainer", 1)
+    scramble()
+    before = torch.get_rng_state()
+    replica = new_replica()
+    expected = torch.get_rng_state()
+    replica.restore(saved, exact=False)
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert not torch.equal(before, expected)  # building the model drew from it
+    replica.apply(life.anchor, fresh=True)
+    named = dict(replica.model.named_parameters())
+    flat = np.concatenate([named[name].detach().numpy().ravel() for name in sorted(named)])
+    np.testing.assert_array_equal(flat, life.anchor)  # nothing is kept
+    theirs = dict(life.replica.inner_state(1).tensors)
+    for name, tensor in replica.inner_state(1).tensors:
+        assert torch.equal(tensor, theirs[name]), name
+    assert int(dict(replica.inner_state(1).tensors)["steps"][0]) == 6
+
+
+def test_copy_holds_what_was_there_when_it_was_taken(tmp_path: Path) -> None:
+    life = Life.new()
+    life.round(1)
+    expected = {name: tensor.clone() for name, tensor in life.replica.inner_state(1).tensors}
+    snapshotter = Snapshotter()
+    writing = snapshotter.take(life.replica.inner_state(1), tmp_path / "1.trainer")
+    with pytest.raises(LocalError, match="while the one before it is being written"):
+        snapshotter.take(life.replica.inner_state(1), tmp_path / "2.trainer")
+    life.round(2)  # goes on while nothing is written yet
+    thread = threading.Thread(target=writing.write)
+    thread.start()
+    thread.join()
+    snapshotter.done()
+    saved = SavedInner(tmp_path / "1.trainer")
+    for name, tensor in expected.items():
+        saved.copy_to(name, out := torch.empty_like(tensor))
+        assert torch.equal(out, tensor), name
+    snapshotter.take(life.replica.inner_state(2), tmp_path / "2.trainer")
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "metadata", "header", "empty"])
+def test_damaged_snapshot_is_refused_by_name_and_changes_nothing(tmp_path: Path, damage: str) -> None:
+    life = Life.new()
+    life.round(1)
+    path = tmp_path / "1.trainer"
+    life.save(path, 1)
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        del data[-1:]
+    elif damage == "longer":
+        data += b"\0"
+    elif damage == "flipped":
+        data[-100] ^= 1
+    elif damage == "metadata":
+        at = data.index(b'\\"kept_tokens\\":') + len(b'\\"kept_tokens\\":')
+        data[at] = ord("9")
+    elif damage == "header":
+        data[:8] = (1 << 62).to_bytes(8, "little")
+    else:
+        data.clear()
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile, match=r"1\.trainer is damaged.*; remove it"):
+        SavedInner(path)
+
+
+def test_snapshot_of_another_model_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    life = Life.new()
+    saved = life.save(tmp_path / "0.trainer", 0)
+    replica = new_replica(RegressionWorkload())
+    before = [tensor.clone() for _, tensor in replica.inner_state_tensors()]
+    with pytest.raises(DamagedFile, match="another model"):
+        replica.restore(saved, exact=True)
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, replica.inner_state_tensors(), strict=True))
+    late = Life.new()
+    with pytest.raises(LocalError, match="after an anchor"):
+        late.replica.restore(saved, exact=True)
+
+
+def test_unwritable_folder_is_told_and_not_raised(tmp_path: Path) -> None:
+    life = Life.new()
+    written = Snapshotter().take(life.replica.inner_state(0), tmp_path / "none" / "0.trainer").write()
+    assert "none/0.trainer was not written" in written.failure

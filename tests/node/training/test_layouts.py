@@ -1,0 +1,98 @@
+"""Models that differ between nodes: the first parameter in which they do is named, however long the lists are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import trio
+
+from shoal.node.outcome import Notice, Progress
+from shoal.node.training.layouts import PART_LIMIT_PARAMETERS, GetLayout, Layouts, first_difference, part_of
+from shoal.node.training.trainer_messages import Layout
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.wire import canonical, decode
+
+PEER = "12D3KooWB"
+
+
+def layout(**shapes: tuple[int, ...]) -> Layout:
+    names = sorted(shapes)
+    sizes = [math.prod(shapes[name]) for name in names]
+    return Layout(names=tuple(names), shapes=tuple(shapes[name] for name in names), numel=sum(sizes))
+
+
+class Peer:
+    """Stands for the host: every request is answered by a peer that has `layout`."""
+
+    def __init__(self, layout: Layout | None) -> None:
+        self.layout = layout
+        self.asked = 0
+
+    async def request(self, peer: str, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int) -> bytes:
+        self.asked += 1
+        if self.asked > 100:
+            raise NetworkError("asked for ever")
+        answer = canonical(part_of(self.layout, decode(payload, GetLayout).after))
+        assert len(answer) <= limit_bytes
+        return answer
+
+
+def compared(here: Layout, there: Layout | None) -> tuple[Layouts, Peer, list[Progress]]:
+    told: list[Progress] = []
+    peer = Peer(there)
+    layouts = Layouts(host=peer, linked=lambda: frozenset([PEER]), on_progress=told.append)  # type: ignore[arg-type]
+    layouts.know(here)
+
+    async def check() -> None:
+        assert await layouts.check(PEER) is (there is not None)  # type: ignore[arg-type]
+
+    trio.run(check)
+    return layouts, peer, told
+
+
+def test_a_shape_that_differs_is_named_with_both() -> None:
+    here, there = layout(a=(2,), b=(3, 4)), layout(a=(2,), b=(3, 5))
+    layouts, _, told = compared(here, there)
+    assert told == [
+        Notice(text=f"a peer trains another model: parameter 'b' has shape (3, 5) at {PEER} and (3, 4) here")
+    ]
+    layouts.accept(here.digest)
+    with pytest.raises(ConfigError, match=r"'b' has shape \(3, 5\) at 12D3KooWB and \(3, 4\) here; build the same"):
+        layouts.accept(there.digest)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        (layout(a=(1,), c=(1,)), layout(a=(1,), b=(7,), c=(1,)), "parameter 'b' of shape (7,) is there and not here"),
+        (layout(a=(1,), b=(7,), c=(1,)), layout(a=(1,), c=(1,)), "parameter 'b' of shape (7,) is here and not there"),
+        (layout(a=(1,)), layout(a=(1,), b=(2,)), "parameter 'b' of shape (2,) is there and not here"),
+        (layout(a=(1,), b=(2,)), layout(a=(1,)), "parameter 'b' of shape (2,) is here and not there"),
+    ],
+)
+def test_a_parameter_that_one_lacks_is_named(here: Layout, there: Layout, words: str) -> None:
+    assert first_difference(there, here, "there") == words
+    layouts, _, _ = compared(here, there)
+    with pytest.raises(ConfigError) as raised:
+        layouts.accept(there.digest)
+    assert words.replace("there", f"at {PEER}") in str(raised.value)
+
+
+def test_long_lists_are_compared_in_parts() -> None:
+    many = {f"p{number:05}": (number + 1,) for number in range(3 * PART_LIMIT_PARAMETERS)}
+    last = f"p{3 * PART_LIMIT_PARAMETERS - 1:05}"
+    layouts, peer, _ = compared(layout(**many), layout(**(many | {last: (5,)})))
+    assert peer.asked == 3
+    with pytest.raises(ConfigError, match=f"'{last}' has shape"):
+        layouts.accept(layout(**(many | {last: (5,)})).digest)
+
+
+def test_equal_models_and_peers_without_one_are_no_difference() -> None:
+    same = layout(a=(2,), b=(3, 4))
+    _, peer, told = compared(same, same)
+    assert (peer.asked, told) == (1, [])
+    layouts, _, told = compared(same, None)
+    assert told == []
+    with pytest.raises(ConfigError, match="differ from those of the model built here"):
+        layouts.accept(layout(a=(3,)).digest)

@@ -1,0 +1,501 @@
+"""The trainer and its supervisor, with real processes.
+
+Importing torch takes seconds, so what concerns the supervisor alone is tested with `FAKE`, a trainer of a few
+lines that speaks the same messages and trains nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from shoal.node.training import trainer as trainer_module
+from shoal.node.training import trainer_child
+from shoal.node.training.inner_loop import Replica
+from shoal.node.training.shared_tensors import attach, create, open_memory
+from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
+from shoal.node.training.trainer_messages import (
+    FRAME_LIMIT_BYTES,
+    Applied,
+    Apply,
+    Assignment,
+    Command,
+    Contribution,
+    Evaluate,
+    Evaluated,
+    Framing,
+    Initial,
+    InnerSettings,
+    Pause,
+    Progress,
+    Restored,
+    Resume,
+    Snapshot,
+    Snapshotted,
+    Stop,
+    Train,
+    Trained,
+    WriteInitial,
+    pack,
+    unpack_command,
+    unpack_report,
+)
+from shoal.node.workload import WorkloadError
+from shoal.node.workloads.regression import RegressionWorkload
+from shoal.protocol.errors import LocalError
+
+DEADLINE_S = 120.0
+SHARE = Assignment(seed=3, round=1, member=0, members=1)
+
+FAKE = """
+import os, socket, sys
+from shoal.node.training.trainer_messages import *
+control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+framing, numel, number = Framing(), 4, 0
+print("fake trainer begins", flush=True)
+while data := control.recv(1 << 16):
+    for frame in framing.feed(data):
+        answer = None
+        match unpack_command(frame):
+            case Start(options=options, contributions=number):
+                if "die_early" in options: sys.exit(9)
+                if "grow" in options: numel += number
+                answer = Started(layout=Layout(names=("w",), shapes=((numel,),), numel=numel), metric="m", device="cpu")
+            case Attach(): answer = Attached()
+            case Apply(round=round): answer = Applied(round=round)
+            case Ping(): answer = Pong()
+            case Train(round=round):
+                number += 1
+                answer = Contribution(
+                    number=number, round=round, tokens=0, steps=0, loss=0.0, seconds=0.0, tokens_per_s=0.0)
+            case Stop(): sys.exit(0)
+        if answer is not None: control.sendall(pack(answer))
+"""
+
+FAULTY = """
+import os, time
+from shoal.node.workloads.regression import RegressionWorkload
+
+class InLoss(RegressionWorkload):
+    def loss(self, model, batch):
+        raise ValueError("a planted\\nmistake")
+
+class Stuck(RegressionWorkload):
+    def loss(self, model, batch):
+        with open("stuck.fifo", "w") as fifo:
+            fifo.write(str(os.getpid()))
+        time.sleep(3600)
+
+class InBuild(RegressionWorkload):
+    def build(self):
+        raise ValueError("a planted mistake")
+"""
+
+DAEMON = """
+import sys, trio
+from shoal.node.training.trainer import Trainer, TrainerSpec
+from shoal.node.training.trainer_messages import *
+
+async def main():
+    trainer = Trainer(TrainerSpec(workload="faulty:Stuck"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        share = Assignment(seed=0, round=1, member=0, members=1)
+        await trainer.send(Apply(round=0, fresh=True))
+        await trainer.send(Train(round=1, steps=1, assignment=share))
+
+trio.run(main)
+"""
+
+Event = TypeVar("Event")
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(DEADLINE_S):
+            await test()
+
+    trio.run(bounded)
+
+
+@asynccontextmanager
+async def running(spec: TrainerSpec) -> AsyncIterator[Trainer]:
+    trainer = Trainer(spec)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        yield trainer
+        nursery.cancel_scope.cancel()
+
+
+async def expect(trainer: Trainer, kind: type[Event]) -> Event:
+    """Return the next event, `Progress` apart, which must be of `kind`."""
+    async for event in trainer.events:
+        if not isinstance(event, Progress):
+            assert isinstance(event, kind), event
+            return event
+    raise AssertionError("the events ended")
+
+
+def kill(trainer: Trainer, number: int = signal.SIGKILL) -> int:
+    pid = trainer.pid
+    assert pid is not None
+    os.kill(pid, number)
+    return pid
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerSpec:
+    path = tmp_path / "fake_trainer.py"
+    path.write_text(FAKE)
+    monkeypatch.setattr(trainer_child, "PROGRAM", (str(path),))
+    monkeypatch.setattr(trainer_module, "RESTART_PAUSE_S", 0.0)
+    return TrainerSpec(workload="fake")
+
+
+def expected_contribution(steps: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return anchor, base − local and the anchor's loss, computed in this process by one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    replica = Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"))
+    anchor = np.zeros(replica.layout.numel, dtype=np.float32)
+    out = np.zeros_like(anchor)
+    replica.write_initial(anchor)
+    replica.apply(anchor)
+    replica.begin(Train(round=1, steps=steps, assignment=SHARE))
+    while not isinstance(replica.step(out), Contribution):
+        pass
+    value = replica.evaluate()
+    torch.set_num_threads(threads)
+    return anchor, out, value
+
+
+def test_trainer_lives_a_round_is_killed_and_lives_it_again() -> None:
+    """Genesis, training, evaluation, kill -9 in mid-stretch, and the same contribution to the bit after it."""
+    anchor, contribution, value = expected_contribution(steps=5)
+
+    async def scenario() -> None:
+        async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+            assert (trainer.started.metric, trainer.started.device) == ("mean squared error", "cpu")
+            await trainer.send(WriteInitial())
+            await expect(trainer, Initial)
+            np.testing.assert_array_equal(trainer.contribution, anchor)
+            trainer.anchor[:] = trainer.contribution
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+            first = await expect(trainer, Contribution)
+            assert (first.number, first.round, first.steps, first.tokens) == (1, 1, 5, 160)
+            np.testing.assert_array_equal(trainer.contribution, contribution)
+            await trainer.send(Evaluate(round=0))
+            assert (await expect(trainer, Evaluated)).value == value
+
+            await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
+            await trainer.events.receive()  # a Progress: it is in the middle of it
+            kill(trainer)
+            restarted = await expect(trainer, Restarted)
+            assert restarted.round == 0
+            assert "SIGKILL" in restarted.cause
+            trainer.contribution[:] = 0
+            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+            assert (await expect(trainer, Contribution)).number == 2
+            np.testing.assert_array_equal(trainer.contribution, contribution)
+
+            await trainer.send(Pause())
+            await trainer.send(Train(round=1, steps=3, assignment=SHARE, contribute=False))
+            await trainer.send(Evaluate(round=0))
+            await expect(trainer, Evaluated)  # and no Trained before it: it is paused
+            await trainer.send(Resume())
+            await expect(trainer, Trained)
+            trainer.anchor[:] += np.float32(1)
+            await trainer.send(Apply(round=1, taken=2))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+            assert (await expect(trainer, Contribution)).tokens == 4 * 32
+
+    run(scenario)
+
+
+def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(tmp_path: Path) -> None:
+    """kill -9 in the second round: the same second contribution as without; and again, with the file damaged."""
+    expected = second_contributions(steps=5)
+    path = tmp_path / "1.trainer"
+    second = Assignment(seed=3, round=2, member=0, members=1)
+
+    async def scenario() -> None:
+        async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+            await trainer.send(WriteInitial())
+            await expect(trainer, Initial)
+            trainer.anchor[:] = trainer.contribution
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=5, assignment=SHARE))
+            await expect(trainer, Contribution)
+            await trainer.send(Snapshot(round=1, path=str(path)))
+            written = await expect(trainer, Snapshotted)
+            assert (written.round, written.failure, written.size_bytes) == (1, "", path.stat().st_size)
+            trainer.anchor[:] -= trainer.contribution
+            await trainer.send(Apply(round=1, taken=1))
+            await expect(trainer, Applied)
+
+            for damaged, refused in ((False, ""), (True, f"{path} is damaged")):
+                if damaged:
+                    path.write_bytes(path.read_bytes()[:-1])
+                await trainer.send(Train(round=2, steps=10**12, assignment=second, contribute=False))
+                await trainer.events.receive()  # a Progress: it is in the middle of it
+                kill(trainer)
+                restored = await expect(trainer, Restored)
+                assert (restored.round, restored.exact) == (1, True)
+                assert restored.refused.startswith(refused)
+                assert bool(restored.refused) == damaged
+                await expect(trainer, Restarted)
+                await trainer.send(Train(round=2, steps=5, assignment=second))
+                await expect(trainer, Contribution)
+                np.testing.assert_array_equal(trainer.contribution, expected[damaged])
+
+    run(scenario)
+
+
+def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of round 2 as a trainer makes it that never died, and as one makes it whose moments are gone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = []
+    for forgets in (False, True):
+        replica = Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"))
+        anchor = np.zeros(replica.layout.numel, dtype=np.float32)
+        replica.write_initial(anchor)
+        for round_ in (1, 2):
+            if round_ == 2 and forgets:
+                replica = Replica(RegressionWorkload(), seed=3, inner=InnerSettings(), device=torch.device("cpu"))
+            replica.apply(anchor, fresh=True)
+            out = np.zeros_like(anchor)
+            share = Assignment(seed=3, round=round_, member=0, members=1)
+            replica.begin(Train(round=round_, steps=steps, assignment=share))
+            while not isinstance(replica.step(out), Contribution):
+                pass
+            anchor -= out
+        found.append(out)
+    torch.set_num_threads(threads)
+    assert not np.array_equal(found[0], found[1])
+    return found[0], found[1]
+
+
+def test_raising_workload_ends_training_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side, since each waits for an import of torch: raising in build(), in loss(), and a batch too small."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+
+    async def in_build() -> None:
+        with pytest.raises(WorkloadError, match="ValueError: a planted mistake") as caught:
+            await Trainer(TrainerSpec(workload="faulty:InBuild")).run()
+        assert "faulty.py" in caught.value.traceback
+        assert "in build" in caught.value.traceback
+
+    async def in_loss() -> None:
+        async with running(TrainerSpec(workload="faulty:InLoss")) as trainer:
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            failed = await expect(trainer, TrainerFailed)
+            assert failed.summary == "ValueError: a planted mistake"
+            assert "faulty.py" in failed.traceback
+            assert "in loss" in failed.traceback
+            with pytest.raises(trio.EndOfChannel):
+                await trainer.events.receive()
+
+    async def unsplittable() -> None:
+        async with running(TrainerSpec(workload="regression", accumulate=33)) as trainer:
+            await trainer.send(Apply(round=0, fresh=True))
+            await expect(trainer, Applied)
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            failed = await expect(trainer, TrainerFailed)
+            assert failed.summary.startswith("--accumulate 33: the workload's batches have 32 rows")
+            assert failed.traceback == ""
+
+    async def all_of_them() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_build)
+            nursery.start_soon(in_loss)
+            nursery.start_soon(unsplittable)
+
+    run(all_of_them)
+
+
+def test_trainer_ends_with_its_daemon_even_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    fifo = tmp_path / "stuck.fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # so that a daemon that fails cannot block the test
+    with subprocess.Popen([sys.executable, "-c", DAEMON], cwd=tmp_path) as daemon:
+        try:
+            assert select.select([reader], [], [], DEADLINE_S)[0], "the trainer never made a step"
+            watched = os.pidfd_open(int(os.read(reader, 20)))
+        finally:
+            daemon.kill()
+            os.close(reader)
+        try:
+            daemon.wait()
+            assert select.select([watched], [], [], DEADLINE_S)[0], "the trainer is an orphan"
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(watched, signal.SIGKILL)
+            os.close(watched)
+
+
+def test_cancelled_trainer_is_reaped(fake: TrainerSpec) -> None:
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            pid = trainer.pid
+            assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(scenario)
+
+
+def test_stopped_trainer_is_killed_on_cancel(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_child, "STOP_DEADLINE_S", 0.1)
+
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            pid = kill(trainer, signal.SIGSTOP)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(scenario)
+
+
+def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
+    monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 0.5)
+    monkeypatch.setattr(trainer_child, "STOP_DEADLINE_S", 0.1)
+
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            kill(trainer, signal.SIGSTOP)
+            assert "hung" in (await expect(trainer, Restarted)).cause
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            await expect(trainer, Contribution)
+
+    run(scenario)
+
+
+def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            numbers = []
+            for _ in range(3):
+                await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+                numbers.append((await expect(trainer, Contribution)).number)
+                kill(trainer)
+                await expect(trainer, Restarted)
+            assert numbers == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -> None:
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            kill(trainer)
+            while trainer.pid is not None:
+                await trio.lowlevel.checkpoint()
+            await trainer.send(Apply(round=7))
+            await trainer.send(Train(round=8, steps=1, assignment=SHARE))  # forgotten
+            assert (await expect(trainer, Restarted)).round == 7
+            await trainer.send(Train(round=9, steps=1, assignment=SHARE))
+            assert (await expect(trainer, Contribution)).round == 9
+
+    run(scenario)
+
+
+def test_trainer_that_dies_too_often_is_given_up(fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_LIMIT", 2)
+
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            for _ in range(2):
+                kill(trainer)
+                await expect(trainer, Restarted)
+            kill(trainer)
+            failed = await expect(trainer, TrainerFailed)
+            assert "died 3 times" in failed.summary
+            assert "SIGKILL" in failed.summary
+
+    run(scenario)
+
+
+def test_trainer_that_never_starts_is_given_up(fake: TrainerSpec) -> None:
+    async def scenario() -> None:
+        with pytest.raises(WorkloadError, match=r"died 4 times.*exited with status 9"):
+            await Trainer(TrainerSpec(workload="fake", options={"die_early": True})).run()
+
+    run(scenario)
+
+
+def test_model_of_another_shape_after_a_restart_is_refused(fake: TrainerSpec) -> None:
+    async def scenario() -> None:
+        async with running(TrainerSpec(workload="fake", options={"grow": True})) as trainer:
+            await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+            await expect(trainer, Contribution)
+            kill(trainer)
+            assert "another shape" in (await expect(trainer, TrainerFailed)).summary
+
+    run(scenario)
+
+
+def test_output_goes_to_the_logger_or_the_file(
+    fake: TrainerSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "trainer.log"
+
+    async def scenario() -> None:
+        async with running(fake):
+            pass
+        async with running(TrainerSpec(workload="fake", log_path=str(path))):
+            pass
+
+    with caplog.at_level("INFO", logger="shoal.trainer"):
+        run(scenario)
+    assert caplog.messages == ["fake trainer begins"]
+    assert path.read_text() == "fake trainer begins\n"
+
+
+def test_shared_vectors_are_seen_by_both_and_the_anchor_is_read_only() -> None:
+    memory = open_memory()
+    ours = create(memory, 5000)
+    theirs = attach(memory, 5000)
+    os.close(memory)
+    ours.anchor[:] = np.arange(5000)
+    theirs.contribution[:] = -np.arange(5000)
+    assert theirs.anchor[4999] == 4999
+    assert ours.contribution[4999] == -4999
+    with pytest.raises(ValueError, match="read-only"):
+        theirs.anchor[0] = 1
+
+
+def test_framing_yields_whole_frames_from_any_pieces() -> None:
+    messages: list[Command] = [Pause(), Train(round=1, steps=2, assignment=SHARE), Stop()]
+    stream = b"".join(pack(message) for message in messages)
+    framing = Framing()
+    frames = [frame for byte in stream for frame in framing.feed(bytes([byte]))]
+    assert [unpack_command(frame) for frame in frames] == messages
+
+
+def test_framing_refuses_what_is_too_long_or_no_message() -> None:
+    with pytest.raises(LocalError, match="over"):
+        list(Framing().feed((FRAME_LIMIT_BYTES + 1).to_bytes(4, "big")))
+    with pytest.raises(LocalError, match="not a report"):
+        unpack_report(pack(Pause())[4:])

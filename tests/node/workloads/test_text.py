@@ -1,0 +1,174 @@
+"""The byte GPT sees only the past, starts at 8 bits and learns; its text is split by file and dealt once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.node.workload import Assignment
+from shoal.node.workloads import text_data
+from shoal.node.workloads.text import ByteGPT, TextWorkload, rotate
+from shoal.node.workloads.text_data import deal_windows, load_corpus
+from shoal.protocol.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing by threads, and lose much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def share(member: int, members: int = 3, round_: int = 1) -> Assignment:
+    return Assignment(seed=7, round=round_, member=member, members=members)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(40):
+        (tmp_path / f"file{number:02}.txt").write_text(f"<{number:02}>" + "the quick brown fox jumps " * 20)
+    return tmp_path
+
+
+def contents(corpus: torch.Tensor) -> set[str]:
+    """Which files' marks are in a part of the corpus."""
+    text = bytes(corpus.tolist()).decode()
+    return {piece[:2] for piece in text.split("<")[1:]}
+
+
+def test_model_has_the_size_it_says() -> None:
+    model = TextWorkload().build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 853_120
+
+
+@torch.no_grad()
+def test_model_starts_at_eight_bits(folder: Path) -> None:
+    workload = TextWorkload(width=32, layers=1, context=32, data=str(folder))
+    assert workload.evaluate(workload.build()) == pytest.approx(8.0, abs=1e-4)
+
+
+@torch.no_grad()
+def test_model_sees_no_future() -> None:
+    torch.manual_seed(0)
+    model = ByteGPT(width=32, layers=2, heads=2, context=16)
+    torch.nn.init.normal_(model.head.weight)
+    symbols = torch.randint(0, 256, (1, 16))
+    changed = symbols.clone()
+    changed[0, 9] ^= 1
+    before, after = model(symbols), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] - after[:, 9:]).abs().amin(dim=-1).ne(0).all()
+
+
+def test_rotation_makes_products_depend_on_distance_alone() -> None:
+    model = ByteGPT(width=8, layers=1, heads=1, context=32)
+    query, key = torch.randn(2, 1, 1, 1, 8).unbind()
+    turned = [rotate(x.expand(1, 1, 32, 8), model.cos, model.sin)[0, 0] for x in (query, key)]
+    products = turned[0] @ turned[1].T
+    assert products[5, 2].item() == pytest.approx(products[25, 22].item(), abs=1e-4)
+    assert turned[0].norm(dim=-1).allclose(query.norm())
+
+
+def test_training_lowers_bits_per_byte(folder: Path) -> None:
+    torch.manual_seed(0)
+    workload = TextWorkload(width=32, layers=1, heads=2, context=32, data=str(folder))
+    model = workload.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for batch in itertools.islice(workload.batches(share(0, 1)), 60):
+        optimizer.zero_grad()
+        loss, tokens = workload.loss(model, batch)
+        assert tokens == 8 * 32
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.no_grad():
+        assert workload.evaluate(model) < 2.0
+
+
+def test_split_is_by_file_and_blind_to_the_root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    corpus = load_corpus(str(folder))
+    train, held_out = contents(corpus.train), contents(corpus.held_out)
+    assert train.isdisjoint(held_out)
+    assert len(train) + len(held_out) == 40
+    assert 1 <= len(held_out) <= 8
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    folder.rename(elsewhere)
+    assert torch.equal(load_corpus(str(elsewhere)).train, corpus.train)
+
+
+def test_hidden_and_binary_files_are_left_out(folder: Path) -> None:
+    before = load_corpus(str(folder))
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("secret")
+    (folder / "image.bin").write_bytes(b"\x89\0\0" * 100)
+    after = load_corpus(str(folder))
+    assert len(after.train) + len(after.held_out) == len(before.train) + len(before.held_out)
+
+
+def test_reading_stops_at_the_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_data, "TRAIN_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(text_data, "HELD_OUT_LIMIT_BYTES", 100)
+    corpus = load_corpus(str(folder))
+    assert (len(corpus.train), len(corpus.held_out)) == (1000, 100)
+
+
+def test_single_file_holds_out_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_bytes(bytes(range(32, 132)) * 2)
+    corpus = load_corpus(str(path))
+    assert bytes(corpus.train.tolist() + corpus.held_out.tolist()) == path.read_bytes()
+    assert len(corpus.held_out) == 10
+
+
+def test_default_text_is_the_standard_library() -> None:
+    corpus = load_corpus(None)
+    assert len(corpus.train) > 5_000_000
+    assert len(corpus.held_out) > 100_000
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+def test_windows_of_members_are_disjoint_and_complete(round_: int) -> None:
+    dealt = [list(itertools.islice(deal_windows(30, share(member, 3, round_)), 10)) for member in range(3)]
+    assert sorted(itertools.chain(*dealt)) == list(range(30))
+
+
+def test_windows_of_outsiders_are_no_members_and_no_other_outsiders_while_there_are_any() -> None:
+    """Of 1000 windows three members read 100 each, and two outsiders, of neighbouring lanes, ten each."""
+    members = [set(itertools.islice(deal_windows(1000, share(member)), 100)) for member in range(3)]
+    outside = [set(itertools.islice(deal_windows(1000, share(member)), 10)) for member in (3, 4)]
+    assert len(set().union(*members, *outside)) == 3 * 100 + 2 * 10
+
+
+def test_windows_of_an_outsider_are_all_of_them_in_an_order_of_its_own() -> None:
+    dealt = [list(itertools.islice(deal_windows(30, share(m)), 30)) for m in (3, 4, 1 << 20)]
+    assert all(sorted(windows) == list(range(30)) for windows in dealt)
+    assert dealt[0] != dealt[1] != dealt[2]
+
+
+def test_windows_fewer_than_members_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 windows of text for 3 members"):
+        next(deal_windows(2, share(0)))
+
+
+def test_windows_are_shuffled_anew_each_round() -> None:
+    first, second = (list(itertools.islice(deal_windows(30, share(0, 3, r)), 10)) for r in (1, 2))
+    assert first != second
+
+
+def test_missing_and_empty_text_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --data the path"):
+        load_corpus(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="too little text"):
+        load_corpus(str(tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"layers": -1}, {"width": 36, "heads": 4}])
+def test_impossible_sizes_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="workload 'text'"):
+        TextWorkload(**options)

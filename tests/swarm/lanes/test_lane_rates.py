@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import heapq
+import time
+
+import pytest
+
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.lane import Lane, LaneLimits, RateLimit
+from shoal.swarm.lanes.queue import FrameQueue
+from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair
+
+MB = 1_000_000
+WINDOW_S = 2.0
+ATTEMPTS = 4
+
+
+def simulated_bytes(rate: int, lanes: int, seconds: float, *, late_s: float = 0.0) -> int:
+    """What lanes that share a limit move, when nothing else holds them back; they oversleep by `late_s`."""
+    now = 0.0
+    limit = RateLimit(rate, clock=lambda: now)
+    turns = [(0.0, lane) for lane in range(lanes)]
+    now, moved = 0.3, 0  # the limit is older than the traffic
+    end = now + seconds
+    while turns[0][0] < end:
+        at, lane = heapq.heappop(turns)
+        now = max(now, at)
+        moved += limit.piece_bytes
+        wait_s = limit.reserve(limit.piece_bytes)
+        heapq.heappush(turns, (now + wait_s + late_s if wait_s > 0 else now, lane))
+    return moved
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8])
+@pytest.mark.parametrize("rate", [MB, 10 * MB, 100 * MB])
+@pytest.mark.parametrize("late_s", [0.0, 0.02])
+def test_rate_limit_holds_within_a_tenth_over_two_seconds(rate: int, lanes: int, late_s: float) -> None:
+    assert simulated_bytes(rate, lanes, WINDOW_S, late_s=late_s) == pytest.approx(rate * WINDOW_S, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "lanes", "direction"),
+    [(MB, 3, "upload"), (10 * MB, 1, "download"), (100 * MB, 3, "upload")],
+)
+def test_lanes_together_hold_a_rate_limit(rate: int, lanes: int, direction: str) -> None:
+    limit = RateLimit(rate)
+    capped = LaneLimits(upload=limit) if direction == "upload" else LaneLimits(download=limit)
+    limits = (capped, LaneLimits()) if direction == "upload" else (LaneLimits(), capped)
+    queue, ends = FrameQueue(), [(tcp_pair(), agree()) for _ in range(lanes)]
+    near = [make_lane(pair[0], keys[0], RecordingSink(), limits=limits[0], queue=queue) for pair, keys in ends]
+    far = [make_lane(pair[1], keys[1], RecordingSink(), limits=limits[1]) for pair, keys in ends]
+    header = FrameHeader(kind=FrameKind.STATE, length=FRAME_LIMIT_BYTES, total=FRAME_LIMIT_BYTES)
+    payload = bytes(FRAME_LIMIT_BYTES)
+    shares = []
+    try:
+        for _ in range(ATTEMPTS):
+            while queue.queued_bytes < 2 * rate * WINDOW_S:
+                near[0].post(header, payload)
+            started, before = time.monotonic(), moved(near, far, direction)
+            time.sleep(WINDOW_S)  # the window itself, not a wait for something
+            shares.append((moved(near, far, direction) - before) / (rate * (time.monotonic() - started)))
+            assert shares[-1] <= 1.1
+            if shares[-1] >= 0.9:  # a machine that is too busy to send moves less, not more
+                break
+        assert shares[-1] >= 0.9, shares
+    finally:
+        for lane in near + far:
+            lane.abort()
+            assert lane.join(WAIT_S)
+
+
+def moved(near: list[Lane], far: list[Lane], direction: str) -> int:
+    """Bytes on the side that has the cap."""
+    return sum(lane.bytes_sent for lane in near) if direction == "upload" else sum(ln.bytes_received for ln in far)

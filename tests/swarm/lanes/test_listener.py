@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes import listener as lane_listener
+from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.seal import (
+    LaneAnswer,
+    LaneProposal,
+    Opener,
+    Sealer,
+    decode_answer,
+    encode_handshake,
+)
+from tests.swarm.lane_net import (
+    ALICE,
+    BOB,
+    CAROL,
+    NOTE,
+    WAIT_S,
+    alice_and_bob,
+    lanes_of,
+    run,
+    until,
+)
+
+
+async def agree(bob: LanePool, me: PeerId = ALICE) -> tuple[LaneProposal, LaneAnswer, tuple[str, int]]:
+    """What a dialler of Bob's holds before it connects."""
+    proposal = LaneProposal(me=me, peer=BOB, swarm_id=b"swarm")
+    answer = decode_answer(await bob.answer(me, encode_handshake(proposal.offer)), peer=BOB)
+    host, _, port = bob.addresses[0].rpartition(":")
+    return proposal, answer, (host, int(port))
+
+
+async def turned_away(stream: trio.SocketStream) -> float:
+    """Wait for the far end to close; returns how long that took."""
+    started = trio.current_time()
+    with suppress(trio.BrokenResourceError):
+        assert await stream.receive_some() == b""
+    await stream.aclose()
+    return trio.current_time() - started
+
+
+@pytest.mark.parametrize("garbage", [b"", b"GET", bytes(16), bytes(400)], ids=["silence", "short", "id", "long"])
+def test_listener_closes_strangers_within_two_seconds(garbage: bytes) -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (net, alice, bob):
+            await alice.ensure(BOB, deadline_s=WAIT_S)
+            _, _, address = await agree(bob)
+            stranger = await trio.open_tcp_stream(*address)
+            await stranger.send_all(garbage)
+            assert await turned_away(stranger) <= lane_listener.STRANGER_DEADLINE_S + 0.2
+            assert not bob._listener._strangers
+            alice.post(BOB, NOTE, b"fine.")  # the lane in use noticed nothing
+            assert (await net.sinks[BOB].next_frame())[2] == b"fine."
+            assert net.sinks[BOB].closed.empty()
+
+    run(main, trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_listener_garbage_does_not_consume_an_id() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            proposal, answer, address = await agree(bob)
+            stranger = await trio.open_tcp_stream(*address)
+            await stranger.send_all(answer.lane_id + bytes(400))
+            await turned_away(stranger)
+            assert bob.connected() == frozenset()
+            keys = proposal.keys(answer)
+            sealer = Sealer(keys.send_key)
+            stream = await trio.open_tcp_stream(*address)
+            await stream.send_all(answer.lane_id + seal_hello(sealer, keys))
+            hello = await receive_exactly(stream, HELLO_WIRE_BYTES)
+            open_hello(Opener(keys.receive_key, peer=BOB), keys, hello)
+            await until(lambda: bob.connected() == {ALICE})
+            await stream.aclose()
+
+    run(main)
+
+
+def test_listener_id_opens_one_lane_only() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            proposal, answer, address = await agree(bob)
+            keys = proposal.keys(answer)
+            wire = answer.lane_id + seal_hello(Sealer(keys.send_key), keys)
+            first, second = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
+            await first.send_all(wire)
+            await receive_exactly(first, HELLO_WIRE_BYTES)
+            await second.send_all(wire)  # somebody who listened repeats it
+            await turned_away(second)
+            await until(lambda: len(lanes_of(bob, ALICE)) == 1)
+            await first.aclose()
+
+    run(main)
+
+
+def test_listener_hello_of_another_agreement_is_refused() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            mine, mine_answer, address = await agree(bob)
+            _, other_answer, _ = await agree(bob, CAROL)
+            keys = mine.keys(mine_answer)
+            stream = await trio.open_tcp_stream(*address)
+            await stream.send_all(other_answer.lane_id + seal_hello(Sealer(keys.send_key), keys))
+            await turned_away(stream)
+            assert bob.connected() == frozenset()
+
+    run(main)
+
+
+def test_listener_id_takes_few_connections_at_once() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            _, answer, address = await agree(bob)
+            streams = [await trio.open_tcp_stream(*address) for _ in range(lane_listener.CONNECTIONS_PER_ID_LIMIT)]
+            for stream in streams:
+                await stream.send_all(answer.lane_id)
+            pending = bob._listener._pending[answer.lane_id]
+            await until(lambda: pending.connections == lane_listener.CONNECTIONS_PER_ID_LIMIT)
+            late = await trio.open_tcp_stream(*address)
+            await late.send_all(answer.lane_id)
+            assert await turned_away(late) < lane_listener.STRANGER_DEADLINE_S / 2
+            for stream in streams:
+                await stream.aclose()
+            await until(lambda: pending.connections == 0)
+
+    run(main)
+
+
+def test_listener_crowd_of_strangers_pushes_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_listener, "UNAUTHENTICATED_LIMIT", 3)
+
+    async def main() -> None:
+        async with alice_and_bob() as (_, alice, bob):
+            _, _, address = await agree(bob)
+            streams = []
+            for number in range(3):
+                streams.append(await trio.open_tcp_stream(*address))
+                await until(lambda number=number: len(bob._listener._strangers) == number + 1)
+            await alice.ensure(BOB, deadline_s=WAIT_S)  # gets in all the same
+            assert await turned_away(streams[0]) < lane_listener.STRANGER_DEADLINE_S / 2
+            assert len(bob._listener._strangers) <= 3
+            for stream in streams[1:]:
+                await stream.aclose()
+
+    run(main)
+
+
+def test_listener_pending_ids_expire() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            _, answer, address = await agree(bob)
+            await trio.sleep(lane_listener.PENDING_DEADLINE_S + 1)
+            stream = await trio.open_tcp_stream(*address)
+            await stream.send_all(answer.lane_id)
+            assert await turned_away(stream) < lane_listener.STRANGER_DEADLINE_S / 2
+            await agree(bob)
+            assert answer.lane_id not in bob._listener._pending
+            assert len(bob._listener._pending) == 1
+
+    run(main, trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_listener_bounds_what_a_peer_leaves_pending() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            for _ in range(lane_listener.PENDING_PER_PEER_LIMIT):
+                await agree(bob)
+            with pytest.raises(RemoteError) as caught:
+                await agree(bob)
+            assert caught.value.peer == ALICE
+            await agree(bob, CAROL)  # others are not affected
+            bob.drop(ALICE)
+            assert len(bob._listener._pending) == 1
+
+    run(main)

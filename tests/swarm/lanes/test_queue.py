@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from shoal.protocol.errors import NetworkError
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind, split_chunk
+from shoal.swarm.lanes.lane import LaneLimits
+from shoal.swarm.lanes.queue import SCOPE_LIMIT, FrameQueue
+from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
+from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair, two_lanes
+
+FIRST, SECOND = b"scope  1", b"scope  2"
+PAYLOAD = memoryview(bytes(FRAME_LIMIT_BYTES))
+
+
+def frame(scope: bytes, number: int, length: int = FRAME_LIMIT_BYTES) -> tuple[FrameHeader, memoryview]:
+    header = FrameHeader(kind=FrameKind.STATE, length=length, total=FRAME_LIMIT_BYTES, chunk=number, scope=scope)
+    return header, PAYLOAD[:length]
+
+
+def put(queue: FrameQueue, scope: bytes, number: int, length: int = FRAME_LIMIT_BYTES) -> None:
+    with queue.changed:
+        queue.put(*frame(scope, number, length))
+
+
+def take_all(queue: FrameQueue, limit_bytes: int = 0) -> list[FrameHeader]:
+    headers: list[FrameHeader] = []
+    while frames := queue.take(limit_bytes):
+        headers += [header for header, _ in frames]
+    return headers
+
+
+def share_while_both_wait(headers: list[FrameHeader], scope: bytes) -> float:
+    """The share of `scope` in the bytes between its first and its last frame."""
+    at = [number for number, header in enumerate(headers) if header.scope == scope]
+    span = headers[at[0] : at[-1] + 1]
+    return sum(h.length for h in span if h.scope == scope) / sum(h.length for h in span)
+
+
+@pytest.mark.parametrize("length", [FRAME_LIMIT_BYTES, 200_000, 5_000])
+def test_queue_shares_by_bytes_and_keeps_order_within_a_scope(length: int) -> None:
+    queue, frames = FrameQueue(), 40 * FRAME_LIMIT_BYTES // length
+    for number in range(200):
+        put(queue, FIRST, number)
+    for number in range(frames):
+        put(queue, SECOND, number, length)
+    headers = take_all(queue)
+    for scope, count in ((FIRST, 200), (SECOND, frames)):
+        assert [header.chunk for header in headers if header.scope == scope] == list(range(count))
+    assert 0.45 <= share_while_both_wait(headers, SECOND) <= 0.55
+    assert headers.index(frame(SECOND, 0, length)[0]) <= 2  # it need not wait for the long queue
+
+
+def test_queue_gives_small_frames_together_and_full_ones_alone() -> None:
+    queue, small = FrameQueue(), 1000
+    for number in range(10):
+        put(queue, FIRST, number, small)
+    put(queue, FIRST, 10)
+    put(queue, FIRST, 11, small)
+    limit = 4 * (small + SEAL_OVERHEAD_BYTES)
+    assert [len(queue.take(limit)) for _ in range(6)] == [4, 4, 2, 1, 1, 0]
+
+
+def test_queue_bounds_frames_and_bytes_of_each_scope() -> None:
+    queue = FrameQueue(limit_frames=3, limit_bytes=4000)
+    for number in range(3):
+        put(queue, FIRST, number, 1000)
+    with pytest.raises(NetworkError, match="3 frames of one scope"):
+        put(queue, FIRST, 3, 1000)
+    put(queue, SECOND, 0, 3000)  # its room is its own
+    with pytest.raises(NetworkError):
+        put(queue, SECOND, 1, 1001)
+    assert queue.queued_bytes == 6000
+    queue.take(0)
+    put(queue, FIRST, 3, 1000)
+
+
+def test_queue_bounds_the_scopes() -> None:
+    queue = FrameQueue()
+    for number in range(SCOPE_LIMIT):
+        put(queue, number.to_bytes(8, "big"), 0, 10)
+    with pytest.raises(NetworkError, match="scopes"):
+        put(queue, b"one more", 0, 10)
+    queue.take(0)
+    put(queue, b"one more", 0, 10)
+
+
+def test_queue_knows_since_when_it_is_busy() -> None:
+    now = 5.0
+    queue = FrameQueue(clock=lambda: now)
+    assert queue.busy_since is None
+    put(queue, FIRST, 0, 100)
+    now = 6.0
+    put(queue, FIRST, 1, 100)
+    assert len(queue.take(10_000)) == 2
+    assert (queue.busy_since, queue.queued_bytes) == (5.0, 200)  # in a lane's hands still
+    queue.done(200)
+    assert (queue.busy_since, queue.queued_bytes) == (None, 0)
+    put(queue, SECOND, 0, 100)
+    assert queue.busy_since == 6.0
+    queue.clear()
+    assert (queue.busy_since, queue.queued_bytes, queue.waits) == (None, 0, False)
+
+
+def test_queue_takes_a_payload_of_4_gb_by_reference() -> None:
+    """What one of two peers posts of a reduction in fp32: contributions of 2 GiB and finals of 2 GiB."""
+    queue = LaneLimits().queue()
+    chunk = memoryview(bytes((1 << 20) + 64))  # of a codec with a header
+    for kind in (FrameKind.CONTRIBUTION, FrameKind.FINAL):
+        for number in range(2048):
+            model = FrameHeader(kind=kind, length=0, chunk=number, scope=FIRST)
+            with queue.changed:
+                for header, part in split_chunk(model, chunk):
+                    queue.put(header, part)
+    assert queue.queued_bytes == 4096 * len(chunk)
+    assert queue.take(0)[0][1].obj is chunk.obj
+
+
+@dataclass
+class Gated(RecordingSink):
+    """Lets no bulk frame in before the gate is opened."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def region(self, peer: str, header: FrameHeader) -> memoryview | None:  # type: ignore[override]
+        assert self.gate.wait(WAIT_S)
+        return memoryview(bytearray(header.length))
+
+
+def test_lane_lets_a_second_reduction_pass_a_long_queue() -> None:
+    connections, ends = tcp_pair(), agree()
+    sink = Gated(keep_payloads=False)
+    near, far = make_lane(connections[0], ends[0], RecordingSink()), make_lane(connections[1], ends[1], sink)
+    try:
+        for number in range(200):
+            near.post(*frame(FIRST, number))
+        for number in range(40):
+            near.post(*frame(SECOND, number))
+        sink.gate.set()
+        headers = [sink.frames.get(timeout=WAIT_S)[0] for _ in range(240)]
+        assert 0.4 <= share_while_both_wait(headers, SECOND) <= 0.6
+        assert headers[-1].scope == FIRST  # its long queue was not through before
+    finally:
+        for lane in (near, far):
+            lane.abort()
+            assert lane.join(WAIT_S)
+
+
+def test_lane_one_scope_does_not_use_up_the_room_of_another() -> None:
+    note = FrameHeader(kind=FrameKind.REQUEST, length=5, scope=SECOND), b"hello"
+    with two_lanes(LaneLimits(queue_frames=4)) as (near, _, _, far_sink):
+        with near._changed:  # nothing is taken meanwhile
+            for number in range(4):
+                near.post(*frame(FIRST, number, 10))
+            with pytest.raises(NetworkError):
+                near.post(*frame(FIRST, 4, 10))
+            near.post(*note)
+        assert far_sink.frames.get(timeout=WAIT_S)[0].scope == SECOND
+
+
+def test_lanes_share_a_queue_and_one_that_closes_leaves_it_to_the_other() -> None:
+    queue = FrameQueue()
+    ends, sink = [(tcp_pair(), agree()) for _ in range(2)], Gated(keep_payloads=False)
+    near = [make_lane(pair[0], keys[0], RecordingSink(), queue=queue) for pair, keys in ends]
+    far = [make_lane(pair[1], keys[1], sink) for pair, keys in ends]
+    try:
+        for number in range(200):  # far more than the kernel's buffers take
+            near[0].post(*frame(FIRST, number))
+        near[0].begin_close()
+        assert not near[0].usable
+        before = near[0].payload_sent
+        near[1].post(*frame(FIRST, 200))
+        sink.gate.set()
+        chunks = {sink.frames.get(timeout=WAIT_S)[0].chunk for _ in range(201)}
+        assert chunks == set(range(201))
+        assert sink.closed.get(timeout=WAIT_S) is None
+        assert near[0].join(WAIT_S)
+        assert near[1].usable
+        assert near[0].payload_sent + near[1].payload_sent == 201 * FRAME_LIMIT_BYTES
+        assert near[0].payload_sent <= before + FRAME_LIMIT_BYTES  # what it had in hand
+    finally:
+        for lane in near + far:
+            lane.abort()
+            assert lane.join(WAIT_S)
+
+
+def test_lanes_share_a_queue_that_outlives_a_fault_of_one_but_not_of_all() -> None:
+    queue = FrameQueue()
+    ends = [(tcp_pair(), agree()) for _ in range(2)]
+    near = [make_lane(pair[0], keys[0], RecordingSink(), queue=queue) for pair, keys in ends]
+    header, payload = frame(FIRST, 0)
+    for number in range(200):  # nobody reads
+        near[0].post(replace(header, chunk=number), payload)
+    near[0].abort()
+    assert near[0].join(WAIT_S)
+    assert queue.queued_bytes > 100 * FRAME_LIMIT_BYTES
+    near[1].abort()
+    assert near[1].join(WAIT_S)
+    assert queue.queued_bytes == 0
+    for pair, _ in ends:
+        pair[1].close()

@@ -1,0 +1,349 @@
+"""Circuits through a real relay on loopback: reserved, dialled, bounded; and libp2p's own relay and its own client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import trio
+
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.host import Host, NotReached
+from shoal.swarm.limits import Door, Reason
+from shoal.swarm.reaching import circuits
+from shoal.swarm.reaching.circuit_address import CircuitAddress, format_circuit, parse_any
+from shoal.swarm.reaching.circuit_relay import CircuitLimits
+from shoal.swarm.reaching.circuits import HOP_PROTOCOL
+from shoal.swarm.streams import MessageStream
+
+# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
+from libp2p import new_host  # isort: skip
+from libp2p.crypto.ed25519 import create_new_key_pair  # isort: skip
+from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair  # isort: skip
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol  # isort: skip
+from libp2p.relay.circuit_v2.resources import RelayLimits  # isort: skip
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE  # isort: skip
+from libp2p.security.noise.transport import Transport as NoiseTransport  # isort: skip
+from libp2p.tools.anyio_service import background_trio_service  # isort: skip
+from multiaddr import Multiaddr  # isort: skip
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+ECHO = "/test/echo/1"
+WAIT_S = 30.0
+SECRET = b"what two say to each other through a third" * 100
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(90):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def echo(stream: MessageStream) -> None:
+    with contextlib.suppress(NetworkError):
+        while True:
+            await stream.send(await stream.receive(deadline_s=None), deadline_s=WAIT_S)
+
+
+@contextlib.asynccontextmanager
+async def hosts(count: int, limits: CircuitLimits | None = None) -> AsyncIterator[list[Host]]:
+    """Real hosts; the first relays for everybody, the others are connected to it and are dialled through it alone."""
+    made = [Host(identity=Identity.generate(), listen=LOOPBACK, circuit_limits=limits) for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for host in made:
+            host.serve(ECHO, echo)
+            await nursery.start(host.run)
+        made[0].relay.admits = lambda peer: True
+        for host in made[1:]:
+            await host.dial(made[0].addresses[0], deadline_s=WAIT_S)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def through(relay: Host, peer: PeerId) -> str:
+    return format_circuit(relay.addresses[0], peer)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(WAIT_S):
+        while not true():  # noqa: ASYNC110 - sockets set no event
+            await trio.sleep(0.01)
+
+
+def test_two_speak_through_a_relay_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            seen: list[bytes] = []
+            passing = type(relay.relay)._pass
+
+            async def listening(self: object, source: object, sink: object, left: list[int], scope: object) -> None:
+                read = source.read  # type: ignore[attr-defined]
+
+                async def spy(limit: int) -> bytes:
+                    data: bytes = await read(limit)
+                    seen.append(data)
+                    return data
+
+                source.read = spy  # type: ignore[attr-defined]
+                await passing(self, source, sink, left, scope)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(type(relay.relay), "_pass", listening)
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.dial_peer(bob.peer_id, [through(relay, bob.peer_id)], deadline_s=WAIT_S)
+            assert bob.peer_id in alice.connected()
+            assert not alice.is_direct(bob.peer_id)
+            assert alice.host_of(bob.peer_id) is None, "nobody's address may stand for the far end's"
+            assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
+            assert await bob.request(alice.peer_id, ECHO, b"back", deadline_s=WAIT_S) == b"back"
+            passed = b"".join(seen)
+            assert len(passed) > 2 * len(SECRET)
+            assert SECRET[:42] not in passed
+            assert relay.relay.circuits == 1
+            await alice.disconnect(bob.peer_id)
+            await until(lambda: relay.relay.circuits == 0 and alice.peer_id not in bob.connected())
+            assert relay.relay.reservations == {bob.peer_id}
+
+    run(main)
+
+
+def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_other_way() -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            parsed = parse_any(alice.addresses[0])
+            # Whoever has a connection does not dial again: the one that dials is the adapter below.
+            await bob._network._dial(parsed, next(iter(p for p in bob._network.connections if str(p) == alice.peer_id)))
+            await until(lambda: bob.is_direct(alice.peer_id) and alice.is_direct(bob.peer_id))
+            assert await alice.request(bob.peer_id, ECHO, b"direct", deadline_s=WAIT_S) == b"direct"
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            far = next(p for p in alice._network.connections if str(p) == bob.peer_id)
+            await alice._network._dial_through(circuit, far, WAIT_S)
+            assert alice.is_direct(bob.peer_id)
+
+    run(main)
+
+
+def test_who_has_no_reservation_is_not_called_and_proves_nothing_by_it() -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            with pytest.raises(NotReached) as caught:
+                await alice.dial_peer(bob.peer_id, [through(relay, bob.peer_id)], deadline_s=WAIT_S)
+            assert "204" in str(caught.value)
+            assert not caught.value.proves_end(None)
+            assert not caught.value.proves_end("127.0.0.1")
+
+    run(main)
+
+
+def test_reservations_are_their_connections_own_and_bounded() -> None:
+    async def main() -> None:
+        async with hosts(4, CircuitLimits(reservations=1)) as (relay, alice, bob, carol):
+            await bob.circuits.reserve(relay.peer_id)
+            await bob.circuits.reserve(relay.peer_id)  # again, in place of the first
+            with pytest.raises(NetworkError, match="201"):
+                await alice.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {bob.peer_id}
+            await bob.disconnect(relay.peer_id)
+            await until(lambda: bob.peer_id not in relay.connected())
+            await carol.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {carol.peer_id}
+            assert bob.circuits.reserved == frozenset()
+
+    run(main)
+
+
+def test_relay_serves_whom_it_admits_while_it_offers() -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            relay.relay.admits = lambda peer: peer == alice.peer_id
+            with pytest.raises(NetworkError, match="202"):
+                await bob.circuits.reserve(relay.peer_id)
+            await alice.circuits.reserve(relay.peer_id)
+            relay.relay.admits = None
+            with pytest.raises(NotReached, match="202"):
+                await bob.dial_peer(alice.peer_id, [through(relay, alice.peer_id)], deadline_s=WAIT_S)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "limits", [CircuitLimits(circuit_bytes=600_000), CircuitLimits(circuit_s=1.0)], ids=["bytes", "time"]
+)
+def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> None:
+    async def main() -> None:
+        async with hosts(3, limits) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            with contextlib.suppress(NetworkError):  # where time is short, the handshake may be cut already
+                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+                for _ in range(1000):
+                    await alice.request(bob.peer_id, ECHO, bytes(40_000), deadline_s=WAIT_S)
+            await until(lambda: bob.peer_id not in alice.connected() and alice.peer_id not in bob.connected())
+            await until(lambda: relay.relay.circuits == 0)
+            assert 0 < relay.relay.bytes_passed <= limits.circuit_bytes + 2 * (64 << 10)
+
+    run(main)
+
+
+def test_reservation_ends_unless_it_is_asked_for_again() -> None:
+    async def main() -> None:
+        async with hosts(3, CircuitLimits(reservation_s=0.3)) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {bob.peer_id}
+            await until(lambda: relay.relay.reservations == frozenset())
+            with pytest.raises(NetworkError, match="204"):
+                await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 0
+
+    run(main)
+
+
+def test_circuits_of_one_peer_are_bounded() -> None:
+    async def main() -> None:
+        async with hosts(4, CircuitLimits(per_peer=1)) as (relay, alice, bob, carol):
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="201"):
+                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            await carol.circuits.reserve(relay.peer_id)
+            with pytest.raises(NetworkError, match="201"):  # nor does one call more than one
+                await alice.dial(through(relay, carol.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 1
+
+    run(main)
+
+
+def test_circuits_of_all_together_are_bounded() -> None:
+    async def main() -> None:
+        async with hosts(5, CircuitLimits(circuits=1)) as (relay, alice, bob, carol, dave):
+            await bob.circuits.reserve(relay.peer_id)
+            await dave.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="201"):
+                await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 1
+            await alice.disconnect(bob.peer_id)
+            await until(lambda: relay.relay.circuits == 0)
+            await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
+    """Whoever calls through a relay has no address here: all of one relay's share an allowance."""
+
+    async def main() -> None:
+        async with hosts(4) as (relay, alice, bob, carol):
+            bob._door = Door(bob.refusals, per_s=(1e-3, 1), address_per_s=(1e-3, 1), newcomers_per_s=(1e-3, 1))
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="203"):
+                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 1}
+
+    run(main)
+
+
+def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
+
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
+            with pytest.raises(NetworkError, match="203"):
+                await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            await wire.close()
+            await until(lambda: bob.circuits._pending == 0)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was_not_asked() -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            await bob.circuits.reserve(relay.peer_id)
+            bob.relay.admits = lambda peer: True
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="without a relay"):
+                await alice.circuits.reserve(bob.peer_id)
+            stream = (await alice._network.open_stream(bob.peer_id, HOP_PROTOCOL)).raw
+            await stream.write(b"\x02\x08\x00")  # RESERVE
+            assert b"\xca\x01" in await stream.read(64), "202: permission denied"
+            bob.circuits._reserved.clear()
+            carol = Host(identity=Identity.generate(), listen=LOOPBACK)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(carol.run)
+                with pytest.raises(NetworkError, match="203"):
+                    await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+ALICE, BOB = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE}/p2p-circuit",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE}/p2p-circuit/p2p/",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE}/p2p-circuit/p2p/{ALICE}",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE}/p2p-circuit/p2p/{BOB}/p2p-circuit/p2p/{ALICE}",
+        f"/p2p/{ALICE}/p2p-circuit/p2p/{BOB}",
+        "/p2p-circuit/p2p/" + "x" * 600,
+    ],
+)
+def test_malformed_circuit_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_any(text)
+
+
+def test_circuit_address_is_read_as_it_was_written() -> None:
+    relay = f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE}"
+    parsed = parse_any(format_circuit(relay, BOB))
+    assert isinstance(parsed, CircuitAddress)
+    assert (parsed.relay, parsed.peer) == (parse_any(relay), BOB)
+
+
+@contextlib.asynccontextmanager
+async def relay_of_libp2p() -> AsyncIterator[tuple[str, PeerId]]:
+    """A host of libp2p's own that relays as it comes: its address and PeerId."""
+    keys = create_new_key_pair()
+    security = {NOISE: NoiseTransport(keys, noise_privkey=x25519_key_pair().private_key)}
+    listen = [Multiaddr(LOOPBACK[0])]
+    host = new_host(key_pair=keys, listen_addrs=listen, sec_opt=security)
+    limits = RelayLimits(duration=3600, data=1 << 20, max_circuit_conns=4, max_reservations=4)
+    relay = CircuitV2Protocol(host, limits=limits, allow_hop=True)
+    async with host.run(listen_addrs=listen), background_trio_service(relay):
+        peer = PeerId(str(host.get_id()))
+        port = host.get_transport_addrs()[0].value_for_protocol("tcp")
+        yield f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}", peer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_implementation_relays_as_well() -> None:
+    async def main() -> None:
+        alice, bob = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
+        async with relay_of_libp2p() as (address, relay), trio.open_nursery() as nursery:
+            for host in (alice, bob):
+                host.serve(ECHO, echo)
+                await nursery.start(host.run)
+                await host.dial(address, deadline_s=WAIT_S)
+            await bob.circuits.reserve(relay)
+            await alice.dial(format_circuit(address, bob.peer_id), deadline_s=WAIT_S)
+            assert await alice.request(bob.peer_id, ECHO, SECRET, deadline_s=WAIT_S) == SECRET
+            assert not alice.is_direct(bob.peer_id)
+            nursery.cancel_scope.cancel()
+
+    run(main)

@@ -1,0 +1,262 @@
+"""Lanes through holes, on loopback: two pools that may not dial each other, and a third that sees where they are.
+
+Routers are in `tests/testnet/test_holes.py`. Here nobody's SYN is dropped, so one accepts the other's call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.wire import canonical
+from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES
+from shoal.swarm.lanes.seal import LANE_ID_BYTES, LaneProposal, LanePunch, encode_handshake, format_address
+from shoal.swarm.reaching import punching, sightings
+from shoal.swarm.reaching.punching import PUNCHES_BURST, Puncher, PunchPort
+from shoal.swarm.reaching.sightings import PEER_SIGHTINGS_BURST, SIGHTING_PROTOCOL, AskSighting, ask_seen, sight
+from tests.swarm.lane_net import WAIT_S, lanes_of
+from tests.swarm.reaching.test_passages import LANE, SECRET, Node, nodes, note, run, until
+
+HERE = ("127.0.0.1",)
+
+
+def in_order(one: Node, other: Node) -> tuple[Node, Node]:
+    """The one with the lower PeerId, which begins, first."""
+    return (one, other) if one.peer < other.peer else (other, one)
+
+
+def ways(one: Node, other: Node) -> list[bool]:
+    """Of each lane between two, whether it goes through a third."""
+    return [lane.relayed for lane in lanes_of(one.lanes, other.peer) if lane.usable]
+
+
+def puncher(node: Node) -> Puncher:
+    found = node.lanes._dialler.puncher
+    assert found is not None
+    return found
+
+
+@contextlib.asynccontextmanager
+async def bystander() -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A third party that listens: its port, and what each who connected sent."""
+    heard: list[bytes] = []
+
+    async def listen(stream: trio.SocketStream) -> None:
+        number = len(heard)
+        heard.append(b"")
+        async with stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                async for data in stream:
+                    heard[number] += data
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, listen, 0, host="127.0.0.1"))
+        yield listener.socket.getsockname()[1], heard
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("dialler", [0, 1], ids=["lower", "higher"])
+def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dialler: int) -> None:
+    async def main() -> None:
+        async with nodes(seen_at=HERE) as (alice, bob, relay):
+            pair = in_order(alice, bob)
+            one, other = pair[dialler], pair[1 - dialler]
+            await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
+            await until(lambda: ways(one, other) == ways(other, one) == [False])
+            await until(lambda: relay.passages.passages == 0)
+            assert [lane.dialled for lane in lanes_of(pair[0].lanes, pair[1].peer)] == [True]
+            assert [lane.dialled for lane in lanes_of(pair[1].lanes, pair[0].peer)] == [False]
+            passed = relay.passages.bytes_passed
+            for sender, receiver in ((one, other), (other, one)):
+                sender.lanes.post(receiver.peer, note(SECRET), SECRET)
+                assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
+            assert relay.passages.bytes_passed == passed < len(SECRET)
+
+    run(main)
+
+
+def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the port that was seen is dialled a few times, and told nothing but one sealed hello."""
+
+    async def main() -> None:
+        async with bystander() as (port, heard):
+            monkeypatch.setattr(sightings, "format_address", lambda host, _: format_address(host, port))
+            async with nodes(seen_at=HERE) as (alice, bob, relay):
+                lower, higher = in_order(alice, bob)
+                await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+                await until(lambda: higher.peer in puncher(lower)._failed)
+                assert ways(alice, bob) == ways(bob, alice) == [True]
+                alice.lanes.post(bob.peer, note(SECRET), SECRET)
+                assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
+                assert relay.passages.bytes_passed > len(SECRET)
+            assert sorted(map(len, heard)) == [0, LANE_ID_BYTES + HELLO_WIRE_BYTES]
+            assert SECRET[:8] not in b"".join(heard)
+
+    monkeypatch.setattr("shoal.swarm.lanes.dial.HELLO_DEADLINE_S", 0.3)
+    monkeypatch.setattr("shoal.swarm.lanes.listener.MEETING_DEADLINE_S", 0.3)
+    run(main)
+
+
+def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    dials: list[tuple[PunchPort, int]] = []
+    dial = PunchPort._dial
+
+    async def counted(self: PunchPort, host: str, port: int) -> trio.SocketStream:
+        dials.append((self, port))
+        return await dial(self, host, port)
+
+    async def main() -> None:
+        monkeypatch.setattr(sightings, "format_address", lambda host, port: format_address(host, 1))
+        async with nodes(seen_at=HERE) as (alice, bob, _):
+            lower, higher = in_order(alice, bob)
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            await until(lambda: higher.peer in puncher(lower)._failed)
+            assert ways(alice, bob) == [True]
+            assert puncher(lower).relay(higher.peer) is None, "it is left at that for a while"
+            assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
+
+    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 1.0)
+    monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
+    monkeypatch.setattr(PunchPort, "_dial", counted)
+    run(main)
+
+
+def test_port_takes_nobody_from_elsewhere() -> None:
+    async def main() -> None:
+        async with bystander() as (third, _):
+            port = PunchPort()
+            await port.call((f"127.0.0.1:{third}",), b"a call")
+            port.target, port.delay_s = ("127.0.0.1", 1), 30.0
+            came: list[trio.SocketStream] = []
+            async with trio.open_nursery() as nursery:
+
+                async def meet() -> None:
+                    came.append(await port.meet())
+
+                nursery.start_soon(meet)
+                stranger = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.2")
+                assert await stranger.receive_some(1) == b""
+                assert came == []
+                right = await trio.open_tcp_stream("127.0.0.1", port._port, local_address="127.0.0.1")
+            assert came[0].socket.getpeername() == right.socket.getsockname()
+            port.close()
+            for stream in (stranger, right, *came):
+                await stream.aclose()
+
+    run(main)
+
+
+def test_relay_alone_sends_nobody_anywhere() -> None:
+    """A host that other members do not see this node at is neither named nor dialled."""
+
+    async def main() -> None:
+        async with nodes(seen_at=("192.0.2.7",)) as (alice, bob, relay):
+            lower, higher = in_order(alice, bob)
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            await until(lambda: higher.peer in puncher(lower)._failed)
+            assert ways(alice, bob) == [True]
+            with pytest.raises(NetworkError, match="others do not"):
+                async with puncher(lower).port(relay.peer):
+                    pass
+
+    run(main)
+
+
+def test_peer_that_names_a_third_partys_address_sends_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with bystander() as (port, heard), nodes(seen_at=HERE) as (alice, bob, relay):
+            lower, higher = in_order(alice, bob)
+            victim = f"127.0.0.1:{port}"
+            async with puncher(lower).port(relay.peer) as mine:
+                with pytest.raises(NetworkError, match="not seen there"):
+                    await puncher(lower).aim(mine, relay.peer, higher.peer, victim)
+                with pytest.raises(NetworkError, match="not seen there"):  # another's address is not its own either
+                    await puncher(lower).aim(mine, relay.peer, higher.peer, mine.address)
+                mine.address = "192.0.2.7:4002"
+                with pytest.raises(NetworkError, match="another machine's here"):
+                    await puncher(lower).aim(mine, relay.peer, higher.peer, "10.0.0.1:22")
+                with pytest.raises(NetworkError, match="no address"):
+                    await puncher(lower).aim(mine, relay.peer, higher.peer, "victim.example.org:80")
+            # The same from who begins.
+            offer = encode_handshake(offered(lower, higher, LanePunch(relay=relay.peer, address=victim)))
+            with pytest.raises(NetworkError):
+                await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+            assert heard == []
+
+    run(main)
+
+
+def offered(one: Node, other: Node, punch: LanePunch) -> Any:
+    return LaneProposal(me=one.peer, peer=other.peer, swarm_id=b"swarm", punch=punch).offer
+
+
+def test_only_the_lower_begins_and_nobody_too_often() -> None:
+    async def main() -> None:
+        async with nodes(seen_at=HERE) as (alice, bob, relay):
+            lower, higher = in_order(alice, bob)
+            seen = LanePunch(relay=relay.peer, address="127.0.0.1:9")
+            offer = encode_handshake(offered(higher, lower, seen))
+            with pytest.raises(NetworkError):
+                await higher.host.request(lower.peer, LANE, offer, deadline_s=WAIT_S)
+            assert lower.host.remote_errors == 1
+            for _ in range(int(PUNCHES_BURST)):
+                assert puncher(higher)._may(lower.peer)
+            assert puncher(lower)._may(higher.peer)
+            with pytest.raises(NetworkError, match="too often"):
+                async with puncher(higher).answering(lower.peer, relay.peer, seen.address):
+                    pass
+            assert puncher(higher).relay(lower.peer) is None
+
+    run(main)
+
+
+def test_sightings_are_for_members_rare_and_told_for_a_while() -> None:
+    async def main() -> None:
+        async with nodes() as (alice, bob, relay):
+            port = PunchPort()
+            address = await sight(alice.host, relay.peer, relay.lanes.addresses, port)
+            assert address == f"127.0.0.1:{port._port}"
+            port.close()
+            await ask_seen(bob.host, relay.peer, alice.peer, address)
+            for peer, asked in ((bob.peer, address), (alice.peer, "127.0.0.1:1")):
+                with pytest.raises(NetworkError, match="not seen there"):
+                    await ask_seen(bob.host, relay.peer, peer, asked)
+            for _ in range(int(PEER_SIGHTINGS_BURST) - 1):
+                relay.sightings._by_peer.take(alice.peer, trio.current_time())
+            with pytest.raises(NetworkError, match="too many calls"):
+                await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
+            relay.sightings._seen[alice.peer][0] = (address, trio.current_time())
+            with pytest.raises(NetworkError, match="not seen there"):
+                await ask_seen(bob.host, relay.peer, alice.peer, address)
+            relay.sightings.admits = lambda peer: peer != bob.peer
+            with pytest.raises(NetworkError, match="members only"):
+                await ask_seen(bob.host, relay.peer, alice.peer, address)
+            relay.sightings.admits = None
+            with pytest.raises(NetworkError, match="where it relays"):
+                await sight(alice.host, relay.peer, relay.lanes.addresses, PunchPort())
+            await until(lambda: relay.sightings._calls == {})
+
+    run(main)
+
+
+def test_ticket_of_a_call_is_good_for_a_moment() -> None:
+    async def main() -> None:
+        async with nodes() as (alice, _, relay):
+            relay.sightings._call_deadline_s = 0.3
+            stream = await alice.host.open(relay.peer, SIGHTING_PROTOCOL, deadline_s=WAIT_S)
+            await stream.send(canonical(AskSighting()), deadline_s=WAIT_S)
+            ticket = sightings._check(await stream.receive(deadline_s=WAIT_S), sightings.SightingTicket, relay.peer)
+            assert relay.sightings.claims(ticket.ticket)
+            with pytest.raises(NetworkError, match="no call came"):
+                sightings._check(await stream.receive(deadline_s=WAIT_S), sightings.Sighted, relay.peer)
+            assert not relay.sightings.claims(ticket.ticket)
+            await stream.abort()
+
+    run(main)

@@ -1,0 +1,105 @@
+"""Discovery on the local network, over the loopback interface's own multicast."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import struct
+
+import pytest
+import trio
+
+from shoal.protocol.identity import Identity
+from shoal.swarm.rendezvous import mdns
+from shoal.swarm.rendezvous.mdns import LocalDiscovery, LocalPeer
+
+LOOPBACK = ["127.0.0.1"]
+GROUP = "224.0.0.251"
+
+
+def loopback_multicast_fault() -> str:
+    """Send ourselves one multicast datagram over loopback; why that is impossible, or nothing."""
+    try:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        ):
+            receiver.bind(("", 0))
+            membership = struct.pack("4s4s", socket.inet_aton(GROUP), socket.inet_aton("127.0.0.1"))
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+            receiver.settimeout(1)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+            sender.sendto(b"probe", (GROUP, receiver.getsockname()[1]))
+            receiver.recv(16)
+    except OSError as error:
+        return f"multicast over loopback does not work here: {error}"
+    return ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _multicast() -> None:
+    if fault := loopback_multicast_fault():
+        pytest.skip(fault)
+
+
+def discovery(seed: int, swarm_id: str, *, port: int = 4001) -> LocalDiscovery:
+    peer = Identity.from_seed(bytes([seed]) * 32).peer_id
+    address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}"
+    return LocalDiscovery(peer=peer, swarm_id=swarm_id, addresses=[address], interfaces=LOOPBACK)
+
+
+def test_discovery_finds_the_other_of_its_swarm() -> None:
+    async def main() -> None:
+        ours, other = discovery(1, "aa" * 32), discovery(2, "aa" * 32, port=4002)
+        with trio.fail_after(12):
+            async with trio.open_nursery() as nursery:
+                for one in (other, ours):
+                    await nursery.start(one.run)
+                seen_by_other = await other.found.receive()
+                seen_by_us = await ours.found.receive()
+                nursery.cancel_scope.cancel()
+        peer_1, peer_2 = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (1, 2))
+        assert seen_by_us == LocalPeer(peer=peer_2, addresses=(f"/ip4/127.0.0.1/tcp/4002/p2p/{peer_2}",))
+        assert seen_by_other == LocalPeer(peer=peer_1, addresses=(f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_1}",))
+
+    trio.run(main)
+
+
+def test_discovery_passes_over_another_swarm() -> None:
+    ours, other, stranger = discovery(1, "aa" * 32), discovery(2, "aa" * 32), discovery(2, "bb" * 32)
+    peer = Identity.from_seed(bytes([2]) * 32).peer_id
+    assert ours._read(peer, other._service()) is not None
+    assert ours._read(peer, stranger._service()) is None
+
+
+def test_discovery_passes_over_addresses_that_name_another_peer() -> None:
+    ours, other = discovery(1, "aa" * 32), discovery(2, "aa" * 32)
+    impersonated = Identity.from_seed(bytes([9]) * 32).peer_id
+    assert ours._read(impersonated, other._service()) is None
+
+
+def test_discovery_starts_and_stops_promptly() -> None:
+    async def main() -> None:
+        one = discovery(4, "cc" * 32)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(one.run)
+            assert trio.current_time() - began < 1
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began < 4
+
+    trio.run(main)
+
+
+def test_discovery_without_multicast_warns_once_and_returns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(mdns, "Zeroconf", refuse)
+    with caplog.at_level(logging.WARNING):
+        trio.run(discovery(5, "dd" * 32).run)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "peers must be named by address" in caplog.records[0].message

@@ -1,0 +1,231 @@
+"""The report: its schema, the exit rule, forks, and how long faults delayed their rounds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from shoal.testnet.check import Check, RoundCheck
+from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
+from shoal.testnet.delays import round_durations, undisturbed_median
+from shoal.testnet.faults import FaultRecord
+from shoal.testnet.journal import CaughtUp, Certified, Entry, Evaluated, Event, RoundStarted
+from shoal.testnet.reports.report import Report, make_report, ok, to_json
+from shoal.testnet.scenario import Fault, Scenario
+
+BEGAN = 1000.0
+NUMEL = 800_000
+
+
+def certified(node: int, round: int, at: float, *, digest: str | None = None, term: str = "0.0") -> Entry:
+    event = Certified(
+        at=BEGAN + at,
+        event="certified",
+        term=term,
+        round=round,
+        digest=digest or f"digest {round}",
+        value=f"value {round}",
+        members=("a", "b", "c", "d"),
+        contributors=4,
+        coverage=0.5,
+        tokens=64,
+        reduce_s=0.1 * (node + 1),
+        total_s=1.0,
+        lanes_sent=100 * round,
+        control_sent=7 * round,
+    )
+    return Entry(node, event)
+
+
+def started(node: int, round: int, at: float) -> Entry:
+    return Entry(node, RoundStarted(at=BEGAN + at, event="round_started", round=round))
+
+
+def evaluated(round: int, loss: float) -> Entry:
+    return Entry(0, Evaluated(at=BEGAN, event="evaluated", round=round, loss=loss, metric="bits per byte"))
+
+
+def plain(node: int, name: str) -> Entry:
+    return Entry(node, Event(at=BEGAN, event=name))
+
+
+def facts(index: int, outcome: Outcome = "running") -> NodeFacts:
+    return NodeFacts(index=index, peer_id=f"peer {index}", outcome=outcome, lives=((BEGAN, BEGAN + 20.0),))
+
+
+def kill(round: int = 3, *, at: float | None = 6.5, done: bool = True) -> FaultRecord:
+    fault = Fault(kind="kill", node=2, round=round, phase="reduce", progress=0.4)
+    return FaultRecord(fault=fault, at=None if at is None else BEGAN + at, done=done)
+
+
+ENDS = {1: 3.0, 2: 5.0, 3: 10.5, 4: 12.4, 5: 14.5}
+"""Round 1 waits for start-up, round 3 for the fault; the others take 2.0, 1.9 and 2.1 s."""
+
+
+def entries() -> list[Entry]:
+    log = [evaluated(0, 8.0)]
+    for number, end in ENDS.items():
+        for node in (0, 1, 2, 3):
+            if node != 2 or number < 3:
+                begin = ENDS.get(number - 1, 0.5)
+                log += [started(node, number, begin), certified(node, number, end + 0.001 * node)]
+        log.append(evaluated(number, 8.0 - number / 10))
+    return log
+
+
+def course(*extra: Entry, faults: tuple[FaultRecord, ...] | None = None) -> Course:
+    return Course(
+        scenario=Scenario(rounds=5, faults=tuple(record.fault for record in faults or (kill(),))),
+        began_at=BEGAN,
+        ended_at=BEGAN + 16.25,
+        entries=(*entries(), *extra),
+        nodes=(facts(0), facts(1), facts(2, "killed"), facts(3)),
+        faults=(kill(),) if faults is None else faults,
+    )
+
+
+def check(wrong_values: int = 0) -> Check:
+    first = RoundCheck(term="0.0", round=1, numel=NUMEL, contributors=3, coverage=0.75, updates_compared=4)
+    others = [replace(first, round=number) for number in range(2, 6)]
+    return Check(rounds=(replace(first, wrong_values=wrong_values), *others))
+
+
+def report(*extra: Entry, faults: tuple[FaultRecord, ...] | None = None) -> Report:
+    return make_report(course(*extra, faults=faults), check())
+
+
+def test_report_has_the_documented_shape() -> None:
+    document = json.loads(to_json(report()))
+    assert {"scenario", "wall_s", "rounds_certified", "forks", "wrong_values", "digests_equal"} <= set(document)
+    assert document["scenario"]["fault"][0]["kind"] == "kill"
+    assert document["wall_s"] == 16.25
+    assert (document["rounds_certified"], document["forks"], document["wrong_values"]) == (5, 0, 0)
+    assert document["digests_equal"] is True
+    node = document["nodes"][2]
+    assert (node["index"], node["peer_id"], node["outcome"], node["rounds"]) == (2, "peer 2", "killed", 2)
+    assert node["digests"] == {"1": "digest 1", "2": "digest 2"}
+    assert document["loss"] == {
+        "metric": "bits per byte",
+        "first": 8.0,
+        "last": 7.5,
+        "by_round": [7.9, 7.8, 7.7, 7.6, 7.5],
+    }
+    assert document["faults"] == [
+        {"kind": "kill", "node": 2, "round": 3, "phase": "reduce", "at_s": 6.5, "delay_s": 3.5}
+        | {"error": None, "groups": []}
+    ]
+    assert document["rounds"][0] == {
+        "round": 1,
+        "members": 4,
+        "contributors": 3,
+        "coverage": 0.75,
+        "tokens": 64,
+        "reduce_s": 0.25,
+        "total_s": 1.0,
+    }
+    assert document["bytes"] == {
+        "lanes_sent": 3 * 500 + 200,
+        "control_sent": 3 * 35 + 14,
+        "fp32_allreduce_every_step": 5 * 20 * 6 * NUMEL * 4,
+    }
+
+
+def test_report_takes_the_logged_coverage_where_nothing_was_checked() -> None:
+    made = make_report(course(), Check(rounds=()))
+    assert (made.rounds[0].contributors, made.rounds[0].coverage) == (4, 0.5)
+
+
+def test_delay_is_what_the_round_took_beyond_the_median_of_undisturbed_ones() -> None:
+    durations = round_durations(course())
+    assert durations == pytest.approx({1: 2.501, 2: 2.0, 3: 5.5, 4: 1.9, 5: 2.1}, abs=1e-6)
+    assert undisturbed_median(course(), durations) == pytest.approx(2.0)
+
+
+def test_delay_counts_no_round_as_undisturbed_into_which_a_stop_reached() -> None:
+    stop = FaultRecord(
+        fault=Fault(kind="stop", node=1, round=3, duration_s=6.0), at=BEGAN + 6.0, done=True
+    )  # until 12.0, in round 4
+    disturbed = course(faults=(stop,))
+    assert undisturbed_median(disturbed, round_durations(disturbed)) == pytest.approx((2.0 + 2.1) / 2)
+
+
+def test_delay_is_unknown_if_the_fault_did_not_happen_or_nothing_compares() -> None:
+    (missed,) = report(faults=(kill(at=None, done=False),)).faults
+    assert (missed.at_s, missed.delay_s, missed.error) == (None, None, "its moment never came")
+    every = tuple(kill(round=number) for number in range(1, 6))
+    assert {fault.delay_s for fault in report(faults=every).faults} == {None}
+
+
+def test_forks_are_counted_by_term_and_round() -> None:
+    assert report(certified(3, 4, 12.5, digest="other")).forks == 1
+    assert not report(certified(3, 4, 12.5, digest="other")).digests_equal
+    again = (certified(0, 4, 13.0, digest="after a rollback", term="0.1"),)
+    assert (report(*again).forks, report(*again).digests_equal) == (0, True)
+    two = (certified(3, 4, 12.5, digest="other"), certified(1, 5, 12.5, digest="other"))
+    assert report(*two).forks == 2
+
+
+def test_two_certified_values_of_one_state_do_not_pass() -> None:
+    entry = certified(3, 4, 12.5)
+    made = report(Entry(3, msgspec.structs.replace(entry.event, value="other")))
+    assert (made.forks, made.unverified) == (0, ("round 4: 2 certified values",))
+    assert not ok(made)
+
+
+def test_rounds_beyond_the_scenario_do_not_count() -> None:
+    made = report(certified(0, 6, 15.0, digest="x"), certified(1, 6, 15.0, digest="y"), evaluated(6, 1.0))
+    assert (made.rounds_certified, made.forks, made.loss.last, len(made.rounds)) == (5, 0, 7.5, 5)
+
+
+def test_ok_wants_everything_right() -> None:
+    good = report()
+    assert ok(good)
+    for wrong in (
+        {"rounds_certified": 4},
+        {"forks": 1},
+        {"wrong_values": 1},
+        {"digests_equal": False},
+        {"unverified": ("round 2: …",)},
+        {"faults": report(faults=(kill(at=None, done=False),)).faults},
+        {"faults": report(faults=(kill(done=False),)).faults},
+    ):
+        assert not ok(msgspec.structs.replace(good, **wrong)), wrong
+
+
+def test_wrong_values_come_from_the_check() -> None:
+    made = make_report(course(), check(wrong_values=3))
+    assert made.wrong_values == 3
+    assert not ok(made)
+
+
+def test_nothing_certified_is_not_equal() -> None:
+    empty = replace(course(), entries=())
+    made = make_report(empty, Check(rounds=()))
+    assert (made.rounds_certified, made.digests_equal, made.loss.first, made.loss.by_round) == (0, False, None, ())
+    assert not ok(made)
+
+
+def test_spans_are_from_the_start_of_a_round_to_its_certificate_or_catching_up() -> None:
+    caught_up = Entry(2, CaughtUp(at=BEGAN + 11.0, event="caught_up", round=3))
+    spans = report(started(2, 3, 5.0), caught_up, started(2, 4, 11.0)).nodes[2].spans
+    assert [(span.round, span.start_s, span.end_s) for span in spans] == [
+        (1, 0.5, 3.002),
+        (2, 3.0, 5.002),
+        (3, 5.0, 11.0),
+        (4, 11.0, None),
+    ]
+
+
+def test_bytes_are_the_last_word_of_each_process() -> None:
+    again = (plain(2, "started"), certified(2, 5, 14.6))
+    assert report(*again).bytes.lanes_sent == 3 * 500 + 200 + 500
+
+
+def test_a_round_is_settled_once_its_node_lived_on() -> None:
+    log = [certified(1, 1, 1.0), plain(1, "evaluated"), certified(1, 2, 2.0), plain(1, "started"), plain(1, "linked")]
+    log += [certified(1, 3, 3.0), certified(0, 9, 9.0), plain(0, "left"), certified(1, 4, 4.0)]
+    done = replace(course(), entries=tuple(log))
+    assert settled_rounds(done, 1) == {("0.0", 1), ("0.0", 3)}

@@ -1,0 +1,117 @@
+"""Simulated swarms beyond the limit of one plan: cells, verdicts of neighbours, heads that are replaced, exact rows."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.collectives.codecs import F32
+from shoal.testnet.simulate.cells import Crowd
+from shoal.testnet.simulate.outcome import Kit, Workload
+from shoal.testnet.simulate.rings import REACH
+from shoal.testnet.simulate.rows import row_work
+from shoal.testnet.simulate.scenario import Churn, Scenario
+
+CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
+
+
+def test_cells_certify_rounds_in_which_every_peer_counts() -> None:
+    crowd = Crowd(CALM)
+    outcome = crowd.run()
+    assert (outcome.violation, outcome.rounds_certified, outcome.wrong_values) == ("", 2, 0)
+    assert (outcome.false_evictions, outcome.deaths_found) == (0, 0)
+    assert all(len(leaf.near) == 2 * REACH for leaf in crowd.leaves)
+    tokens = sum(50 + number % 101 for number in range(70))
+    certified = crowd.seats.peers[0].disk.chain
+    assert certified[1].tokens == tokens
+    assert len(certified[1].members) == len(crowd.cells) == 4
+
+
+def test_mean_of_rows_is_the_mean_of_all() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1))
+    crowd.run()
+    made = [crowd.made(number, 1) for number in range(70)]
+    mean = sum(weight * values.astype(np.float64) for values, weight in made) / sum(weight for _, weight in made)
+    state = crowd.seats.peers[0].disk.state
+    scale = float(np.abs(mean).max())
+    assert float(np.abs(state + mean).max()) < 0.03 * scale  # int8: two encodings of a mean
+
+
+def test_death_of_a_head_and_of_a_member_is_found_by_neighbours_and_rounds_go_on() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=3))
+    head = crowd.leaves[crowd.cells[1].head]
+    member = crowd.leaves[crowd.cells[2].ring[3]]
+    crowd.timeline.at(3.0, crowd._vanish, head)
+    crowd.timeline.at(4.0, crowd._vanish, member)
+    outcome = crowd.run()
+    assert (outcome.violation, outcome.rounds_certified, outcome.false_evictions) == ("", 3, 0)
+    assert len(crowd.evicted_after_s) == 2
+    assert max(crowd.evicted_after_s) < 15.0
+    assert crowd.cells[1].head != head.number
+    assert member.number not in crowd.cells[2].ring
+    successor = crowd.seats.peers[-1].id
+    assert successor in crowd.seats.judge.values[crowd.seats.peers[0].disk.chain[-1].hash].members
+
+
+def test_seed_gives_the_same_trace_under_churn() -> None:
+    scenario = msgspec.structs.replace(CALM, rounds=1, churn=Churn(share_per_round=0.05))
+    one, other = Crowd(scenario).run(), Crowd(scenario).run()
+    assert one.violation == ""
+    assert (one.trace_digest, one.events) == (other.trace_digest, other.events)
+    assert Crowd(msgspec.structs.replace(scenario, seed=2)).run().trace_digest != one.trace_digest
+
+
+def test_seeded_row_that_is_not_the_mean_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Crowd._sum
+
+    def wrong(self: Crowd, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
+        return plain(self, counted[1:], round)[0], plain(self, counted, round)[1]
+
+    monkeypatch.setattr(Crowd, "_sum", wrong)
+    assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
+
+
+# -- who takes over ----------------------------------------------------------------------------------------------
+
+LARGE = Kit(work=Workload(train_s=(4.0, 8.0), model_bytes=60e6, reduce_deadline_s=300.0))
+"""Of which a row's sum takes longer than its neighbours need to give a member up."""
+
+
+def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1), LARGE)
+    cell = crowd.cells[2]
+    lost = crowd.leaves[cell.ring[3]]
+    summed_at: list[float] = []
+    due: list[float] = []
+
+    def look() -> None:
+        if cell.closed and lost.up:
+            due.append(cell.due_at)
+            crowd._vanish(lost)
+        if cell.row is not None and not summed_at:
+            summed_at.append(crowd.timeline.now)
+        crowd.timeline.after(0.05, look)
+
+    crowd.timeline.after(0.0, look)
+    outcome = crowd.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 1)
+    assert summed_at[0] > due[0] > lost.silent_since
+    assert lost.number in cell.summers
+    assert lost.number not in cell.counted
+    tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
+    assert crowd.seats.peers[0].disk.chain[1].tokens == tokens
+
+
+def test_work_of_a_row_is_that_of_a_flat_sum_and_grows_for_those_who_take_over() -> None:
+    rates = [(5e6, 12e6), (60e6, 60e6), (60e6, 120e6), (12e6, 12e6), (60e6, 60e6)]
+    plain, after = row_work(rates, 1e6), row_work(rates, 1e6, gone=[2])
+    assert sum(plain.sent) == pytest.approx(2 * 4 * 1e6)
+    assert sum(after.sent) == pytest.approx(2 * 3 * 1e6)
+    assert after.sent[2] == 0
+    shares = [(sent / 1e6 - 1) / 3 for sent in plain.sent]
+    heirs = [(sent / 1e6 - 1) / 2 for place, sent in enumerate(after.sent) if place != 2]
+    gained = [heir - share for heir, share in zip(heirs, [s for p, s in enumerate(shares) if p != 2], strict=True)]
+    assert max(gained) - min(gained) < 0.002
+    assert sum(gained) == pytest.approx(shares[2])
+    assert plain.took_s == pytest.approx(max(sent / min(rate) for sent, rate in zip(plain.sent, rates, strict=True)))

@@ -1,0 +1,304 @@
+"""The simulator: one trace for one seed, small swarms under faults, and every promise broken once to see it judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.collectives.finals import FinalFormat
+from shoal.collectives.reduce import Reduction
+from shoal.protocol import agreement as agreement_module
+from shoal.protocol import certificate as certificate_module
+from shoal.protocol import facts as facts_module
+from shoal.protocol import gathering as gathering_module
+from shoal.protocol import round as round_module
+from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
+from shoal.protocol.certificate import lead
+from shoal.protocol.effects import Effect
+from shoal.protocol.membership import MembershipMachine
+from shoal.protocol.messages import Message, Propose, Value, Vote
+from shoal.protocol.round import RoundMachine
+from shoal.testnet.simulate import judge as judge_module
+from shoal.testnet.simulate import watch as watch_module
+from shoal.testnet.simulate.many import simulate_many, violation_of
+from shoal.testnet.simulate.outcome import Kit
+from shoal.testnet.simulate.peer import QUEUES
+from shoal.testnet.simulate.scenario import Fault, Scenario, random_scenario
+from shoal.testnet.simulate.shrink import as_test, shrink
+from shoal.testnet.simulate.simulation import Simulation, run_scenario
+
+PLAIN = Scenario(peers=4, rounds=2, seed=3)
+KILLED = Scenario(peers=4, rounds=3, seed=5, fault=(Fault(kind="kill", peer=1, at_s=2.0),))
+
+
+def test_seed_gives_the_same_trace() -> None:
+    one, other = run_scenario(random_scenario(9)), run_scenario(random_scenario(9))
+    assert (one.trace_digest, one.events, one.virtual_s) == (other.trace_digest, other.events, other.virtual_s)
+    assert one.control_bytes_per_peer_per_s == other.control_bytes_per_peer_per_s
+    different = run_scenario(msgspec.structs.replace(random_scenario(9), seed=10))
+    assert different.trace_digest != one.trace_digest
+
+
+def test_real_keys_lead_to_the_same_rounds_as_stand_ins() -> None:
+    scenario = Scenario(peers=3, rounds=2, seed=4)
+    outcome = run_scenario(msgspec.structs.replace(scenario, real_keys=True))
+    assert (outcome.violation, outcome.rounds_certified, outcome.wrong_values) == ("", 2, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_swarm_under_faults_keeps_every_promise(seed: int) -> None:
+    scenario = random_scenario(seed, rounds=3)
+    outcome = run_scenario(scenario)
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.rounds_certified == 3
+    assert (outcome.forks, outcome.wrong_values) == (0, 0)
+
+
+def test_state_of_every_peer_is_that_of_the_reference() -> None:
+    simulation = Simulation(KILLED)
+    outcome = simulation.run()
+    assert outcome.rounds_certified == 3
+    for peer in simulation.peers:
+        head = peer.disk.chain[-1]
+        assert np.array_equal(peer.disk.state, simulation.judge.states[head.hash])
+    assert np.any(simulation.peers[0].disk.state != 0)
+
+
+def test_every_kind_of_fault_and_lie_was_met_within_a_hundred_seeds() -> None:
+    faults = [fault for seed in range(100) for fault in random_scenario(seed).fault]
+    assert {f.kind for f in faults} == {
+        "kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join"
+    }  # fmt: skip
+    assert {f.lie for f in faults if f.lie} == {"contribution", "report", "accuse", "vouch", "flood"}
+    assert any(f.one_way for f in faults)
+
+
+def test_liar_is_left_out_and_blamed() -> None:
+    scenario = Scenario(
+        peers=4, rounds=2, seed=8, fault=(Fault(kind="lie", peer=2, at_s=0.0, duration_s=30.0, lie="contribution"),)
+    )
+    simulation = Simulation(scenario)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 2)
+    bitmaps = [bits for rows in simulation.judge._bitmaps.values() for bits in rows]
+    plans = list(simulation.judge._plans.values())
+    liar = plans[0].number(simulation.peers[2].id)
+    assert liar is not None
+    assert any(not int.from_bytes(bits, "little") >> liar & 1 for bits in bitmaps)
+
+
+def test_peer_that_takes_nothing_from_the_next_lead_is_not_waited_for_in_the_same_reduction() -> None:
+    """A lead that slept wakes, evicts another, and is overtaken by it; the two that had all finals are no quorum."""
+    kill = Fault(kind="kill", peer=3, at_s=4.34, duration_s=13.9)
+    stops = (
+        Fault(kind="stop", peer=1, at_s=4.8, duration_s=11.12),
+        Fault(kind="stop", peer=0, at_s=11.7, duration_s=7.44),
+    )
+    outcome = run_scenario(Scenario(peers=4, rounds=2, seed=136, fault=(kill, *stops)))
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert (outcome.rounds_certified, outcome.forks, outcome.wrong_values) == (2, 0, 0)
+    assert outcome.virtual_s < 30
+
+
+# -- seeded bugs: each promise can be seen broken ----------------------------------------------------------------
+
+
+class VotesTwice(RoundMachine):
+    """Votes again in the same view, for a value of its own making."""
+
+    def receive(self, sender: Any, message: Message, now: float) -> list[Effect]:
+        effects = super().receive(sender, message, now)
+        if isinstance(message, Propose) and any(
+            isinstance(e, Broadcast) and isinstance(e.message, Vote) for e in effects
+        ):
+            other = msgspec.structs.replace(message.value, tokens=message.value.tokens + 1)
+            effects.append(Broadcast(self.agreement._take_vote(message.view, other)))
+        return effects
+
+
+class GoesBack(RoundMachine):
+    """Falls back to the first view once after it moved."""
+
+    fell = False
+
+    def tick(self, now: float) -> list[Effect]:
+        effects = super().tick(now)
+        if self.agreement.view and not self.fell:
+            self.fell, self.agreement.view = True, 0
+        return effects
+
+
+class ProposesTwice(RoundMachine):
+    """Proposes another value beside the first."""
+
+    def tick(self, now: float) -> list[Effect]:
+        effects = super().tick(now)
+        proposed = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose)]
+        for message in proposed:
+            value = msgspec.structs.replace(message.value, tokens=message.value.tokens + 1)
+            effects.append(Broadcast(msgspec.structs.replace(message, value=value)))
+        return effects
+
+
+class HidesItsVote(Agreement):
+    """Moves to another view and says that it voted for nothing."""
+
+    def move_to(self, view: int) -> list[AgreementEffect]:
+        self._highest = None
+        return super().move_to(view)
+
+
+class NeverMoves(RoundMachine):
+    """Waits for its lead for ever."""
+
+    def _watch_lead(self, now: float) -> list[Effect]:
+        return []
+
+
+class LeavesOneOut(Reduction):
+    """Sums without waiting for the last contribution."""
+
+    def _reduce_if_complete(self, chunk: int) -> None:
+        inbox = self._inboxes.get(chunk)
+        if inbox is not None and len(inbox.owing) == 1:
+            inbox.owing.clear()
+        super()._reduce_if_complete(chunk)
+
+
+class GivesNobodyUp(MembershipMachine):
+    """Suspects for ever."""
+
+    def _overdue(self, peer: Any, watched: Any, now: float) -> list[Any]:
+        watched.suspect_until = float("inf")
+        return super()._overdue(peer, watched, now)
+
+
+SILENT = Scenario(peers=4, rounds=6, seed=5, fault=(Fault(kind="crash", peer=1, at_s=1.0),))
+
+
+def lead_dies(peers: int, seed: int) -> Scenario:
+    """The lead of the first round vanishes before it can plan."""
+    scenario = Scenario(peers=peers, rounds=2, seed=seed)
+    simulation = Simulation(scenario)
+    first = simulation.numbers[lead(simulation.genesis, 0)]
+    return msgspec.structs.replace(scenario, fault=(Fault(kind="crash", peer=first, at_s=0.5),))
+
+
+def test_seeded_double_vote_is_found() -> None:
+    assert run_scenario(PLAIN, Kit(machine=VotesTwice)).violation == "no double vote"
+
+
+def test_seeded_vote_that_is_hidden_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "Agreement", HidesItsVote)
+    faults = tuple(Fault(kind="lossy", peer=peer, at_s=0.0, duration_s=60.0, share=0.6) for peer in range(3))
+    found = {run_scenario(Scenario(peers=3, rounds=6, seed=seed, fault=faults)).violation for seed in range(3)}
+    assert "no double vote" in found
+
+
+def test_seeded_second_proposal_is_found() -> None:
+    assert run_scenario(PLAIN, Kit(machine=ProposesTwice)).violation == "one proposal"
+
+
+def test_seeded_view_that_goes_back_is_found() -> None:
+    assert run_scenario(lead_dies(4, 3), Kit(machine=GoesBack)).violation == "views"
+
+
+def test_seeded_wait_for_a_dead_lead_is_found() -> None:
+    outcome = run_scenario(lead_dies(3, 3), Kit(machine=NeverMoves))
+    assert outcome.violation in ("no wait too long", "progress")
+    assert run_scenario(lead_dies(3, 3)).violation == ""
+
+
+def test_seeded_wait_for_a_silent_peer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "MembershipMachine", GivesNobodyUp)
+    assert run_scenario(SILENT).violation == "no wait too long"
+
+
+def test_seeded_sum_that_leaves_one_out_is_found() -> None:
+    assert run_scenario(PLAIN, Kit(reduction=LeavesOneOut)).violation == "nothing left out"
+
+
+def test_seeded_final_of_another_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FinalFormat.sign
+
+    def halved(form: Any, identity: Any, chunk: int, mean: Any, *rest: Any) -> Any:
+        return plain(form, identity, chunk, mean * np.float32(0.5), *rest)
+
+    monkeypatch.setattr(FinalFormat, "sign", halved)
+    outcome = run_scenario(PLAIN)
+    assert (outcome.violation, outcome.wrong_values) == ("the reference", 1)
+
+
+def test_seeded_quorum_of_a_minority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anyone(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
+        return bool(set(previous.members) & set(supporters))
+
+    for module in (certificate_module, agreement_module, facts_module):
+        monkeypatch.setattr(module, "is_quorum", anyone)
+    outcome = run_scenario(PLAIN)
+    assert outcome.violation == "no fork"
+
+
+def test_fork_is_counted_when_both_halves_of_a_partition_certify(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anyone(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
+        return 2 * len(set(previous.members) & set(supporters)) >= len(previous.members)
+
+    for module in (certificate_module, agreement_module, facts_module, judge_module):
+        monkeypatch.setattr(module, "outweighs" if module is judge_module else "is_quorum", anyone)
+    halves = Fault(kind="partition", at_s=0.0, duration_s=60.0, groups=((0, 1), (2, 3)))
+    outcome = run_scenario(Scenario(peers=4, rounds=2, seed=1, fault=(halves,)))
+    assert (outcome.violation, outcome.forks) == ("no fork", 1)
+
+
+def test_queue_beyond_its_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering_module, "READIES_LIMIT", 10**6)
+    _, size = QUEUES["announcements"]
+    monkeypatch.setitem(QUEUES, "announcements", (3, size))
+    outcome = run_scenario(PLAIN)
+    assert outcome.violation == "bounded queues"
+    assert "4 announcements" in outcome.detail
+
+
+# -- a failing scenario made short -------------------------------------------------------------------------------
+
+
+def test_failing_scenario_is_shrunk_to_what_it_takes() -> None:
+    """Only the crash of one peer matters here, in a swarm of two at least."""
+    asked: list[Scenario] = []
+
+    def fails(scenario: Scenario) -> str:
+        asked.append(scenario)
+        crashes = [fault for fault in scenario.fault if fault.kind == "crash"]
+        return "made up" if crashes and scenario.peers > 1 else ""
+
+    faults = (*random_scenario(3).fault[:2], Fault(kind="crash", peer=4, at_s=9.0, duration_s=8.0, forgets=True))
+    smallest = shrink(Scenario(peers=8, rounds=6, seed=3, loss=0.05, fault=faults), fails)
+    assert (smallest.rounds, smallest.loss, len(smallest.fault)) == (1, 0.0, 1)
+    crash = smallest.fault[0]
+    assert (crash.kind, crash.at_s, crash.duration_s, crash.forgets) == ("crash", 0.0, 1.0, False)
+    assert smallest.peers == 2
+    assert len(asked) < 100
+
+
+def test_shrunk_scenario_still_fails_and_is_printed_as_a_test() -> None:
+    kit = Kit(reduction=LeavesOneOut)
+    smallest = shrink(random_scenario(6, rounds=2), partial(violation_of, kit=kit), trials=12)
+    assert violation_of(smallest, kit) == "nothing left out"
+    source = as_test(smallest, "nothing left out")
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "shrunk", "exec"), namespace)
+    namespace[f"test_seed_{smallest.seed}_keeps_nothing_left_out"]()  # the product passes it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(namespace, "run_scenario", partial(run_scenario, kit=kit))
+        with pytest.raises(AssertionError):
+            namespace[f"test_seed_{smallest.seed}_keeps_nothing_left_out"]()
+
+
+def test_many_seeds_are_told_with_their_faults() -> None:
+    report = simulate_many(200, 3, rounds=2, limit_s=1e9)
+    assert (report["seeds"], report["violations"], report["rounds_certified"]) == (3, 0, 6)
