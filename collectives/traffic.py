@@ -9,7 +9,8 @@ Called in the lanes' threads.
 A lane can fail while the peer at its end lives: payloads are remembered (by reference) as long as their reduction goes
 on, and those who may have missed some are *owed* theirs again. Over the next lane the two tell each other what they
 lack (a LACKING frame: a bit per chunk for the contribution, then a bit per chunk for the final), and send that; who is
-told nothing in time sends everything. A receiver drops what it has already.
+told nothing in time sends everything. What waits for a lane since before is not posted a second time. A receiver drops
+what it has already.
 
 Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
 frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +51,7 @@ logger = logging.getLogger(__name__)
 Seat = tuple[int, int, int]
 """(round, view, attempt): the order of plans."""
 _NEVER: Seat = (1 << 64, 0, 0)
+Waiting = Callable[[PeerId, bytes], Collection[tuple[FrameKind, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,14 @@ class _Sent:
 
 
 class PlanTraffic:
-    """The frames of reductions; one reduction is under way at a time."""
+    """The frames of reductions; one reduction is under way at a time.
 
-    def __init__(self, *, post: Post) -> None:
+    waiting: what was posted to a peer in a scope and no lane has begun to send: it need not be posted again.
+    """
+
+    def __init__(self, *, post: Post, waiting: Waiting) -> None:
         self._post = post
+        self._waiting = waiting
         self._changed = threading.Condition()
         self._reduction: Reduction | None = None
         self._routes = Routes()
@@ -211,8 +218,7 @@ class PlanTraffic:
             scope = self._scope
         if not header.flags & ANSWER:
             self._tell_lacking(peer, flags=ANSWER)
-        for sent in again:
-            self._send(peer, sent, scope)
+        self._send_again(peer, again, scope)
 
     def post_again(self, peer: PeerId) -> None:
         """Send what no lane took, or everything if a lane failed under it."""
@@ -221,8 +227,15 @@ class PlanTraffic:
             again = list(self._sent.get(peer, ())) if peer in self._failed else refused
             self._failed.discard(peer)
             scope = self._scope
+        self._send_again(peer, again, scope)
+
+    def _send_again(self, peer: PeerId, again: Sequence[_Sent], scope: bytes) -> None:
+        with self._changed:
+            direct = peer not in self._routes.via
+        waiting = self._waiting(peer, scope) if direct else ()
         for sent in again:
-            self._send(peer, sent, scope)
+            if (sent.kind, sent.chunk) not in waiting:
+                self._send(peer, sent, scope)
 
     def _send(self, peer: PeerId, sent: _Sent, scope: bytes) -> None:
         with self._changed:

@@ -115,7 +115,7 @@ class Daemon:
         )
         self.vectors = VectorShelf(self.shelf.lookup)
         self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.vectors.lookup)
-        self.traffic = PlanTraffic(post=self.lanes.post)
+        self.traffic = PlanTraffic(post=self.lanes.post, waiting=self.lanes.waiting)
         self.router.connect(self.traffic, self.chunks)
         self.members = Members(
             host=self.host,

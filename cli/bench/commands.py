@@ -13,7 +13,7 @@ from shoal.cli.bench.flood import FloodOptions, flood
 from shoal.cli.bench.join import JoinOptions, join
 from shoal.cli.bench.lane import LaneOptions, lane
 from shoal.cli.bench.partition import PartitionOptions, partition
-from shoal.cli.bench.sapo import SapoOptions, sapo
+from shoal.cli.bench.sapo import SapoOptions, SapoTableOptions, sapo, sapo_table
 from shoal.cli.bench.train import TrainOptions, TrainTableOptions, train, train_table
 from shoal.cli.bench.wan import WanOptions, wan
 from shoal.cli.options import command_of
@@ -33,4 +33,5 @@ bench.command("restart")(command_of(RestartOptions, restart))
 bench.command("train")(command_of(TrainOptions, train))
 bench.command("train-table")(command_of(TrainTableOptions, train_table))
 bench.command("sapo")(command_of(SapoOptions, sapo))
+bench.command("sapo-table")(command_of(SapoTableOptions, sapo_table))
 bench.command("attack")(command_of(AttackOptions, attack))

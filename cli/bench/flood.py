@@ -23,7 +23,7 @@ class FloodOptions:
     """What the user asked `shoal bench flood` for."""
 
     nodes: Annotated[int, option("--nodes", help="Nodes that train; the first is attacked.")] = NODES
-    windows: Annotated[int, option("--windows", help="Attacks, each beside a control and a time of peace.")] = WINDOWS
+    windows: Annotated[int, option("--windows", help="Attacks, each between two times of peace.")] = WINDOWS
     seconds: Annotated[float, option("--seconds", help="How long each lasts.")] = SECONDS
     as_json: AsJson = False
 
@@ -41,16 +41,18 @@ def flood(options: FloodOptions) -> None:
 def to_lines(result: FloodResult) -> list[str]:
     """The result for people."""
     made = ", ".join(f"{rate:g} {kind}" for kind, rate in result.per_s.items())
-    refused = ", ".join(f"{count} {reason}" for reason, count in result.refused.items())
-    shares = (result.daemon_share_alone, result.attacker_share, result.daemon_share_attacked)
-    alone, attacker, attacked = (f"{share:.1%} of a core" for share in shares)
-    trainers = (result.trainers_share_alone, result.trainers_share_control, result.trainers_share_attacked)
+    held = ", ".join(f"{number:g} {kind}" for kind, number in result.held.items())
+    refused = ", ".join(f"{rate:g} {reason}" for reason, rate in result.refused_per_s.items())
+    trainers = (result.trainers_share_alone, result.trainers_share_attacked)
+    alone, attacked = (f"{share:.1%} of one" for share in (result.daemon_share_alone, result.daemon_share_attacked))
     return [
+        f"nodes         {result.nodes} on {result.node_processors} processors, the attacker on the others",
         f"left alone    {result.alone_tokens_per_s:.0f} tokens/s; the daemon takes {alone}",
-        f"control       {result.control_tokens_per_s:.0f} tokens/s, beside a process that takes {attacker}",
         f"under attack  {result.attacked_tokens_per_s:.0f} tokens/s; the daemon takes {attacked}",
-        f"ratio         {result.ratio:.3f} of the control, {result.wall_ratio:.3f} of what it is alone",
-        "trainers      {:.2f} cores alone, {:.2f} in the control, {:.2f} under attack".format(*trainers),
+        f"ratio         {result.ratio:.3f}; of tokens per second of the nodes' processor time {result.work_ratio:.3f}",
+        "trainers      {:.2f} processors alone, {:.2f} under attack".format(*trainers),
+        f"attacker      {result.attacker_share:.1%} of one, packets {result.packets_share:.1%}",
         f"each second   {made}",
-        f"refused       {refused}",
+        f"held          {held}",
+        f"refused       each second {refused}",
     ]

@@ -129,6 +129,37 @@ def _seeds(options: SapoOptions) -> tuple[int, ...]:
         raise ConfigError(f"--seeds: {options.seeds!r} is not a list of numbers like 1,2,3") from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoTableOptions:
+    """What the user asked `shoal bench sapo-table` for."""
+
+    results: Annotated[
+        list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")
+    ]
+    out: Annotated[
+        Path | None, option("--out", "-o", help="The page, in Markdown; curves go beside it.", metavar="FILE")
+    ] = None
+
+
+def sapo_table(options: SapoTableOptions) -> None:
+    """Write the page of what sharing rollouts is worth, with curves, beside the paper's figures."""
+    from shoal.node.state.store import write_atomically
+    from shoal.testnet.bench.sapo_page import draw, render
+    from shoal.testnet.bench.sapo_table import read_results
+
+    results = [one for path in options.results for one in read_results(path)]
+    if not results:
+        raise ConfigError(
+            f"{', '.join(map(str, options.results))}: no results; `shoal bench sapo --results` makes them"
+        )
+    page = render(results)
+    if options.out is None:
+        typer.echo(page)
+        return
+    write_atomically(options.out, page.encode())
+    draw(results, options.out.parent)
+
+
 def summary(result: SapoResult) -> list[str]:
     """What was measured, a fact a line."""
     first = result.reward_by_round[: max(1, result.rounds // 10)]

@@ -166,19 +166,19 @@ class DaemonSource:
         daemon = self._daemon
         electorate = self._electorate()
         peers = self._peers(electorate)
-        engine = daemon.engine
+        sharing = daemon.sharing
         return Facts(
             node=self._node(electorate, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
             peers=peers,
-            groups=self._groups(engine) if isinstance(engine, RolloutEngine) else (),
+            groups=() if sharing is None else self._groups(sharing),
         )
 
     async def group(self, digest: str) -> GroupText | None:
         """See `Source`. The question is made again from the reference to the task, in a thread: nobody's word."""
-        engine = self._daemon.engine
-        if not isinstance(engine, RolloutEngine):
+        sharing = self._daemon.sharing
+        if sharing is None:
             return None
-        known = next((known for known in engine.recent if known.digest.hex() == digest), None)
+        known = next((known for known in sharing.recent if known.digest.hex() == digest), None)
         if known is None:
             return None
         group = decode_group(known.group)
@@ -237,7 +237,7 @@ class DaemonSource:
             cpu=self._cpu_cores(),
             memory_bytes=int(self._process.memory_info().rss),
             disk_free_bytes=shutil.disk_usage(daemon.store.folder).free,
-            rollouts=_rollouts(daemon.engine) if isinstance(daemon.engine, RolloutEngine) else None,
+            rollouts=None if daemon.sharing is None else _rollouts(daemon.sharing),
             bans=_bans(daemon.chain.banned),
             **traffic,
         )

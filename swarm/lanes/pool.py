@@ -39,7 +39,7 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.count import LaneCount
 from shoal.swarm.lanes.dial import LaneDialler, Request
-from shoal.swarm.lanes.frame import FrameHeader
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, STALL_DEADLINE_S, FrameSink, Lane, LaneLimits
 from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
 from shoal.swarm.lanes.meeting import LaneMeetings
@@ -244,6 +244,15 @@ class LanePool:
         with self._lock:
             pair = self._pairs.get(peer)
             return 0 if pair is None else pair.queue.queued_bytes
+
+    def waiting(self, peer: PeerId, scope: bytes) -> frozenset[tuple[FrameKind, int]]:
+        """Of what was posted to `peer` itself: see `FrameQueue.waiting`. From any thread."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+        if pair is None:
+            return frozenset()
+        with pair.queue.changed:
+            return pair.queue.waiting(scope)
 
     def sent_bytes(self, peer: PeerId) -> int:
         """Bytes of payload given to the kernel for `peer`, over all remembered lanes. From any thread."""

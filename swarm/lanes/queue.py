@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.lanes.choice import Lineup
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
 
 # Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
@@ -74,6 +74,12 @@ class FrameQueue:
     def next_bytes(self) -> int:
         """About how large the next frame is, on the wire; something must wait."""
         return self._scopes[self._turns[0]].frames[0][0].length + SEAL_OVERHEAD_BYTES
+
+    def waiting(self, scope: bytes) -> frozenset[tuple[FrameKind, int]]:
+        """Kind and chunk of what this node itself sends in `scope` and no lane has taken any of yet."""
+        waiting = self._scopes.get(scope)
+        frames = () if waiting is None else waiting.frames
+        return frozenset((header.kind, header.chunk) for header, _ in frames if not header.offset and not header.flags)
 
     def put(self, header: FrameHeader, payload: memoryview) -> None:
         """Queue a frame and wake one lane. Raises NetworkError if its scope has no room."""

@@ -41,6 +41,8 @@ def render(found: Comparison, campaign: Mapping[str, Any] | None = None) -> str:
     parts = [
         "# Benchmarks\n",
         f"Made by `{_command(found)}` on {found.machine.date}; no number here was written by hand.\n",
+        "Measured on pages of their own: [training](training.md), [sharing rollouts](sapo.md), [faults](faults.md), "
+        "[many peers](scale.md).\n",
         _machine(found),
         "## Targets\n",
         _targets(found.rows),

@@ -113,7 +113,9 @@ def main(place: int, port: int, numel: int) -> None:
         limits=LaneLimits(),
         dialled=place == 1,
     )
-    sink.traffic = traffic = PlanTraffic(post=lambda peer, header, payload: lane.post(header, payload))
+    sink.traffic = traffic = PlanTraffic(
+        post=lambda peer, header, payload: lane.post(header, payload), waiting=lambda to, scope: ()
+    )
     done = threading.Event()
 
     def on_progress(progress: ReduceProgress) -> None:

@@ -39,7 +39,7 @@ class ThreadedSwarm(Swarm):
 
     def __post_init__(self) -> None:
         count = len(self.weights)
-        self.traffic = [PlanTraffic(post=partial(self.transmit, n)) for n in range(count)]
+        self.traffic = [PlanTraffic(post=partial(self.transmit, n), waiting=lambda to, scope: ()) for n in range(count)]
         super().__post_init__()
         for node, traffic in zip(self.nodes, self.traffic, strict=True):
             traffic.begin(node.reduction, Routes(self.plan, node.peer))

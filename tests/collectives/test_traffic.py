@@ -374,6 +374,30 @@ def test_over_a_new_lane_only_what_lacks_is_sent_again(noticed: list[tuple[int, 
     assert net.nodes[0].traffic.owed() == net.nodes[1].traffic.owed() == frozenset()
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+def test_what_waits_for_a_lane_is_not_posted_again(told: bool) -> None:
+    net, given = net_of(3), [contribution(n, LONG) for n in range(3)]
+    plan = plan_of(given)
+    sender, receiver = net.nodes[0].peer, net.nodes[1].peer
+    net.queued[sender, receiver] = []
+    begin_all(net, plan, given)
+    net.join()
+    posted = [header for header, _ in net.queued[sender, receiver]]
+    assert {header.kind for header in posted} == PAYLOADS
+    taken, net.queued[sender, receiver] = net.queued[sender, receiver][:2], net.queued[sender, receiver][2:]
+    before = [(header.kind, header.chunk, header.offset) for header in posted]
+    if not told:
+        net.lose = lambda header: header.kind is FrameKind.LACKING
+    resume_all(net, [(0, 1)], patience_s=WAIT_S if told else 0.01)
+    after = [(header.kind, header.chunk, header.offset) for header, _ in net.queued[sender, receiver]]
+    lost = {(header.kind, header.chunk) for header, _ in taken}
+    assert sorted(after) == sorted(
+        [entry for entry in before[2:] if entry[:2] not in lost] + [entry for entry in before if entry[:2] in lost]
+    )
+    net.send_queued(sender, receiver)
+    assert_exact(net, plan, given)
+
+
 def test_who_does_not_tell_what_lacks_is_sent_everything() -> None:
     net, given = net_of(3), [contribution(n, LONG) for n in range(3)]
     plan = plan_of(given)

@@ -83,16 +83,21 @@ class Net:
     frames: list[tuple[PeerId, PeerId, FrameHeader, bytes]] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
     mended: bool = False
+    queued: dict[tuple[PeerId, PeerId], list[tuple[FrameHeader, bytes]]] = field(default_factory=dict)
+    """Payloads that wait for a lane, from whom to whom; only of pairs that are in here."""
 
     def __post_init__(self) -> None:
         for node in self.nodes:
-            node.traffic = PlanTraffic(post=self.poster(node.peer))
+            node.traffic = PlanTraffic(post=self.poster(node.peer), waiting=partial(self.waits_for, node.peer))
 
     def poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes], None]:
         def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
             if (sender, to) in self.cut:
                 raise NetworkError(f"there is no lane to {to}")
             sent = self.alter(header, bytes(payload))
+            if (sender, to) in self.queued and header.kind in BULK_KINDS:
+                self.queued[sender, to].append((header, sent))
+                return
             self.frames.append((sender, to, header, sent))
             if not self.lose(header):
                 thread = threading.Thread(target=self.deliver, args=(sender, to, header, sent))
@@ -100,6 +105,16 @@ class Net:
                 self.threads.append(thread)
 
         return post
+
+    def waits_for(self, sender: PeerId, to: PeerId, scope: bytes) -> set[tuple[FrameKind, int]]:
+        frames = self.queued.get((sender, to), [])
+        return {(header.kind, header.chunk) for header, _ in frames if header.scope == scope and not header.offset}
+
+    def send_queued(self, sender: PeerId, to: PeerId) -> None:
+        """A lane takes what waits."""
+        for header, payload in self.queued.pop((sender, to)):
+            self.frames.append((sender, to, header, payload))
+            self.deliver(sender, to, header, payload)
 
     def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
         (node,) = (node for node in self.nodes if node.peer == to)

@@ -331,7 +331,7 @@ def frame_targets(rng: Any) -> Iterator[Target]:
     def begun() -> PlanTraffic:
         mesh = Mesh(plan, contributions)
         mesh.start()
-        traffic = PlanTraffic(post=lambda peer, header, payload: None)
+        traffic = PlanTraffic(post=lambda peer, header, payload: None, waiting=lambda to, scope: ())
         traffic.begin(mesh.reductions[me], Routes(plan, me))
         return traffic
 

@@ -132,7 +132,7 @@ class Mesh:
         self.contributions = [EncodedContribution.encode(vector(n), GRID, "int8") for n in range(count)]
         self.identities = [identity(n + 1) for n in range(count)]
         self.peers = [one.peer_id for one in self.identities]
-        self.traffics = [PlanTraffic(post=self.poster(peer)) for peer in self.peers]
+        self.traffics = [PlanTraffic(post=self.poster(peer), waiting=lambda to, scope: ()) for peer in self.peers]
         self.catchups = [FakeCatchUp() for _ in self.peers]
         self.done: list[list[tuple[Finals, float]]] = [[] for _ in self.peers]
         self.lose: Callable[[PeerId, FrameHeader], bool] = lambda sender, header: False

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from shoal.cli.main import execute
+from tests.node.dashboard.test_node_page import read
 from tests.node.lab import Node, assert_exact, assert_one_line, eventually, shoal
 from tests.node.sapo.agent_lab import origins, sharing_swarm
 
@@ -34,7 +35,7 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
     sync: dict[str, object] = {"strategy": "diloco", "inner_steps": STEPS, "balance": False}
     with sharing_swarm(tmp_path, monkeypatch, nodes=2, sync=sync) as swarm:
         one, other = swarm.nodes
-        one.start()
+        one.start("--dashboard", "127.0.0.1:0")
         other.start(join=[one])
         other.wait("certified")
         first = other.wait("agent_started")
@@ -47,6 +48,14 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
         assert again["restored"] is not None
         eventually(lambda: contributed_after(other, again["at"]), "its node contributes again")
         eventually(lambda: origins(one)[other.peer_id] and origins(other)[one.peer_id], "each took from the other")
+        url = one.ask("status")["dashboard"]
+        page = read(url, "api/snapshot")
+        assert page["node"]["digest"] is not None
+        assert page["node"]["rollouts"]["taken"] > 0
+        eventually(
+            lambda: other.peer_id in {group["peer"] for group in read(url, "api/snapshot")["groups"]},
+            "the page shows a group of the other",
+        )
         for node in (other, one):
             node.ask("leave")
             assert node.wait_exit() == 0, node.log

@@ -202,3 +202,21 @@ def test_lanes_share_a_queue_that_outlives_a_fault_of_one_but_not_of_all() -> No
     assert queue.queued_bytes == 0
     for pair, _ in ends:
         pair[1].close()
+
+
+def test_queue_says_which_chunks_no_lane_has_begun() -> None:
+    queue = FrameQueue()
+    model, payload = frame(FIRST, 7)
+    whole = FRAME_LIMIT_BYTES + 10
+    header = replace(model, total=whole, length=0)
+    with queue.changed:
+        for piece in split_chunk(header, memoryview(bytes(whole))):
+            queue.put(*piece)
+        queue.put(replace(model, chunk=8, flags=1), payload)
+    put(queue, FIRST, 9)
+    put(queue, SECOND, 10)
+    assert queue.waiting(FIRST) == {(FrameKind.STATE, 7), (FrameKind.STATE, 9)}
+    ((taken, _),) = queue.take(0)
+    assert (taken.chunk, taken.offset) == (7, 0)
+    assert (FrameKind.STATE, 7) not in queue.waiting(FIRST)
+    assert queue.waiting(b"another.") == frozenset()

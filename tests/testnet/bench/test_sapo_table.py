@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shoal.cli.bench.sapo import SapoTableOptions
+from shoal.cli.bench.sapo import sapo_table as write_page
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench import sapo_table as bench_sapo_table
 from shoal.testnet.bench.machine import this_machine
@@ -100,3 +104,31 @@ def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
         "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) | 0.250 | 33000 | 2.25 (2.10 to 2.40) | 2 |",
         "| 4/4, 1 attack | 9.0 | 1.20 | 0.250 | 18000 | 1.80 | 1 |",  # three honest agents, in place of four
     ]
+
+
+def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(tmp_path: Path) -> None:
+    alone, shared = BENCHES
+    attacked = replace(shared, agents=6, attackers=1 / 3)
+    results = [
+        result_of(alone, 1, reward=10, tokens=1000),
+        result_of(shared, 1, reward=12, tokens=500),
+        result_of(alone, 2, reward=20, tokens=1000),
+        result_of(shared, 2, reward=21, tokens=500),
+        result_of(attacked, 1, reward=11.4),
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in results))
+    write_page(SapoTableOptions(results=[path], out=tmp_path / "sapo.md"))
+    page = (tmp_path / "sapo.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 4/4 | 1, 2 |"))
+    assert "| 12.0, 21.0 | 1.12 (1.05–1.20) (≥ 1.1, **missed**) |" in row
+    assert "| 2.25 (2.10–2.40) (≥ 1.5, met) |" in row
+    assert row.endswith("| 1093.31 | 1.95 |")
+    assert "| 1 | 4/4 | 4 | 2 | 11.4 | 12.0 | 0.950 |" in page
+    assert "0.950 times that of as many without attackers, in the median (≥ 0.95, met)" in page
+    picture = re.search(r"!\[Reward by round\]\((\S+)\)", page)
+    assert picture is not None
+    assert (tmp_path / picture[1]).read_bytes().startswith(b"\x89PNG")
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="no results"):
+        write_page(SapoTableOptions(results=[path]))
