@@ -16,8 +16,9 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.testnet.explore.agreement import Exploration, Finding
+    from shoal.testnet.explore.agreement import Exploration
     from shoal.testnet.explore.repair import RepairExploration
+    from shoal.testnet.explore.search import Finding
 
 PROGRESS_PERIOD_S = 1.0
 

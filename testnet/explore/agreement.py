@@ -1,6 +1,6 @@
 """Every schedule of a small agreement, over the machines that nodes run: no two values may ever be certified.
 
-A state is what each member is in (`explore_member.Member`, by number), which values have been certified, and how many
+A state is what each member is in (`member.Member`, by number), which values have been certified, and how many
 crashes and leaves may still happen. The network is what has been said: anyone may hear any of it later, in any order,
 any number of times, or never, which is delay, reordering, repetition and loss. A member may give up on its view and
 move to any higher one, be killed after or within a step, lose what was not on disk and return, or leave, at any moment.
@@ -27,49 +27,27 @@ Nothing below changes what can be certified; `Scope(reduced=False)` does without
 
 from __future__ import annotations
 
-import time
-from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
-from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Propose, ViewChange, Vote
 from shoal.testnet.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope, outweighs
+from shoal.testnet.explore.search import Finding, OnProgress, Search, State, ignore_progress
 
 PROGRESS_PERIOD_STATES = 4096
-
-State = tuple[int, ...]
-"""The number of a Member for each position, then the number of a Standing."""
 
 Cast = tuple[int, bytes]
 """A vote: its view and the hash of its value."""
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of states and of transitions so far."""
-
-
-def ignore_progress(states: int, transitions: int) -> None:
-    """For whom progress does not matter."""
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a state has besides its members: the values certified, and what may still happen."""
+    """What the last number of a state stands for: the values certified, and what may still happen."""
 
     certified: frozenset[bytes]
     crashes: int
     leaves: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that must never happen, and the steps that lead to it."""
-
-    kind: str
-    schedule: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,34 +97,21 @@ class Explorer:
 
     def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> Exploration:
         """Walk every schedule, breadth first, until a promise is broken or `limit` states were met."""
-        began = time.perf_counter()
-        order = self._order = [self.start]
-        seen = {self.start}
-        parents = array("Q", [0])
-        transitions = at = 0
-        finding: Finding | None = None
-        while at < len(order) and finding is None and (limit is None or len(order) < limit):
-            state = order[at]
-            for position, outcome in self._steps(state):
-                transitions += 1
-                after = self.after(state, position, outcome)
-                if isinstance(after, str):
-                    finding = self._finding(after, parents, at, f"member {position} {outcome.text}")
-                    break
-                if after not in seen:
-                    seen.add(after)
-                    order.append(after)
-                    parents.append(at)
-            at += 1
-            if at % PROGRESS_PERIOD_STATES == 0:
-                on_progress(len(order), transitions)
+        search = Search(self.start, self._steps, self.after, progress_period_states=PROGRESS_PERIOD_STATES)
+        order = self._order = search.order
+        search.run(limit, on_progress)
+        finding = search.finding
+        if finding is not None and self.scope.first_alike < self.scope.members:
+            # Members were exchanged on the way to it: search with their names.
+            named = replace(self.scope, exchanged=False)
+            (finding,) = Explorer(named, self._make, forks_only=self._forks_only).run().violations
         return Exploration(
             scope=self.scope,
             states=len(order),
-            transitions=transitions,
+            transitions=search.transitions,
             member_states=len({number for state in order for number in state[:-1]}),
-            seconds=time.perf_counter() - began,
-            complete=at == len(order) and finding is None,
+            seconds=search.seconds,
+            complete=search.complete,
             certified=frozenset(self.certified(state) for state in order),
             violations=() if finding is None else (finding,),
         )
@@ -163,22 +128,6 @@ class Explorer:
             for position, number in numbers
             for message in self.members.states[number].said
         )
-
-    def _finding(self, kind: str, parents: array[int], at: int, last: str) -> Finding:
-        if self.scope.first_alike < self.scope.members:  # members were exchanged on the way: search with their names
-            named = replace(self.scope, exchanged=False)
-            return Explorer(named, self._make, forks_only=self._forks_only).run().violations[0]
-        path = [at]
-        while path[-1]:
-            path.append(parents[path[-1]])
-        states = [self._order[number] for number in reversed(path)]
-        return Finding(kind=kind, schedule=(*(self._told(a, b) for a, b in pairwise(states)), last))
-
-    def _told(self, before: State, after: State) -> str:
-        for position, outcome in self._steps(before):
-            if self.after(before, position, outcome) == after:
-                return f"member {position} {outcome.text}"
-        raise LocalError("a state was reached by no step")
 
     # -- the steps that are possible -----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Every schedule of a small round in which participants are lost and the reduction is repaired.
 
-A state is what each member is in (`explore_repair_run.Member`, by number) and how many restarts may still happen. A
+A state is what each member is in (`repair_run.Member`, by number) and how many restarts may still happen. A
 member is the round machine and the reduction that nodes run, its agreement log, and all that it said and posted. It
 begins when all contributions are announced, or one is late, and the lead of view 0 has planned. From then on
 
@@ -34,25 +34,18 @@ do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), and frames
 
 from __future__ import annotations
 
-import time
-from array import array
 from dataclasses import dataclass
-from itertools import pairwise
 
-from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Vote
-from shoal.testnet.explore.agreement import Finding, OnProgress, ignore_progress
 from shoal.testnet.explore.repair_member import Members
 from shoal.testnet.explore.repair_run import Kit
 from shoal.testnet.explore.repair_scope import RepairScope
 from shoal.testnet.explore.repair_steps import Outcome
 from shoal.testnet.explore.scope import outweighs
+from shoal.testnet.explore.search import Finding, OnProgress, Search, State, ignore_progress
 
 PROGRESS_PERIOD_STATES = 1024
-
-State = tuple[int, ...]
-"""The number of a Member for each position, then how many restarts are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,41 +80,23 @@ class RepairExplorer:
 
     def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> RepairExploration:
         """Walk every schedule, breadth first, until something is wrong or `limit` states were met."""
-        began = time.perf_counter()
-        order = self._order = [self.start]
-        seen = {self.start}
-        parents = array("Q", [0])
-        transitions = at = 0
-        finding: Finding | None = None
-        while at < len(order) and finding is None and (limit is None or len(order) < limit):
-            state = order[at]
-            for position, outcome in self._steps(state):
-                transitions += 1
-                after = self.after(state, position, outcome)
-                if isinstance(after, str):
-                    finding = self._finding(after, parents, at, f"member {position} {outcome.text}")
-                    break
-                if after not in seen:
-                    seen.add(after)
-                    order.append(after)
-                    parents.append(at)
-            at += 1
-            if at % PROGRESS_PERIOD_STATES == 0:
-                on_progress(len(order), transitions)
+        search = Search(self.start, self._steps, self.after, progress_period_states=PROGRESS_PERIOD_STATES)
+        self._order = search.order
+        search.run(limit, on_progress)
         plans = {m for member in self.members.states for m in member.said if isinstance(m, Plan)}
         revisions = {plan.hash for plan in plans if plan.lineage != plan.hash}
         return RepairExploration(
             scope=self.scope,
-            states=len(order),
-            transitions=transitions,
+            states=len(search.order),
+            transitions=search.transitions,
             member_states=len(self.members.states),
-            seconds=time.perf_counter() - began,
-            complete=at == len(order) and finding is None,
+            seconds=search.seconds,
+            complete=search.complete,
             plans=len(plans),
             revisions=len(revisions),
             repaired=len(revisions.intersection(plan for plan, _ in self.members.finals)),
             certified=len(self._certified),
-            violations=() if finding is None else (finding,),
+            violations=() if search.finding is None else (search.finding,),
         )
 
     def sayings(self) -> frozenset[tuple[int, str]]:
@@ -175,18 +150,3 @@ class RepairExplorer:
         certified = {value for (_, value), peers in voters.items() if outweighs(world.previous, peers)}
         self._certified |= certified
         return len(certified) > 1
-
-    # -- what led to a finding -----------------------------------------------------------------------------------
-
-    def _finding(self, kind: str, parents: array[int], at: int, last: str) -> Finding:
-        path = [at]
-        while path[-1]:
-            path.append(parents[path[-1]])
-        states = [self._order[number] for number in reversed(path)]
-        return Finding(kind=kind, schedule=(*(self._told(a, b) for a, b in pairwise(states)), last))
-
-    def _told(self, before: State, after: State) -> str:
-        for position, outcome in self._steps(before):
-            if self.after(before, position, outcome) == after:
-                return f"member {position} {outcome.text}"
-        raise LocalError("a state was reached by no step")

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.protocol.messages import Certificate, Message, Vote
-from shoal.testnet.explore.agreement import Exploration, Explorer, Finding, OnProgress, State, ignore_progress
+from shoal.testnet.explore.agreement import Exploration, Explorer
 from shoal.testnet.explore.member import MakeAgreement, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope
+from shoal.testnet.explore.search import Finding, OnProgress, State, ignore_progress
 
 STEPS_PER_MEMBER_LIMIT = 60
 """A walk this long ends, and the next begins."""

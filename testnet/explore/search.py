@@ -1,0 +1,109 @@
+"""Breadth first through the states that steps of members lead to, until something is wrong, and how it came to that."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, Protocol, TypeVar
+
+from shoal.protocol.errors import LocalError
+
+State = tuple[int, ...]
+"""The number of a member's state for each position, then what is common to all."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of states and of transitions so far."""
+
+
+def ignore_progress(states: int, transitions: int) -> None:
+    """For whom progress does not matter."""
+
+
+class Told(Protocol):
+    """What can happen to one member, and how it is called."""
+
+    @property
+    def text(self) -> str: ...
+
+
+OutcomeT = TypeVar("OutcomeT", bound=Told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that must never happen, and the steps that lead to it."""
+
+    kind: str
+    schedule: tuple[str, ...]
+
+
+class Search(Generic[OutcomeT]):
+    """A search from `start`.
+
+    steps: the steps that are possible in a state, each the position of a member and what happens to it.
+    after: the state after a step, or what must never happen and happened in it.
+    """
+
+    def __init__(
+        self,
+        start: State,
+        steps: Callable[[State], Sequence[tuple[int, OutcomeT]]],
+        after: Callable[[State, int, OutcomeT], State | str],
+        *,
+        progress_period_states: int,
+    ) -> None:
+        self.order: list[State] = [start]
+        """The states that were met, as they were met."""
+        self.transitions = 0
+        self.complete = False
+        self.finding: Finding | None = None
+        self.seconds = 0.0
+        self._steps, self._after = steps, after
+        self._progress_period_states = progress_period_states
+        self._parents = array("Q", [0])
+
+    def run(self, limit: int | None, on_progress: OnProgress) -> None:
+        """Walk until all was walked, something is wrong, or `limit` states were met."""
+        began = time.perf_counter()
+        order, parents, steps, after = self.order, self._parents, self._steps, self._after
+        seen = set(order)
+        transitions = at = 0
+        while at < len(order) and self.finding is None and (limit is None or len(order) < limit):
+            state = order[at]
+            for position, outcome in steps(state):
+                transitions += 1
+                reached = after(state, position, outcome)
+                if isinstance(reached, str):
+                    self.finding = Finding(kind=reached, schedule=(*self._path(at), _told(position, outcome)))
+                    break
+                if reached not in seen:
+                    seen.add(reached)
+                    order.append(reached)
+                    parents.append(at)
+            at += 1
+            if at % self._progress_period_states == 0:
+                on_progress(len(order), transitions)
+        self.transitions = transitions
+        self.complete = at == len(order) and self.finding is None
+        self.seconds = time.perf_counter() - began
+
+    def _path(self, at: int) -> list[str]:
+        """The steps that led to a state. Raises LocalError for one that no step leads to."""
+        path = [at]
+        while path[-1]:
+            path.append(self._parents[path[-1]])
+        states = [self.order[number] for number in reversed(path)]
+        return [self._step_between(before, reached) for before, reached in pairwise(states)]
+
+    def _step_between(self, before: State, reached: State) -> str:
+        for position, outcome in self._steps(before):
+            if self._after(before, position, outcome) == reached:
+                return _told(position, outcome)
+        raise LocalError("a state was reached by no step")
+
+
+def _told(position: int, outcome: Told) -> str:
+    return f"member {position} {outcome.text}"
