@@ -151,3 +151,13 @@ def parse_host_port(text: str, option: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > PORT_LIMIT:
         raise ConfigError(f"{option}: {text!r} is not HOST:PORT; write 0.0.0.0:4100, or [::]:4100 for IPv6")
     return match["v6"] or match["host"], int(match["port"])
+
+
+def parse_seeds(text: str | None, seed: int) -> tuple[int, ...]:
+    """The seeds of "1,2,3", or that one where there is no text. Raises ConfigError."""
+    if text is None:
+        return (seed,)
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--seeds: {text!r} is not a list of numbers like 1,2,3") from None

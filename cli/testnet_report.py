@@ -97,9 +97,19 @@ def summary(report: Report, out: Path) -> list[str]:
         f"bytes      {quantity(report.bytes.lanes_sent, 'B')} of tensors, "
         f"{quantity(report.bytes.control_sent, 'B')} of control"
         + (f": {saved:.0f} times less than fp32 at every step" if saved else ""),
+        *_blocked(report),
         f"report     {out / 'report.json'}, {out / 'report.html'}",
         *(["all is as it should be"] if ok(report) else _failures(report)),
     ]
+
+
+def _blocked(report: Report) -> list[str]:
+    """What waiting for rounds cost, where it is hidden behind steps."""
+    waited = [node.blocked_fraction for node in report.nodes if node.blocked_fraction is not None]
+    overlaps = report.scenario.strategy == "streaming" or report.scenario.sync.get("overlap_steps")
+    if not waited or not overlaps:
+        return []
+    return [f"blocked    {max(waited):.1%} of its time, for the trainer that waited longest for rounds"]
 
 
 def _decided(report: Report) -> str:

@@ -15,7 +15,7 @@ from shoal.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from shoal.testnet.bench.flood import FloodResult
 
-NODES, WINDOWS, SECONDS = 2, 4, 15.0
+NODES, WINDOWS, SECONDS = 2, 3, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

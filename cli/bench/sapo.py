@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions, option, parse_seeds
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
 from shoal.protocol.errors import ConfigError
@@ -91,7 +91,7 @@ def sapo(options: SapoOptions) -> None:
         warm_up_reward=options.warm_up_reward,
     )
     benches = [bench_of(words, local=local, external=external) for local, external in _settings(options)]
-    seeds = _seeds(options)
+    seeds = parse_seeds(options.seeds, options.seed)
     done = []
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
 
@@ -118,15 +118,6 @@ def _settings(options: SapoOptions) -> list[tuple[int, int]]:
     if len(pairs) < len(found):
         raise ConfigError(f"--settings: {options.settings!r} is not a list of pairs like 8/0,4/4")
     return pairs
-
-
-def _seeds(options: SapoOptions) -> tuple[int, ...]:
-    if options.seeds is None:
-        return (options.seed,)
-    try:
-        return tuple(int(part) for part in options.seeds.split(","))
-    except ValueError:
-        raise ConfigError(f"--seeds: {options.seeds!r} is not a list of numbers like 1,2,3") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

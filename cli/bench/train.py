@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions, option, parse_seeds
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
 from shoal.protocol.errors import ConfigError
@@ -95,7 +95,7 @@ def train(options: TrainOptions) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         result = measure(
             bench,
-            _seeds(options),
+            parse_seeds(options.seeds, options.seed),
             folder,
             in_process=options.in_process,
             baseline=None if options.baseline is None else load_result(options.baseline),
@@ -159,15 +159,6 @@ def train_table(options: TrainTableOptions) -> None:
         return
     write_atomically(options.out, page.encode())
     draw(results, options.out.parent)
-
-
-def _seeds(options: TrainOptions) -> tuple[int, ...]:
-    if options.seeds is None:
-        return (options.seed,)
-    try:
-        return tuple(int(part) for part in options.seeds.split(","))
-    except ValueError:
-        raise ConfigError(f"--seeds: {options.seeds!r} is not a list of numbers like 1,2,3") from None
 
 
 def _by_section(texts: Iterable[str]) -> dict[str, dict[str, Option]]:
