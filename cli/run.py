@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli import logs
+from shoal.cli.arenas import share_arenas
 from shoal.cli.imports import importing
 from shoal.cli.joining import follow_link
 from shoal.cli.options import DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option, parse_host_port, parse_rate
@@ -191,6 +192,7 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
 
         from shoal.node.daemon import run_node
 
+    share_arenas()
     gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
     return trio.run(partial(run_node, config, on_progress=on_progress))
 

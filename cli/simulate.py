@@ -67,6 +67,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     loss=options.loss or found.loss,
                     churn=Churn() if churn == Churn() else churn,
                     fault=found.fault,
+                    rollouts=found.rollouts,
                     real_keys=options.real_keys,
                 )
             ),
@@ -98,6 +99,10 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
         f"detector   {outcome.deaths_found:,} deaths found, 99 of 100 within {outcome.detect_s_p99} s; "
         f"{outcome.false_evictions} living peers given up"
     )
+    if outcome.states_fetched:
+        yield f"transfers  {outcome.states_fetched} states fetched"
+    if outcome.groups_trained:
+        yield f"rollouts   {outcome.groups_trained:,} groups of others trained on"
     yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
     yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
     yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"

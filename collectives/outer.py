@@ -27,6 +27,7 @@ from shoal.collectives.codecs import F32, Codec, check_denormals, final_codec
 from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.collectives.own_memory import own_array
 from shoal.collectives.state import (
     ADAMW_KINDS,
     NESTEROV_KINDS,
@@ -49,9 +50,9 @@ class _Own(threading.local):
     """This thread's own memory, kept: fresh pages cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.scratch: F32 = np.empty(max(SPAN_VALUES, NORM_SPAN_VALUES), np.float32)
-        self.more: F32 = np.empty(SPAN_VALUES, np.float32)
-        self.squares: F64 = np.empty(NORM_SPAN_VALUES, np.float64)
+        self.scratch: F32 = own_array(max(SPAN_VALUES, NORM_SPAN_VALUES), np.float32)
+        self.more: F32 = own_array(SPAN_VALUES, np.float32)
+        self.squares: F64 = own_array(NORM_SPAN_VALUES, np.float64)
 
 
 _own = _Own()

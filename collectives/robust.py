@@ -45,6 +45,7 @@ import numpy as np
 
 from shoal.collectives.adamw import F64, NORM_SPAN_VALUES, square_sum
 from shoal.collectives.codecs import F32, SPAN_ALIGNMENT, SPAN_VALUES, Codec, Undecodable, check_denormals
+from shoal.collectives.own_memory import own_array
 from shoal.collectives.summing import Term, span_scratch, weighted_mean
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.messages import CLIP_UNIT, MEMBER_LIMIT, Plan
@@ -233,15 +234,15 @@ class _Own(threading.local):
     """This thread's own memory, kept: fresh pages cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.squares: F64 = np.empty(NORM_SPAN_VALUES, np.float64)
-        self.difference: F32 = np.empty(NORM_SPAN_VALUES, np.float32)
-        self.total: F32 = np.empty(NORM_SPAN_VALUES, np.float32)
+        self.squares: F64 = own_array(NORM_SPAN_VALUES, np.float64)
+        self.difference: F32 = own_array(NORM_SPAN_VALUES, np.float32)
+        self.total: F32 = own_array(NORM_SPAN_VALUES, np.float32)
         self._block: F32 = np.empty((0, BLOCK_VALUES), np.float32)
 
     def rows(self, count: int, length: int) -> list[F32]:
         """`count` + 1 rows of `length` values."""
         if len(self._block) <= count:
-            self._block = np.empty((count + 1, BLOCK_VALUES), np.float32)
+            self._block = own_array((count + 1) * BLOCK_VALUES, np.float32).reshape(count + 1, BLOCK_VALUES)
         return [row[:length] for row in self._block[: count + 1]]
 
 

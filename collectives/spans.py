@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.dither import ChunkDither
+from shoal.collectives.own_memory import own_array
 from shoal.protocol.errors import LocalError, RemoteError
 
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -163,10 +164,10 @@ class _Work(threading.local):
     """A thread's own arrays of SPAN_VALUES, kept between calls: fresh pages cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.values: F32 = np.empty(SPAN_VALUES, np.float32)
-        self.more: F32 = np.empty(SPAN_VALUES, np.float32)
-        self.small: npt.NDArray[np.int8] = np.empty(SPAN_VALUES, np.int8)
-        self.pairs: npt.NDArray[np.uint16] = np.empty(SPAN_VALUES // 2, "<u2")
+        self.values: F32 = own_array(SPAN_VALUES, np.float32)
+        self.more: F32 = own_array(SPAN_VALUES, np.float32)
+        self.small: npt.NDArray[np.int8] = own_array(SPAN_VALUES, np.int8)
+        self.pairs: npt.NDArray[np.uint16] = own_array(SPAN_VALUES // 2, "<u2")
 
 
 work: Final = _Work()

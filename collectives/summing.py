@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.collectives.codecs import F32, SPAN_VALUES, U8, Codec, Undecodable, check_denormals
+from shoal.collectives.own_memory import own_array
 from shoal.protocol.messages import CLIP_UNIT
 
 
@@ -100,6 +101,6 @@ def chunk_scratch(n: int) -> F32:
 def _own(name: str, n: int) -> F32:
     scratch: F32 | None = getattr(_local, name, None)
     if scratch is None or scratch.size < n:
-        scratch = np.empty(n, np.float32)
+        scratch = own_array(n, np.float32)
         setattr(_local, name, scratch)
     return scratch[:n]

@@ -51,7 +51,7 @@ from shoal.node.state.resumption import Resumption
 from shoal.node.state.states import StateShelf
 from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.state.transfer import DonorScores
-from shoal.node.status import node_record, parting
+from shoal.node.status import either_leaves, node_record, parting
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
@@ -116,7 +116,7 @@ class Daemon:
         self.vectors = VectorShelf(self.shelf.lookup)
         self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.vectors.lookup)
         self.traffic = PlanTraffic(post=self.lanes.post, waiting=self.lanes.waiting)
-        self.router.connect(self.traffic, self.chunks)
+        self.router.connect(self.traffic, self.chunks, parting=lambda peer: either_leaves(self, peer))
         self.members = Members(
             host=self.host,
             sealer=sealer,

@@ -103,6 +103,12 @@ def parting(change: Change, record: NodeRecord | None) -> dict[str, bool]:
     return {"left": True} if change.kind == "died" and record is not None and record.phase == "leaving" else {}
 
 
+def either_leaves(daemon: Daemon, peer: PeerId) -> bool:
+    """Whether this node or `peer` is on its way out, so that lanes between them end. From any thread."""
+    record = daemon.members.record_of(peer)
+    return daemon.record_phase == "leaving" or (record is not None and record.phase == "leaving")
+
+
 def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:
     return [
         RollbackStatus(peer_id=peer, round=consent.target.round, asked=consent.asked)

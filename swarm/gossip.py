@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import trio
+from blake3 import blake3
 
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
@@ -28,6 +30,7 @@ from libp2p.host.basic_host import BasicHost  # isort: skip
 from libp2p.peer.id import ID  # isort: skip
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub  # isort: skip
 from libp2p.pubsub import pubsub  # isort: skip
+from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.rpc_queue import RpcQueue  # isort: skip
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,20 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
 pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 
+class _Router(GossipSub):  # type: ignore[misc]
+    """Keeps little of what has passed. libp2p's own notes the time of every message for an adaptation that is off here,
+    and never forgets one; and of the last thousand messages it keeps the packets in which they came."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.recent_message_deliveries: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=0))
+
+    def _check_equivocation(self, msg: Any) -> bool:
+        digest = blake3(msg.data).digest()
+        brief = rpc_pb2.Message(from_id=msg.from_id, seqno=msg.seqno, topicIDs=msg.topicIDs, data=digest)
+        return bool(super()._check_equivocation(brief))
+
+
 class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest.
 
@@ -122,7 +139,7 @@ class Gossip:
     def __init__(self, host: BasicHost, traffic: Traffic, guests: Guests) -> None:
         self._traffic = traffic
         self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
-        self._router = GossipSub(
+        self._router = _Router(
             protocols=[TProtocol(PROTOCOL_ID_V11)],
             degree=DEGREE,
             degree_low=DEGREE_LOW,

@@ -42,6 +42,7 @@ from shoal.swarm.limits import (
     Refusals,
 )
 from shoal.swarm.muxer import Muxer
+from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
 from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
@@ -105,6 +106,8 @@ class Host:
         self.refusals = Refusals()
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer belongs here; strangers are given less."""
+        self.is_expected: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer that does not yet may do so, and is known: it is read like one that does."""
         self.is_known: Callable[[str], bool] = lambda address: False
         """Whether an IP address is one of a member: it is let in before others when many come."""
         self._door = Door(self.refusals, is_known=lambda address: self.is_known(address))
@@ -113,7 +116,12 @@ class Host:
         )
         self._targets = DialTargets()
         self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
-        guests = Guests(self.refusals, lambda peer: self.is_admitted(peer))
+        guests = Guests(
+            self.refusals,
+            lambda peer: self.is_admitted(peer),
+            lambda peer: self.is_expected(peer),
+            lambda address: self.is_known(address),
+        )
         self._libp2p = transport.make_host(self._network, guests)
         self.circuits = Circuits(self._network, self._libp2p)
         self.circuits.lets_in = self._lets_in
@@ -158,8 +166,8 @@ class Host:
         Messages either way may have `limit_bytes`.
         """
 
-        async def handle(net_stream: transport.AnyStream) -> None:
-            raw, peer = _framed(transport.NetStream(net_stream), framing), transport.peer_of(net_stream)
+        async def handle(net_stream: AnyStream) -> None:
+            raw, peer = _framed(NetStream(net_stream), framing), peer_of(net_stream)
             stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic, memory=self._memory)
             await self._handle(protocol, handler, stream)
 
@@ -243,6 +251,14 @@ class Host:
             refused=frozenset(refused),
             silent=frozenset(silent - refused),
         )
+
+    async def take_over(self, stream: trio.SocketStream, peer: PeerId, *, dialled: bool) -> None:
+        """Make of a TCP connection that is up already the one to `peer`, in the place of one through a relay.
+
+        One end has to have it `dialled`, and the other not. Raises NetworkError unless the far end proves to be the
+        peer in time; the socket is closed then, and when cancelled.
+        """
+        await self._network.take_over(stream, peer, dialled=dialled)
 
     def _may_dial(self, address: Address | CircuitAddress) -> bool:
         """Whether that costs no third party more than it may."""

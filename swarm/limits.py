@@ -5,6 +5,8 @@
                       crowded address gives way
     a stranger        who is connected and not admitted: few streams, and few of all strangers together, few bytes,
                       parted from after a while, and the first to go when there are many (`shoal.swarm.members`)
+    its reads         `Guests.turn`: all strangers together are read so often in a second, those first that were read
+                      little; what they send beyond that stays in the system's buffers, until they are parted from
     a stream          `Guests`: so many at once and a second; who is refused often loses the connection
     a message         `Guests.pace`: over its rate a member is read later, so it fills its own buffers and not ours
     bytes             `Memory`: received and not yet read, of one peer and of all together
@@ -33,9 +35,9 @@ CONNECTION_LIMIT = 512
 HALF_OPEN_LIMIT = 64
 """Incoming connections whose handshake is under way."""
 HALF_OPEN_PER_ADDRESS_LIMIT = 48
-HANDSHAKES_PER_S, HANDSHAKES_BURST = 6.0, 128.0
+HANDSHAKES_PER_S, HANDSHAKES_BURST = 1.0, 128.0
 """Incoming ones in all, from other addresses than members'. Each costs this node some milliseconds of CPU."""
-NEWCOMERS_PER_S, NEWCOMERS_BURST = 6.0, 128.0
+NEWCOMERS_PER_S, NEWCOMERS_BURST = 1.0, 128.0
 """Incoming ones from addresses that came hardly ever before: whoever comes again and again leaves them their room."""
 NEWCOMER_RETURNS_S, NEWCOMER_BURST = 60.0, 4.0
 """An address is a newcomer's for its first few, and for another one after so long."""
@@ -62,9 +64,17 @@ STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST = 4.0, 64.0
 FIRST_STREAMS = 8.0
 """Of a stranger; for those after them all strangers share what follows."""
 STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST = 48.0, 384.0
+FIRST_READS = 48.0
+"""Of a stranger that dialled: of frames' headers and bodies. A hello with all that is beside it takes up to 42."""
+NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST = 128.0, 2048.0
+"""Of all strangers' first ones: more than those need who are let in at NEWCOMERS_PER_S and HANDSHAKES_PER_S."""
+STRANGERS_READS_PER_S, STRANGERS_READS_BURST = 32.0, 256.0
+"""Of all strangers' later ones."""
 STRIKES_LIMIT = 64
 """Streams that are refused before the connection is closed, unless STRIKES_FORGIVEN_S pass in peace."""
 STRIKES_FORGIVEN_S = 10.0
+STRANGER_STRIKES = 4.0
+"""As many as one of a stranger's streams that is refused counts for."""
 
 MESSAGES_PER_S, MESSAGES_BURST = 400.0, 4096.0
 """Of one member on its link; a round has some dozens."""
@@ -92,6 +102,7 @@ class Reason(StrEnum):
     FLOODING = "connections of flooding peers"
     UNREAD = "unread bytes"
     PACED = "messages delayed"
+    TURNS = "reads delayed of strangers"
     GOSSIP_RATE = "gossip packets per second"
     ADMISSION = "hellos not admitted"
     LANE_RATE = "lane connections per second"
@@ -281,16 +292,26 @@ class Memory:
 class Guests:
     """How many streams and messages connected peers may open and send. Use from trio's thread.
 
-    is_admitted: whether a peer belongs to the swarm; to others less is given.
+    is_admitted: whether a peer belongs to the swarm; to others less is given. is_expected: whether one that does not
+    may do so, and is known. is_known: whether an IP address is a member's: others there are read as soon.
     """
 
-    def __init__(self, refusals: Refusals, is_admitted: Callable[[PeerId], bool]) -> None:
+    def __init__(
+        self,
+        refusals: Refusals,
+        is_admitted: Callable[[PeerId], bool],
+        is_expected: Callable[[PeerId], bool] = lambda peer: False,
+        is_known: Callable[[str], bool] = lambda address: False,
+    ) -> None:
         self._refusals = refusals
-        self._is_admitted = is_admitted
+        self._is_admitted, self._is_expected, self._is_known = is_admitted, is_expected, is_known
         self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
         self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
         self._first: Rates[PeerId] = Rates(0.0, FIRST_STREAMS)
         self._strangers: Rates[None] = Rates(STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST)
+        self._first_reads: Rates[PeerId] = Rates(0.0, FIRST_READS)
+        self._newcomers_reads = _Debt(NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST)
+        self._strangers_reads = _Debt(STRANGERS_READS_PER_S, STRANGERS_READS_BURST)
         self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
         self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
         self._open: Counter[PeerId] = Counter()
@@ -298,10 +319,22 @@ class Guests:
 
     def is_flooding(self, peer: PeerId) -> bool:
         """Count one stream that was refused; whether the peer's connection is to be closed for it."""
-        if self._strikes.take(peer, trio.current_time()):
+        strikes = 1.0 if self._is_admitted(peer) else STRANGER_STRIKES
+        if self._strikes.take(peer, trio.current_time(), strikes):
             return False
         self._refusals.note(Reason.FLOODING)
         return True
+
+    async def turn(self, peer: PeerId, address: str | None = None) -> None:
+        """Wait until this peer, which dialled from `address`, is to be read: members, and who likely is one, now."""
+        if self._is_admitted(peer) or self._is_expected(peer) or (address is not None and self._is_known(address)):
+            return
+        now = trio.current_time()
+        is_newcomer = self._first_reads.take(peer, now)
+        wait_s = (self._newcomers_reads if is_newcomer else self._strangers_reads).owe(1.0, now)
+        if wait_s > 0:
+            self._refusals.note(Reason.TURNS)
+            await trio.sleep(wait_s)
 
     @contextlib.contextmanager
     def stream(self, peer: PeerId) -> Iterator[bool]:

@@ -138,6 +138,7 @@ class Members:
         self._known = KnownHosts()
         host.is_admitted = lambda peer: peer in self.links.linked()
         host.is_known = self._known.__contains__
+        host.is_expected = self.admits
         self.machine = MembershipMachine(
             me=self._me,
             rng=random.Random(self._me),

@@ -1,7 +1,9 @@
 """One libp2p connection: the socket under it, and the yamux above it, as Shoal needs them.
 
 * `Wire`     — the socket: notices a dead peer within seconds, and can be closed without waiting.
-* `Muxer`    — yamux: a cancelled task never leaves half a frame on the wire; a heartbeat; a memory bound.
+* `Muxer`    — yamux: a cancelled task never leaves half a frame on the wire; a heartbeat; a memory bound; credit for
+  what was read is given in few frames rather than after every read.
+* `Secured`  — what is between them: strangers are read when it is their turn.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import socket
 import struct
 import sys
 import warnings
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -21,7 +24,17 @@ with warnings.catch_warnings():
     from libp2p.io.exceptions import ConnectionClosedError
     from libp2p.network.exceptions import SwarmException
     from libp2p.peer.id import ID
-    from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT, Yamux
+    from libp2p.stream_muxer.yamux.yamux import (
+        DEFAULT_WINDOW_SIZE,
+        FLAG_FIN,
+        FLAG_RST,
+        FLAG_SYN,
+        HEADER_SIZE,
+        TYPE_PING,
+        TYPE_WINDOW_UPDATE,
+        YAMUX_HEADER_FORMAT,
+        Yamux,
+    )
 
 # Unacknowledged data for this long breaks the connection (Linux); probes find a peer that went away silently.
 USER_TIMEOUT_MS = 8_000
@@ -37,6 +50,9 @@ HEARTBEAT_DEADLINE_S = 15.0
 # Received and not yet read by anyone, over all streams of one connection; a peer that ignores flow control goes.
 CONNECTION_BUFFER_LIMIT_BYTES = 64 << 20
 CLOSE_DEADLINE_S = 2.0
+# Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
+CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4
+OWED_LIMIT_STREAMS = 256
 
 # What libp2p's streams and connections raise when the world, rather than our code, is at fault.
 FOREIGN_ERRORS = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, ValueError)
@@ -98,12 +114,31 @@ def _tune(stream: trio.SocketStream) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
+class Secured:
+    """A secured connection of which every read waits for its `turn`, where that is set."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.turn: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self, n: int | None = None) -> bytes:
+        """What the connection reads, in its turn: until then it stays in the system's buffers, as it came."""
+        if self.turn is not None:
+            await self.turn()
+        data: bytes = await self._connection.read(n)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
 class Muxer(Yamux):  # type: ignore[misc]
     """yamux whose frames are whole whatever is cancelled, with a heartbeat and a bound on unread bytes."""
 
     def __init__(self, secured_conn: Any, peer_id: ID, *, is_initiator: bool) -> None:
-        super().__init__(secured_conn, peer_id, is_initiator=is_initiator)
+        super().__init__(Secured(secured_conn), peer_id, is_initiator=is_initiator)
         self.opened_at = trio.current_time()
+        self._owed: dict[int, int] = {}  # bytes of credit by stream
         self._begun = False
         self._answered = False
         self._ping_id = 0
@@ -128,7 +163,33 @@ class Muxer(Yamux):  # type: ignore[misc]
                 with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
                     await self._cleanup_on_error()
 
+    def take_turns(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """Wait for this before every read from now on."""
+        self.secured_conn.turn = turn
+
+    def _credited(self, frame: bytes) -> bytes:
+        """The frame that is to be sent for this one; none for credit that can wait, and more credit for what waited."""
+        if len(frame) != HEADER_SIZE:
+            return frame
+        version, kind, flags, stream_id, credit = struct.unpack(YAMUX_HEADER_FORMAT, frame)
+        if kind != TYPE_WINDOW_UPDATE:
+            return frame
+        if flags:
+            if flags & (FLAG_FIN | FLAG_RST):
+                self._owed.pop(stream_id, None)
+            return frame
+        owed = self._owed.pop(stream_id, 0) + credit
+        if owed >= CREDIT_BYTES:
+            return struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream_id, owed)
+        if len(self._owed) >= OWED_LIMIT_STREAMS:  # more than are open at once: most of them have ended
+            self._owed = {one: owed for one, owed in self._owed.items() if one in self.streams}
+        self._owed[stream_id] = owed
+        return b""
+
     async def _write_frame(self, data: bytes) -> None:
+        data = self._credited(data)
+        if not data:
+            return
         async with self._write_lock:
             now = trio.current_time()
             patience_s = trio.current_effective_deadline() - now

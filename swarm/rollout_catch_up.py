@@ -1,25 +1,17 @@
-"""Announcements that gossip lost: each node asks the others for those of theirs that did not arrive.
-
-Gossip gives no guarantee, least of all to a node that has just joined. So whoever's numbers have gaps is asked, and
-everybody in turn, since nobody sees a gap behind the last that came. An origin keeps its own announcements for as long
-as they are worth something, and answers from HISTORY_DELAY_S after it published them: until then gossip may bring them.
-"""
+"""Asking others for announcements that gossip lost, and answering: carries out `shoal.protocol.offer_catch_up`."""
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from itertools import islice
 
 import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_BYTES,
-    BATCH_LIMIT_ITEMS,
     AnnouncementBatch,
     CatchUpRequest,
     RolloutError,
@@ -34,22 +26,7 @@ from shoal.swarm.streams import MessageStream
 logger = logging.getLogger(__name__)
 
 CATCH_UP_PROTOCOL = "/shoal/rollout-offers/1"
-ASK_PERIOD_S = 2.0
-ASK_PERIOD_LIMIT_S = 8.0
-"""Of a node that misses nothing it knows of, and to which asking brought nothing."""
-ASKED_PER_PERIOD = 4
-ANSWERS_PER_TURN = 4
-"""Full answers of one peer that are taken in its turn."""
-HISTORY_LIMIT = 2048
-HISTORY_DELAY_S = 5.0
 DEADLINE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    sealed: bytes
-    round: int
-    at: float
 
 
 class CatchUp:
@@ -69,63 +46,38 @@ class CatchUp:
         """`peers`: who may be asked and may ask. `take`: what to do with an answer; returns how many of it are news."""
         self._host = host
         self._protocol = protocol
-        self._boot = boot
         self._peers = peers
-        self._missing = missing
         self._take = take
         self._blame = blame
-        self._history: OrderedDict[int, _Published] = OrderedDict()
-        self._asked: OrderedDict[PeerId, None] = OrderedDict()
-        self._news = 0
+        self._machine = OfferCatchUp(boot=boot, missing=missing)
 
     def note(self, sequence: int, sealed: bytes, round_number: int) -> None:
         """This node publishes this announcement of its round."""
-        self._history[sequence] = _Published(sealed, round_number, trio.current_time())
-        if len(self._history) > HISTORY_LIMIT:
-            self._history.popitem(last=False)
+        self._machine.note(sequence, sealed, round_number, trio.current_time())
 
     def expire(self, before_round: int) -> None:
         """Forget what was announced before this round."""
-        while self._history and next(iter(self._history.values())).round < before_round:
-            self._history.popitem(last=False)
+        self._machine.expire(before_round)
 
     async def run(self) -> None:
         """Answer, and ask a few peers each period, until cancelled."""
         self._host.serve(self._protocol, self._answer, limit_bytes=BATCH_LIMIT_BYTES)
-        period_s = ASK_PERIOD_S
         while True:
-            await trio.sleep(period_s)
-            self._news = 0
+            await trio.sleep(self._machine.period_s)
             async with trio.open_nursery() as nursery:
-                for peer in self._next_peers():
+                for peer in self._machine.begin_turn(self._host.connected() & frozenset(self._peers())):
                     nursery.start_soon(self._ask, peer)
-            is_quiet = not self._news and not self._with_gaps()
-            period_s = min(2 * period_s, ASK_PERIOD_LIMIT_S) if is_quiet else ASK_PERIOD_S
-
-    def _with_gaps(self) -> list[PeerId]:
-        return [peer for peer in self._asked if self._missing(peer).missing]
-
-    def _next_peers(self) -> list[PeerId]:
-        """Those whose numbers have gaps, but for one place at least, and those that were asked longest ago."""
-        reachable = self._host.connected() & frozenset(self._peers())
-        self._asked = OrderedDict.fromkeys(
-            (*sorted(reachable - self._asked.keys()), *(peer for peer in self._asked if peer in reachable))
-        )
-        turn = list(dict.fromkeys((*self._with_gaps()[: ASKED_PER_PERIOD - 1], *self._asked)))[:ASKED_PER_PERIOD]
-        for peer in turn:
-            self._asked.move_to_end(peer)
-        return turn
+            self._machine.end_turn()
 
     async def _ask(self, peer: PeerId) -> None:
         try:
             for _ in range(ANSWERS_PER_TURN):
-                request = canonical(self._missing(peer))
+                request = canonical(self._machine.request(peer))
                 answer = await self._host.request(
                     peer, self._protocol, request, deadline_s=DEADLINE_S, limit_bytes=BATCH_LIMIT_BYTES
                 )
                 batch = decode_batch(answer, peer=peer)
-                self._news += self._take(peer, batch)
-                if len(batch.announcements) < BATCH_LIMIT_ITEMS:
+                if not self._machine.came(batch, self._take(peer, batch)):
                     return
         except RolloutError as error:
             self._blame(peer, error)
@@ -139,18 +91,6 @@ class CatchUp:
         except RolloutError as error:
             self._blame(stream.peer, error)
             raise
-        batch = AnnouncementBatch(announcements=self._announcements(stream.peer, request))
+        is_partner = stream.peer in self._peers()
+        batch = self._machine.answer(request, trio.current_time()) if is_partner else AnnouncementBatch()
         await stream.send(encode_batch(batch), deadline_s=DEADLINE_S)
-
-    def _announcements(self, peer: PeerId, request: CatchUpRequest) -> tuple[bytes, ...]:
-        if peer not in self._peers():
-            return ()
-        same_life = request.boot == self._boot
-        newest, missing = (request.newest, frozenset(request.missing)) if same_life else (0, frozenset[int]())
-        latest = trio.current_time() - HISTORY_DELAY_S
-        wanted = (
-            published.sealed
-            for sequence, published in self._history.items()
-            if (sequence > newest or sequence in missing) and published.at <= latest
-        )
-        return tuple(islice(wanted, BATCH_LIMIT_ITEMS))

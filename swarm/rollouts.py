@@ -23,6 +23,7 @@ from typing import Protocol
 import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.group_pull import Ask, Budget, Came, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook, TokenBucket
 from shoal.protocol.rollouts import (
@@ -38,7 +39,6 @@ from shoal.protocol.rollouts import (
     decode_batch,
     decode_chunk,
     decode_request,
-    digest_of,
     encode_batch,
     encode_group,
     peek_announcement,
@@ -62,8 +62,6 @@ REQUEST_DEADLINE_S = 5.0
 REQUEST_COST_BYTES = 4096
 """What a request takes from its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
-BUSY_LIMIT = 25
-"""Times that busy servers of one group are asked again."""
 METER_LIMIT_PEERS = 4096
 
 
@@ -95,27 +93,6 @@ class Holdings(Protocol):
 
     def keep(self, digest: bytes, data: bytes) -> None:
         """Hold a group, own or pulled, for as long as it may."""
-
-
-class _Busy(Exception):
-    """The server has served this node enough for the moment."""
-
-
-class _Absent(Exception):
-    """The server does not hold the group."""
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Bytes that one fetch may still receive."""
-
-    left_bytes: int
-
-    def take(self, size_bytes: int) -> bool:
-        if size_bytes > self.left_bytes:
-            return False
-        self.left_bytes -= size_bytes
-        return True
 
 
 class _Meters:
@@ -160,8 +137,6 @@ class RolloutExchange:
         self.rejected: Counter[Reason] = Counter()
         self.announcements_sent = 0
         self.announcements_received = 0
-        self.bytes_fetched = 0  # of groups, those that proved wrong included
-        self.bytes_wasted = 0
         self.bytes_served = 0
         self._host = host
         self._sealer = sealer
@@ -187,7 +162,18 @@ class RolloutExchange:
         )
         self._answering = 0
         self._fetching = trio.Semaphore(limits.fetches)
-        self._paused: dict[PeerId, float] = {}
+        self._left_alone = LeftAlone(limits.pause_s)
+        self._tally = Tally()
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Of groups, those that proved wrong included."""
+        return self._tally.fetched_bytes
+
+    @property
+    def bytes_wasted(self) -> int:
+        """Of those, what led to no group."""
+        return self._tally.wasted_bytes
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce, collect and serve until cancelled, or until the host ends."""
@@ -346,7 +332,7 @@ class RolloutExchange:
         Receives at most `limit_bytes`, those of groups that prove wrong included; the offers in front come first.
         Cancellation: nothing is returned, what came is held.
         """
-        budget = _Budget(limit_bytes)
+        budget = Budget(limit_bytes)
         came: dict[bytes, bytes] = {}
         with trio.move_on_after(deadline_s):
             async with trio.open_nursery() as nursery:
@@ -355,7 +341,7 @@ class RolloutExchange:
                     nursery.start_soon(self._fetch_group, offer, budget, came)
         return came
 
-    async def _fetch_group(self, offer: Offer, budget: _Budget, came: dict[bytes, bytes]) -> None:
+    async def _fetch_group(self, offer: Offer, budget: Budget, came: dict[bytes, bytes]) -> None:
         try:
             data = self._holdings.get(offer.digest)
             if data is None:
@@ -365,92 +351,69 @@ class RolloutExchange:
         finally:
             self._fetching.release()
 
-    async def _from_anyone(self, offer: Offer, budget: _Budget) -> bytes | None:
+    async def _from_anyone(self, offer: Offer, budget: Budget) -> bytes | None:
         """The group from the first server that has it; None when nobody is left to ask, or the budget is spent."""
-        for _ in range(BUSY_LIMIT):
-            any_busy = False
-            for peer in self._servers(offer):
-                if not budget.take(offer.announcement.size_bytes):
-                    return None
-                try:
-                    data = await self._pull_from(peer, offer, budget)
-                except _Busy:
-                    any_busy = True
-                    continue
-                if data is not None:
-                    self._holdings.keep(offer.digest, data)
+        pull = GroupPull(
+            offer,
+            servers=partial(self._servers, offer),
+            deadline_s=self._limits.group_deadline_s,
+            budget=budget,
+            tally=self._tally,
+        )
+        try:
+            while True:
+                step = pull.next(trio.current_time())
+                if isinstance(step, Ask):
+                    await self._ask_for(step, pull)
+                elif isinstance(step, Wait):
+                    await trio.sleep(BUSY_PAUSE_S)
+                elif isinstance(step, Came):
+                    self._holdings.keep(offer.digest, step.data)
                     self._tell_held(offer.digest)
-                    return data
-            if not any_busy:
-                break
-            await trio.sleep(BUSY_PAUSE_S)
+                    return step.data
+                else:
+                    if not step.spent:
+                        self._unavailable(offer)
+                    return None
+        finally:
+            pull.close()
+
+    def _unavailable(self, offer: Offer) -> None:
         self.rejected[Reason.UNAVAILABLE] += 1
         if offer.origin in self._host.connected():
             self._blame(offer.origin, Reason.UNAVAILABLE)
-        return None
 
-    async def _pull_from(self, peer: PeerId, offer: Offer, budget: _Budget) -> bytes | None:
-        """The group from `peer`, None if it will not come from there. Raises _Busy."""
-        data = bytearray()
-        size_bytes = offer.announcement.size_bytes
+    async def _ask_for(self, ask: Ask, pull: GroupPull) -> None:
+        """One chunk, or the end of asking this server."""
         try:
-            with trio.fail_after(self._limits.group_deadline_s):
-                await self._pull(peer, offer, data)
-            return bytes(data)
+            with trio.fail_at(ask.until):
+                chunk = await self._ask(ask)
+            pull.answered(chunk)
         except RemoteError as error:
-            self._pass_over(peer, error)
-            self.bytes_wasted += len(data)
-            self._reject(peer, error.reason if isinstance(error, RolloutError) else Reason.MALFORMED)
+            self._pass_over(ask.peer, error)
+            pull.failed()
+            self._reject(ask.peer, error.reason if isinstance(error, RolloutError) else Reason.MALFORMED)
         except (NetworkError, trio.TooSlowError) as error:
-            self._pass_over(peer, error)
-            self.bytes_wasted += len(data)
-        except _Absent:
-            self.bytes_wasted += len(data)
-        finally:
-            self.bytes_fetched += len(data)
-            budget.left_bytes += size_bytes - len(data)
-        return None
+            self._pass_over(ask.peer, error)
+            pull.failed()
 
-    def _servers(self, offer: Offer) -> list[PeerId]:
+    def _servers(self, offer: Offer, now: float) -> list[PeerId]:
         """Who may have it: connected, and not left alone; the origin, then others that hold it."""
-        now = trio.current_time()
-        self._paused = {peer: until for peer, until in self._paused.items() if until > now}
         holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
         reachable = self._host.connected()
-        return [peer for peer in holders if peer in reachable and peer not in self._paused and not self._ignored(peer)]
+        allowed = self._left_alone.allowed(holders, now)
+        return [peer for peer in allowed if peer in reachable and not self._ignored(peer)]
 
     def _pass_over(self, peer: PeerId, error: Exception) -> None:
         logger.info("a group is asked of others: %s", error)
-        self._paused[peer] = trio.current_time() + self._limits.pause_s
+        self._left_alone.pass_over(peer, trio.current_time())
 
-    async def _pull(self, peer: PeerId, offer: Offer, data: bytearray) -> None:
-        """Fill `data` with the group from `peer`.
-
-        Raises _Busy (before the first chunk only), _Absent, NetworkError, and RemoteError for wrong bytes.
-        """
-        size_bytes = offer.announcement.size_bytes
-        while len(data) < size_bytes:
-            chunk = await self._ask(peer, offer, len(data))
-            if chunk.status == "absent":
-                raise _Absent
-            if chunk.status == "busy":
-                if not data:
-                    raise _Busy
-                await trio.sleep(BUSY_PAUSE_S)
-                continue
-            wanted_bytes = min(CHUNK_LIMIT_BYTES, size_bytes - len(data))
-            data += chunk.data
-            if len(chunk.data) != wanted_bytes:
-                raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
-        if digest_of(bytes(data)) != offer.digest:
-            raise RolloutError("other bytes than the group's", reason=Reason.FORGED, peer=peer)
-
-    async def _ask(self, peer: PeerId, offer: Offer, offset: int) -> GroupChunk:
+    async def _ask(self, ask: Ask) -> GroupChunk:
         answer = await self._host.request(
-            peer,
+            ask.peer,
             self._protocol,
-            canonical(GroupRequest(digest=offer.digest, offset=offset)),
+            canonical(ask.request),
             deadline_s=self._limits.chunk_deadline_s,
             limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
         )
-        return decode_chunk(answer, peer=peer)
+        return decode_chunk(answer, peer=ask.peer)

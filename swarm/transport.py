@@ -1,6 +1,7 @@
 """libp2p as Shoal runs it: Noise over TCP, yamux, one connection per peer, and every fault fenced off.
 
-With its neighbours `shoal.swarm.muxer` (one connection) and `shoal.swarm.gossip` this is all that knows libp2p (0.8).
+With its neighbours `shoal.swarm.muxer` (one connection), `shoal.swarm.net_stream` (one stream) and `shoal.swarm.gossip`
+this is all that knows libp2p (0.8).
 It changes what could not stay as it is, and each change is a small class that says why:
 
 * `Network`  — the swarm: exactly one connection per peer; the far end has answered before a dial succeeds.
@@ -17,6 +18,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import trio
@@ -27,6 +29,7 @@ from shoal.swarm.address import Address
 from shoal.swarm.libp2p_log import redirect
 from shoal.swarm.limits import Guests
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
+from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuit_address import CircuitAddress
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
@@ -42,13 +45,10 @@ with warnings.catch_warnings():
     from libp2p.network.config import ConnectionConfig
     from libp2p.network.connection.raw_connection import RawConnection
     from libp2p.network.exceptions import SwarmException
-    from libp2p.network.stream.exceptions import StreamEOF
     from libp2p.network.swarm import Swarm
     from libp2p.peer.id import ID
     from libp2p.peer.peerstore import PeerStore
     from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
-    from libp2p.protocol_muxer.multiselect_client import MULTISELECT_PROTOCOL_ID
-    from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
     from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
     from libp2p.security.noise.transport import Transport as NoiseTransport
     from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
@@ -56,15 +56,13 @@ with warnings.catch_warnings():
     from libp2p.tools.anyio_service.trio_manager import TrioManager
     from libp2p.transport.exceptions import MuxerUpgradeFailure
     from libp2p.transport.upgrader import TransportUpgrader
-    from libp2p.utils import encode_delim
 
 log = logging.getLogger("shoal.libp2p")
-
-AnyStream = Any  # libp2p's stream, which has no types
 
 # Two nodes that dial each other at once settle on one connection within this time; later, the newer one counts.
 SIMULTANEOUS_DIAL_WINDOW_S = 10.0
 HANDSHAKE_DEADLINE_S = 10.0
+TAKE_OVER_DEADLINE_S = 5.0
 DAEMON_RESTART_DELAY_S = 1.0
 
 
@@ -172,6 +170,7 @@ class Network(Swarm):  # type: ignore[misc]
         self._dials: dict[ID, trio.Event] = {}
         self._turns: dict[ID, trio.Lock] = {}
         self.circuits: Circuits | None = None
+        self.guests: Guests | None = None
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -239,6 +238,24 @@ class Network(Swarm):  # type: ignore[misc]
             if self.link(peer_id) is None:
                 raise NetworkError(f"cannot connect to {peer_id} through {address.relay.peer}: {error}") from error
 
+    async def take_over(self, stream: trio.SocketStream, peer: PeerId, *, dialled: bool) -> None:
+        """Make of a TCP connection that is up already the connection to a peer, with this node as `dialled` says.
+
+        Raises NetworkError unless the far end proves to be the peer; the socket is closed then, and when cancelled.
+        """
+        wire, peer_id = Wire(stream), ID.from_base58(peer)
+        with trio.move_on_after(TAKE_OVER_DEADLINE_S), self._tracked(wire):
+            try:
+                if dialled:
+                    await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
+                else:
+                    await self.upgrade_inbound_raw_conn(RawConnection(wire, False), None)
+            except Exception as error:  # the boundary: whoever is there sent whatever it pleased
+                raise NetworkError(f"no connection to {peer} comes of it: {error}") from error
+        if not self.is_direct(peer):
+            wire.sever()  # also where it is another peer's
+            raise NetworkError(f"{peer} is not at the other end")
+
     @contextlib.contextmanager
     def _tracked(self, wire: Wire) -> Iterator[None]:
         """Remember the wire for `sever_all`, and close it if the block does not succeed."""
@@ -253,6 +270,8 @@ class Network(Swarm):  # type: ignore[misc]
     async def add_conn(self, muxed_conn: Muxer, direction: str = "unknown") -> Any:
         """Register a connection that passed its handshake, as the only one to its peer, or refuse it."""
         peer_id = muxed_conn.peer_id
+        if self.guests is not None and not muxed_conn.is_initiator:
+            muxed_conn.take_turns(partial(self.guests.turn, PeerId(str(peer_id)), _host_of(muxed_conn)))
         try:
             if muxed_conn.is_initiator:
                 self.manager.run_task(muxed_conn.start)
@@ -330,8 +349,7 @@ class Network(Swarm):  # type: ignore[misc]
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of the connection to a peer, None if there is none."""
         conn = self.link(ID.from_base58(peer))
-        remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()
-        return None if remote is None else str(remote[0]).removeprefix("::ffff:")
+        return None if conn is None else _host_of(conn.muxed_conn)
 
     def is_direct(self, peer: PeerId) -> bool:
         """Whether a peer is connected, and not through a relay."""
@@ -365,7 +383,7 @@ class Network(Swarm):  # type: ignore[misc]
             raise NetworkError(f"cannot open a stream to {peer}: {error}") from error
         agreed = False
         try:
-            agreed = await _agree(stream, protocol)
+            agreed = await agree(stream, protocol)
         except Exception as error:  # the boundary: the peer answered whatever it pleased
             raise NetworkError(f"{peer} does not answer for {protocol}: {error}") from error
         finally:
@@ -376,6 +394,11 @@ class Network(Swarm):  # type: ignore[misc]
         return NetStream(stream)
 
 
+def _host_of(muxer: Muxer) -> str | None:
+    remote = muxer.secured_conn.get_remote_address()
+    return None if remote is None else str(remote[0]).removeprefix("::ffff:")
+
+
 def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
     """Trio names the system's error as the cause where it tried one address, and a group of them where several."""
     cause = error.__cause__ or error
@@ -384,70 +407,10 @@ def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
     return (NobodyListens if refused else NetworkError)(f"cannot connect to {address.host}:{address.port}: {error}")
 
 
-async def _agree(stream: AnyStream, protocol: str) -> bool:
-    """Ask for `protocol` in one round trip; libp2p's own client takes two. False if the peer does not serve it.
-
-    Source: multistream-select 1.0, https://github.com/multiformats/multistream-select
-    """
-    await stream.write(encode_delim(MULTISELECT_PROTOCOL_ID.encode()) + encode_delim(protocol.encode()))
-    communicator = MultiselectCommunicator(stream)
-    greeting, choice = await communicator.read(), await communicator.read()
-    stream.set_protocol(protocol)
-    return (greeting, choice) == (MULTISELECT_PROTOCOL_ID, protocol)
-
-
-class NetStream:
-    """A libp2p stream as a `shoal.swarm.streams.RawStream`: foreign errors become NetworkError here."""
-
-    def __init__(self, stream: AnyStream) -> None:
-        self.raw = self._stream = stream
-
-    async def read(self, limit_bytes: int) -> bytes:
-        try:
-            data: bytes = await self._stream.read(limit_bytes)
-        except StreamEOF:
-            if self._stream.muxed_conn.event_shutting_down.is_set():
-                raise NetworkError("the connection broke") from None
-            return b""
-        except FOREIGN_ERRORS as error:
-            raise NetworkError(f"the stream broke: {type(error).__name__}") from error
-        return data
-
-    async def write(self, data: bytes) -> None:
-        with _as_network_error():
-            await self._stream.write(data)
-
-    async def finish(self) -> None:
-        with _as_network_error():
-            await self._stream.close()
-
-    async def reset(self) -> None:
-        with _as_network_error():
-            await self._stream.reset()
-
-
-@contextlib.contextmanager
-def _as_network_error() -> Iterator[None]:
-    try:
-        yield
-    except FOREIGN_ERRORS as error:
-        raise NetworkError(f"the stream broke: {type(error).__name__}") from error
-
-
-def peer_of(stream: AnyStream) -> PeerId:
-    """Who is at the other end of a libp2p stream, as Noise proved it."""
-    return PeerId(str(stream.muxed_conn.peer_id))
-
-
-async def reset_quietly(stream: AnyStream) -> None:
-    """Reset a libp2p stream that failed anyway (bounded, shielded)."""
-    with trio.move_on_after(CLOSE_DEADLINE_S, shield=True), contextlib.suppress(*FOREIGN_ERRORS):
-        await stream.reset()
-
-
 def make_host(network: Network, guests: Guests) -> BasicHost:
     """libp2p's host over `network`: it answers identify and ping, and asks nobody on its own."""
     host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
+    network.guests = guests
     # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
     network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]
 

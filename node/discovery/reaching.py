@@ -36,6 +36,7 @@ from shoal.swarm.reaching.networks import is_private, own_hosts
 from shoal.swarm.reaching.passages import PassageDesk, ask_passage
 from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.sightings import SightingDesk
+from shoal.swarm.reaching.straight import Straightening
 
 if TYPE_CHECKING:
     from shoal.node.daemon import Daemon
@@ -90,6 +91,7 @@ class Reaching:
         puncher = Puncher(self._host, self, self._evidence.hosts)
         desks = (self.passages, self.sightings)
         self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=puncher)
+        self._straightening = Straightening(self._host, puncher, self._relayed)
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Reaching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_checking)
                 nursery.start_soon(self._keep_reservations)
+                nursery.start_soon(self._straightening.run)
         finally:
             if self._mapping is not None:
                 await self._mapping.remove()
@@ -188,11 +191,18 @@ class Reaching:
         """A link that came up is one more to ask; one that was lost may have been a relay."""
         if change.kind == "linked":
             self._check.set()
+            self._straightening.look()
         if change.kind in ("linked", "lost", "died"):
             self._reserve.set()
 
     def _is_linked(self, peer: PeerId) -> bool:
         return peer in self._links.linked()
+
+    def _relayed(self) -> list[PeerId]:
+        """The members that this node, which nobody can dial, is linked with through a relay."""
+        if not self._needs_relay:
+            return []
+        return sorted(peer for peer in self._links.linked() if not self._host.is_direct(peer))
 
     # -- checking ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from shoal.collectives.traffic import KINDS as PLAN_KINDS
 from shoal.collectives.traffic import PlanTraffic
@@ -21,10 +22,16 @@ class FrameRouter:
     def __init__(self) -> None:
         self._traffic: PlanTraffic | None = None
         self._chunks: ChunkExchange | None = None
+        self._parting: Callable[[PeerId], bool] = lambda peer: False
 
-    def connect(self, traffic: PlanTraffic, chunks: ChunkExchange) -> None:
-        """Name the two parties, which need the lanes, which need this sink."""
-        self._traffic, self._chunks = traffic, chunks
+    def connect(
+        self, traffic: PlanTraffic, chunks: ChunkExchange, *, parting: Callable[[PeerId], bool] = lambda peer: False
+    ) -> None:
+        """Name the two parties, which need the lanes, which need this sink.
+
+        parting: whether the end of a lane to a peer was to be expected. Called in the lanes' threads.
+        """
+        self._traffic, self._chunks, self._parting = traffic, chunks, parting
 
     def region(self, peer: PeerId, header: FrameHeader) -> memoryview | None:
         """Where a bulk frame's payload goes."""
@@ -46,7 +53,7 @@ class FrameRouter:
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
         """A lane ended."""
         if error is not None:
-            logger.info("a lane broke: %s", error)
+            logger.log(logging.DEBUG if self._parting(peer) else logging.INFO, "a lane broke: %s", error)
             traffic, chunks = self._parties()
             traffic.lane_failed(peer)
             chunks.lane_closed(peer)

@@ -193,7 +193,7 @@ class _Run:
 
     def _begin_introduction(self, nursery: trio.Nursery, peer: PeerId) -> None:
         count = self._introductions.get(peer, 0)
-        if count < INTRODUCTION_LIMIT:
+        if count < INTRODUCTION_LIMIT and not self._scores.banned(peer, trio.current_time()):
             self._introductions[peer] = count + 1
             self._pending += 1
             nursery.start_soon(self._introduce, peer)

@@ -138,6 +138,7 @@ class Trainer:
         self._child: TrainerConnection | None = None  # only while it takes orders
         self._tensors: SharedTensors | None = None
         self._anchored: Apply | None = None
+        self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
@@ -179,20 +180,28 @@ class Trainer:
         """Give the trainer an order.
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
-        will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`; every other order
-        is dropped, and the daemon orders anew on `Restarted`.
+        will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`, which take effect
+        after the anchor before them as in a trainer that lives; every other order is dropped, and the daemon orders
+        anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
         if isinstance(command, Apply):
             self._anchored = command
             self._newest = None if command.fresh else self._newest  # it belongs to what is dropped
+            self._spec, self._retuned = self._in_force, None
         elif isinstance(command, Restore):
             self._newest = command
         elif isinstance(command, Retune):
-            self._spec = replace(self._spec, inner=command.inner, sync=command.sync)
+            self._retuned = command
         if self._child is not None:
             await self._child.send(command)
+
+    @property
+    def _in_force(self) -> TrainerSpec:
+        """The specification with the settings that were ordered last."""
+        last = self._retuned
+        return self._spec if last is None else replace(self._spec, inner=last.inner, sync=last.sync)
 
     async def _live(
         self, memory: int, cause: str | None, task_status: trio.TaskStatus[None]
@@ -216,10 +225,14 @@ class Trainer:
     async def _prepare(self, child: TrainerConnection, memory: int) -> None:
         """Bring a new child to where it can take orders, within `START_DEADLINE_S`."""
         with trio.move_on_after(START_DEADLINE_S) as scope:
-            await self._start(child, memory)
+            given = self._spec if self._anchored is not None else self._in_force
+            await self._start(child, memory, given)
             if self._anchored is not None:
                 await self._restore(child, self._anchored)
                 await self._stand_on_anchor(child)
+            while given != self._in_force:  # which may change while it is sent
+                given = self._in_force
+                await child.send(Retune(inner=given.inner, sync=given.sync))
         if scope.cancelled_caught:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
 
@@ -231,9 +244,8 @@ class Trainer:
             anchored = None if self._anchored is None else self._anchored.round
             await self._publish.send(Restarted(cause=cause, round=anchored))
 
-    async def _start(self, child: TrainerConnection, memory: int) -> None:
+    async def _start(self, child: TrainerConnection, memory: int, spec: TrainerSpec) -> None:
         """Have the child build its model and map the shared vectors."""
-        spec = self._spec
         await child.send(
             Start(
                 workload=spec.workload,

@@ -9,8 +9,9 @@ after PUNCH_DEADLINE_S, and what there is goes on.
 
 Nobody is sent against a third party: tried is only an address that the peer itself names over its authenticated
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
-names no other). No byte is sent before a connection is up, and then the sealed hello of a lane alone. How often a
-node tries, or lets itself be asked to, is bounded per peer and in all.
+names no other). No byte is sent before a connection is up, and then the sealed hello of a lane alone, or the greeting
+of a handshake that proves who is who (`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked
+to, is bounded per peer and in all.
 
 Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
 """

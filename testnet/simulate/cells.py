@@ -74,7 +74,7 @@ class Crowd(Rings):
         self.seats.crowd = self
         self.row_length = scenario.peers / count
         self.seats.chunk_bytes /= self.row_length
-        self.seats.model_bytes /= self.row_length
+        self.seats.state_bytes /= self.row_length
         self.seats.settings = replace(self.seats.settings, weight_cap=64.0)
         self.by_seat: dict[int, int] = {}
         self._how = codec(self.seats.settings.codec)
@@ -239,7 +239,7 @@ class Crowd(Rings):
         with seats.keys.in_use():
             try:
                 for peer in seats.peers:
-                    seats._start(peer)
+                    seats.start(peer)
                 self.begin_churn()
                 self._run(rounds)
             except Violation as broken:

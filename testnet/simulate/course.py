@@ -2,13 +2,15 @@
 
 The machine, the reduction with its repair, patience with solitude and the way of leaving are those of a node. What is
 modelled is what surrounds them: training is a time, a chunk is a few values whose payload takes the time of
-`chunk_bytes`, and the state is a small vector, exact to the bit.
+`chunk_bytes`, and the state is a small vector, exact to the bit. What a peer lacks it gets by `obtaining`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.collectives.codecs import F32
@@ -20,7 +22,6 @@ from shoal.node.rounds.departure import Departure, Parting
 from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES
 from shoal.node.rounds.solitude import Solitude
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, NeedFinals, Persist
-from shoal.protocol.certificate import check_certificate
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import (
@@ -33,16 +34,37 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import Phase, RoundMachine
-from shoal.testnet.simulate.judge import STANDSTILL_S, Violation, next_state, state_digest
+from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.testnet.simulate.fetching import Fetching
+from shoal.testnet.simulate.judge import STANDSTILL_S, Violation
+from shoal.testnet.simulate.obtaining import FETCH_PERIOD_S, Obtaining
 from shoal.testnet.simulate.reducing import Reducing
-from shoal.testnet.simulate.talk import Caught, CourseTalk, Fetch, FetchFinals, GotFinals, Lacking, Payload, falsehoods
+from shoal.testnet.simulate.serving import Serving
+from shoal.testnet.simulate.states import next_state, state_digest
+from shoal.testnet.simulate.talk import (
+    ChainPart,
+    ChunkFrame,
+    ChunkRequest,
+    CourseTalk,
+    FinalsAnswer,
+    GetChain,
+    GetFinals,
+    GetHeader,
+    HeaderAnswer,
+    Lacking,
+    Payload,
+    falsehoods,
+)
 
 if TYPE_CHECKING:
     from shoal.testnet.simulate.peer import SimulatedPeer
 
 STALENESS_ROUNDS = 3
-FINALS_KEPT = 4
-FETCH_PERIOD_S = 1.0
+CANDIDATES_KEPT = 4
+FINALS_KEPT = 6
+"""Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
+ANSWER_BYTES = 1000
+"""Of certificates, of a header or of a plan."""
 GOODBYE_S = 1.0
 
 
@@ -56,9 +78,10 @@ class Course(Reducing):
         self._departure = Departure(rounds=None)
         self._candidates: dict[bytes, tuple[Finals, Report, F32]] = {}
         self._wanted: set[bytes] = set()
-        self._behind = False
-        self._asked_at = float("-inf")
-        self._asked = 0
+        self.serving = Serving(peer, self._lookup)
+        self.obtaining = Obtaining(
+            peer, ready=self._begin_round, moved=self._leave_round, computed=self._disk.finals.get
+        )
         self._trained_at: float | None = None
         self._stood: tuple[object, ...] = ()
         self._stood_since = 0.0
@@ -67,10 +90,14 @@ class Course(Reducing):
 
     def start(self) -> None:
         """Begin with what is on disk."""
-        self._begin_round()
+        if self.obtaining.current:
+            self._begin_round()
+        else:
+            self.obtaining.begin()
 
     def stop(self) -> None:
         """The process ended."""
+        self.obtaining.stop()
         if self._reduction is not None:
             self._reduction.close()
         self._reduction = self.machine = None
@@ -86,7 +113,7 @@ class Course(Reducing):
         self._kept.clear()
         self._closed_to.clear()
         self._wanted.clear()
-        self._plans, self._behind, self._trained_at = 0, False, None
+        self._plans, self._trained_at = 0, None
         life = domain_hash("simulated life", peer.id.encode(), peer.life.to_bytes(4, "little"))
         recent = {p for value in disk.chain[-STALENESS_ROUNDS:] for p in value.members}
         self.machine = machine = self._swarm.kit.machine(
@@ -98,6 +125,7 @@ class Course(Reducing):
             deal=deal,
             returners=recent,
         )
+        machine.expect(self.obtaining.newcomers)
         bound = [r for r in disk.log if (r.term, r.round) == (head.next_term, head.next_round)]
         unfinished = machine.restore(bound)
         self._departure.begin_round()
@@ -153,9 +181,8 @@ class Course(Reducing):
 
     def tick(self, now: float) -> None:
         """As the engine's tick."""
+        self.obtaining.tick(now)
         machine, watch = self.machine, self._peer.watch
-        if self._behind and now - self._asked_at >= FETCH_PERIOD_S:
-            self._ask_next(now)
         if machine is None:
             return
         self._carry_out(machine.peers_alive(watch.alive(), now, suspected=watch.suspected()))
@@ -204,6 +231,7 @@ class Course(Reducing):
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
         machine, head = self.machine, self._disk.chain[-1]
+        self.obtaining.newcomers.heard(self._swarm.peers[sender].id, message, self._now)
         if isinstance(message, Certificate):
             position, base = (message.value.term, message.value.round), message.value.base
         elif isinstance(message, RoundMessage):
@@ -218,7 +246,7 @@ class Course(Reducing):
         elif position > current or machine is None:
             self.early.append((sender, message))
             if position > current:
-                self._ahead(sender)
+                self.obtaining.ahead(sender)
         else:
             try:
                 effects = machine.receive(self._swarm.peers[sender].id, message, self._now)
@@ -232,6 +260,12 @@ class Course(Reducing):
         if self.machine is not None:
             for message in self.machine.current():
                 self._swarm.tell(self._peer, (other,), message)
+        self.obtaining.linked(other)
+
+    def unlinked(self, other: int) -> None:
+        """A link is gone, and what was under way over its lane."""
+        self.serving.lane_broke(other)
+        self.obtaining.lane_broke(other)
 
     @staticmethod
     def takes(message: object) -> bool:
@@ -241,22 +275,56 @@ class Course(Reducing):
     def take(self, sender: int, message: object) -> None:
         """What moves state and chunks."""
         if isinstance(message, Payload):
+            self._swarm.donations.heard(self._peer, sender)
             self._take_payload(sender, message)
         elif isinstance(message, Lacking):
             self._send_again(sender, message)
-        elif isinstance(message, FetchFinals):
-            candidate = self._candidates.get(message.plan)
-            if candidate is not None:
-                self._swarm.ship(self._peer, sender, GotFinals(candidate[0]), self._swarm.model_bytes)
-        elif isinstance(message, GotFinals):
-            self._take_finals(message.finals)
-        elif isinstance(message, Fetch):
-            if self.machine is not None and len(self._disk.chain) > message.height + 1:
-                bases = [value.base for value in self._disk.chain[message.height + 1 :]]
-                told = tuple(self._disk.certificates[base] for base in bases)
-                self._swarm.ship(self._peer, sender, Caught(told, self._disk.state), self._swarm.model_bytes)
-        elif isinstance(message, Caught):
-            self._catch_up(message)
+        elif isinstance(message, ChunkFrame):
+            peer = self._swarm.peers[sender].id
+            self._received[peer] = self._received.get(peer, 0.0) + message.length
+            self._swarm.donations.heard(self._peer, sender)
+            self.obtaining.frame(sender, message)
+        elif isinstance(message, ChunkRequest):
+            try:
+                self.serving.take(sender, message)
+            except RemoteError as error:
+                self._swarm.blamed(self._peer.number, sender, str(error))
+        elif isinstance(message, ChainPart):
+            self.obtaining.told_chain(message)
+        elif isinstance(message, HeaderAnswer | FinalsAnswer):
+            self.obtaining.told(sender, message)
+        elif isinstance(message, GetChain | GetHeader | GetFinals):
+            self._swarm.call(self._peer, sender, self._answer(message), ANSWER_BYTES)
+
+    @property
+    def transfers(self) -> list[Fetching]:
+        """Those that are under way."""
+        return [one for one in self.obtaining.transfers.values() if not one.over]
+
+    # -- what others want --------------------------------------------------------------------------------------
+
+    def _answer(self, asked: GetChain | GetHeader | GetFinals) -> ChainPart | HeaderAnswer | FinalsAnswer:
+        disk = self._disk
+        if isinstance(asked, GetChain):
+            bases = [value.base for value in disk.chain[asked.height + 1 :]]
+            return ChainPart(tuple(disk.certificates[base] for base in bases))
+        if isinstance(asked, GetHeader):
+            header = self.obtaining.shelf.begin_serving(asked.round, self._now)
+            if header is not None and "header" in self._peer.lies:
+                header = replace(header, hashes=header.hashes[::-1])
+            return HeaderAnswer(asked.round, header)
+        finals = disk.finals.get(asked.plan)
+        return FinalsAnswer(asked.plan, None if finals is None else finals.plan)
+
+    def _lookup(self, scope: bytes, chunk: int) -> tuple[bytes, int] | None:
+        """A chunk that somebody asks for, and the size of its payload in bytes."""
+        data = self.obtaining.shelf.lookup(scope, chunk, self._now)
+        if data is not None:
+            return data, self._swarm.state_chunk_bytes
+        finals = next((f for plan, f in self._disk.finals.items() if plan[:SCOPE_BYTES] == scope), None)
+        if finals is None or chunk >= len(finals.chunks):
+            return None
+        return bytes(finals.chunks[chunk].payload), int(self._swarm.chunk_bytes)
 
     # -- effects -----------------------------------------------------------------------------------------------
 
@@ -298,10 +366,17 @@ class Course(Reducing):
         candidate = self._candidates.get(value.plan)
         self._swarm.decided(self._peer, value)
         if candidate is None:
-            self._fall_behind()
+            self._leave_round()
+            self.obtaining.begin()
             return
-        disk.state = candidate[2]
+        disk.take(value, candidate[2])
+        self.obtaining.decided()
         self._begin_round()
+
+    def _leave_round(self) -> None:
+        """The round is over here, and the state after it not at hand."""
+        self._stop_reduction()
+        self.machine = None
 
     def _has_finals(self, plan: bytes) -> bool:
         return plan in self._candidates
@@ -322,77 +397,31 @@ class Course(Reducing):
             tokens=finals.tokens,
         )
         self._candidates[plan.hash] = (finals, report, state)
-        while len(self._candidates) > FINALS_KEPT:
+        while len(self._candidates) > CANDIDATES_KEPT:
             del self._candidates[next(iter(self._candidates))]
+        self._disk.finals[plan.hash] = finals
+        while len(self._disk.finals) > FINALS_KEPT:
+            del self._disk.finals[next(iter(self._disk.finals))]
         self._carry_out(machine.reduced(report, self._now))
 
-    # -- catching up -------------------------------------------------------------------------------------------
+    # -- finals that others have -------------------------------------------------------------------------------
 
     def _need_finals(self, plan: bytes) -> None:
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         if under_way or plan in self._wanted or plan in self._candidates:
             return
         self._wanted.add(plan)
-        self._fetch_finals(plan, self._peer.life, 0)
+        self._fetch_finals(plan, self._peer.life)
 
-    def _fetch_finals(self, plan: bytes, life: int, attempt: int) -> None:
+    def _fetch_finals(self, plan: bytes, life: int) -> None:
+        if life == self._peer.life and plan in self._wanted:
+            self.obtaining.finals(plan, partial(self._take_finals, plan, life))
+
+    def _take_finals(self, plan: bytes, life: int, finals: Finals | None) -> None:
         if life != self._peer.life or plan not in self._wanted:
             return
-        others = sorted(self._peer.watch.links)
-        if others and self._peer.running:
-            self._swarm.send(self._peer, others[attempt % len(others)], FetchFinals(plan), 300)
-        self._swarm.timeline.after(FETCH_PERIOD_S, self._fetch_finals, plan, life, attempt + 1)
-
-    def _take_finals(self, finals: Finals) -> None:
-        if finals.plan.hash not in self._wanted:
-            return
-        try:
-            opened = Finals.open(finals.plan, [chunk.payload for chunk in finals.chunks])
-        except RemoteError:
-            return
-        self._wanted.discard(finals.plan.hash)
-        self._computed(opened)
-
-    def _ahead(self, sender: int) -> None:
-        if self._now - self._asked_at >= FETCH_PERIOD_S:
-            self._ask(sender)
-
-    def _fall_behind(self) -> None:
-        self.machine = None
-        self._behind = True
-        self._ask_next(self._now)
-
-    def _ask_next(self, now: float) -> None:
-        others = sorted(self._peer.watch.links)
-        self._asked += 1
-        self._asked_at = now
-        if others:
-            self._ask(others[self._asked % len(others)])
-
-    def _ask(self, other: int) -> None:
-        self._asked_at = self._now
-        height = self._disk.height - 1 if self._behind else self._disk.height
-        self._swarm.send(self._peer, other, Fetch(height), 300)
-
-    def _catch_up(self, caught: Caught) -> None:
-        """Take certificates and the state after the last, if they hold and lead further."""
-        disk = self._disk
-        at = next((i for i, v in enumerate(disk.chain) if v.hash == caught.certificates[0].value.base), None)
-        if at is None or at + len(caught.certificates) < disk.height + (0 if self._behind else 1):
-            return
-        chain = disk.chain[: at + 1]
-        try:
-            for certificate in caught.certificates:
-                check_certificate(certificate, chain[-1])
-                chain.append(certificate.value)
-        except RemoteError:
-            return
-        if len(chain) <= disk.height or state_digest(chain[-1].base, caught.state) != chain[-1].digest:
-            return
-        for certificate in caught.certificates:
-            self._swarm.judge.decided(certificate)
-            disk.certificates[certificate.value.base] = certificate
-        disk.chain[:], disk.state = chain, caught.state
-        disk.log.clear()
-        self._swarm.decided(self._peer, chain[-1])
-        self._begin_round()
+        if finals is None:
+            self._swarm.timeline.after(FETCH_PERIOD_S, self._fetch_finals, plan, life)
+        else:
+            self._wanted.discard(plan)
+            self._computed(finals)

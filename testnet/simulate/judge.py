@@ -9,7 +9,8 @@
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
                          fell silent is given up by everyone who watched it, undisturbed, within the detector's bound
-    bounded queues       see `simulate_peer.QUEUES`
+    bounded queues       see `peer.QUEUES`
+    transfers            see `donations`
     progress             `PROGRESS_S` after the last fault a round has been certified
 
 The first that does not hold raises `Violation`.
@@ -18,8 +19,6 @@ The first that does not hold raises `Violation`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
-import numpy as np
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import bitmaps_root
@@ -39,8 +38,8 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
     Vote,
-    domain_hash,
 )
+from shoal.testnet.simulate.states import next_state, state_digest
 
 STANDSTILL_S = 120.0
 PROGRESS_S = 120.0
@@ -53,16 +52,6 @@ class Violation(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
-
-
-def state_digest(base: bytes, state: F32) -> bytes:
-    """What a certificate says of a state: a hash of its bits and of the certificate before it."""
-    return domain_hash("simulated state", base, state.tobytes())
-
-
-def next_state(state: F32, update: F32) -> F32:
-    """The state after a round: one elementwise subtraction, rounded to float32."""
-    return np.subtract(state, update)
 
 
 def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:

@@ -31,7 +31,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: K
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
-    done = events = certified = 0
+    done = events = certified = states = groups = 0
     virtual_s = 0.0
     for seed in range(first, first + seeds):
         if time.monotonic() - began > limit_s:
@@ -42,6 +42,8 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: K
         events += outcome.events
         certified += outcome.rounds_certified
         virtual_s += outcome.virtual_s
+        states += outcome.states_fetched
+        groups += outcome.groups_trained
         faults.update(fault.kind for fault in scenario.fault)
         if outcome.violation:
             smallest = shrink(scenario, partial(violation_of, kit=kit))
@@ -57,6 +59,8 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: K
         "violations": len(failures),
         "failures": failures,
         "rounds_certified": certified,
+        "states_fetched": states,
+        "groups_trained": groups,
         "faults": dict(sorted(faults.items())),
         "events": events,
         "virtual_s": round(virtual_s, 1),

@@ -4,9 +4,10 @@ Nothing here reads a clock. An event is due at a time in seconds; events of one 
 were asked for; and every message that is delivered is put into the trace, so that the hash of the trace names the run.
 
 *Messages* (control) take half the round trip between the two regions, a little jitter, and the time of their bytes on
-the sender's uplink; each is lost with the probability `loss`. *Payloads* (bulk) share the sender's uplink and the
-receiver's downlink first come, first served: bytes over the lesser of the two rates when both are idle. TCP repeats
-what is lost, so loss does not concern them, partitions do.
+the sender's uplink; each is lost with the probability `loss`, unless it is a call, of which TCP repeats what is lost:
+requests of a transfer and their answers. *Payloads* (bulk) share the sender's uplink and the
+receiver's downlink first come, first served: bytes over the lesser of the two rates when both are idle. Loss does not
+concern them either, partitions do.
 
 Source of `ROUND_TRIPS_MS`: IBM Cloud, Network latency dashboards, inter-region latency, means of 28 Sep to 27 Oct 2024
 (github.com/ibm-cloud-docs/vpc, _include-segments/network-latency.md); within a region as within one zone there.
@@ -181,6 +182,12 @@ class Network:
             return math.inf
         delay = self._delays[place.region][self.places[to].region] * (1.0 + JITTER_SHARE * rng.random())
         return delay + size / place.upload * self.slowed.get(sender, 1.0)
+
+    def call_delay_s(self, sender: int, to: int, size: int) -> float:
+        """How long a message takes that TCP repeats until it is there."""
+        place = self.places[sender]
+        place.control_bytes += size + CONTROL_OVERHEAD_BYTES
+        return self.delay_s(sender, to) + size / place.upload * self.slowed.get(sender, 1.0)
 
     def payload_delay_s(self, sender: int, to: int, size: float) -> float:
         """How long a payload of `size` bytes takes, queues included."""

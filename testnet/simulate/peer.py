@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
 from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES
+from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.gathering import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
 from shoal.protocol.messages import MEMBER_LIMIT, Certificate, Message, Ready, Value
 from shoal.protocol.round import RoundMachine
+from shoal.swarm.lanes.chunks import FETCH_LIMIT, REQUEST_LIMIT
 from shoal.testnet.simulate.course import Course
 from shoal.testnet.simulate.judge import Violation
 from shoal.testnet.simulate.watch import Watch
@@ -25,17 +28,22 @@ if TYPE_CHECKING:
 
 ASLEEP_LIMIT_MESSAGES = 8192
 """What the sockets of a process that does not run take before they are full; the rest is lost."""
+SERVED_LIMIT_FRAMES = 2 * WINDOW_LIMIT_CHUNKS
+"""Frames that one peer may have to come from another: a window of it, and one that it has given up."""
 
 Queue = Callable[["SimulatedPeer"], int]
 
 
 @dataclass
 class Disk:
-    """What survives a crash."""
+    """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first."""
 
     chain: list[Value]
     state: F32
     known: set[int]
+    held: bytes
+    blank: bool = False
+    finals: dict[bytes, Finals] = field(default_factory=dict)
     log: list[DurableRecord] = field(default_factory=list)
     certificates: dict[bytes, Certificate] = field(default_factory=dict)
     contribution: EncodedContribution | None = None
@@ -46,6 +54,10 @@ class Disk:
     def height(self) -> int:
         """How many rounds of the chain are here."""
         return len(self.chain) - 1
+
+    def take(self, value: Value, state: F32) -> None:
+        """Hold the state that `value` certifies."""
+        self.state, self.held, self.blank = state, value.hash, False
 
 
 class SimulatedPeer:
@@ -90,6 +102,7 @@ class SimulatedPeer:
         self.asleep.clear()
         self.watch.links.clear()
         self.course.stop()
+        self.swarm.donations.ended(self)
 
     def tick(self, life: int) -> None:
         """Do what is due, and come again."""
@@ -154,6 +167,9 @@ QUEUES: dict[str, tuple[int, Queue]] = {
     "watched peers": (PEER_LIMIT, lambda peer: len(peer.watch.machine._peers)),
     "announcements": (READIES_LIMIT + MEMBER_LIMIT, _readies),
     "votes": (64 * MEMBER_LIMIT, _votes),
+    "transfers": (FETCH_LIMIT, lambda peer: len(peer.course.transfers)),
+    "chunks asked for": (REQUEST_LIMIT, lambda peer: sum(one.owed for one in peer.course.transfers)),
+    "frames to be served": (MEMBER_LIMIT * SERVED_LIMIT_FRAMES, lambda peer: peer.course.serving.waiting),
     "reports": (64 * MEMBER_LIMIT, _reports),
 }
 """Every table of a peer that others can make longer: its name, its limit in entries, and how long it is."""

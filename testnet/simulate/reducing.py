@@ -18,7 +18,8 @@ from shoal.protocol.messages import ChunkResults, Plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
 from shoal.swarm.lanes.moved import Moved
-from shoal.testnet.simulate.talk import Lacking, Payload
+from shoal.testnet.simulate.serving import Serving
+from shoal.testnet.simulate.talk import Lacking, Payload, wrong
 
 if TYPE_CHECKING:
     from shoal.testnet.simulate.peer import SimulatedPeer
@@ -33,6 +34,7 @@ class Reducing(ABC):
     """One reduction at a time, of the round that `machine` is in."""
 
     machine: RoundMachine | None
+    serving: Serving
 
     def __init__(self, peer: SimulatedPeer) -> None:
         self._peer = peer
@@ -122,11 +124,12 @@ class Reducing(ABC):
     def _post(self, lineage: bytes, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
         data = bytes(payload)
         if kind is FrameKind.CONTRIBUTION and "contribution" in self._peer.lies:
-            data = bytes([data[0] ^ 1]) + data[1:]
+            data = wrong(data)
         self._posted[to, kind, chunk] = data
         self._ship(to, Payload(lineage, kind, chunk, data))
 
     def _ship(self, to: PeerId, payload: Payload) -> None:
+        self._swarm.donations.check_duties(self._peer, self.serving.ahead(self._now))
         there_at = self._swarm.ship(self._peer, self._swarm.numbers[to], payload, self._swarm.chunk_bytes)
         self._there_at[to, payload.kind, payload.chunk] = there_at
 

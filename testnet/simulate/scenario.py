@@ -1,6 +1,7 @@
 """What a simulation does: peers, rounds, and the faults that befall them. Read from TOML, strictly.
 
     loss = 0.01                  # share of control messages that the network loses, all along
+    rollouts = false             # true: peers share rollouts, each in rounds of its own
     [churn]
     share_per_round = 0.05       # beyond 64 peers, Poisson: so many crash in a round's time, and as many newcomers join
     trace = "churn.csv"          # up to 64 peers, from a file beside this one: lines  seconds,peer,down|up
@@ -18,7 +19,7 @@ from __future__ import annotations
 import random
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -33,9 +34,15 @@ FLAT_LIMIT_PEERS = 64
 """Up to so many peers everyone takes part in every round itself; beyond, they stand in cells."""
 ROUND_LIMIT = 10_000
 TIME_LIMIT_S = 1e6
+ROLLOUTS_SHARE = 0.25
+"""Of the random scenarios, those that share rollouts."""
+TRANSFER_SHARE = 0.5
+"""Of the others, those with a newcomer whose donors are struck."""
 
 Kind = Literal["kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join"]
-Lie = Literal["contribution", "report", "accuse", "vouch", "flood"]
+Lie = Literal["contribution", "report", "accuse", "vouch", "flood", "chunk", "header", "held", "group", "hint"]
+ROLLOUT_LIES: tuple[Lie, ...] = ("held", "group", "group", "hint", "flood")
+"""Those that are told of rollouts."""
 
 Index = Annotated[int, Meta(ge=0, lt=PEER_LIMIT)]
 Moment = Annotated[float, Meta(ge=0, le=TIME_LIMIT_S)]
@@ -49,7 +56,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     word, as when the power fails. `forgets`: its contribution was not on disk. stop: nothing runs, connections stay.
     slow: it trains and moves data `factor` times slower. lossy: its connection loses `share` of its messages.
     partition: nobody in the first of `groups` reaches anybody in the others, and, unless `one_way`, the other way
-    round. lie: what it tells others is not so, as `lie` says. leave: it goes in order. join: a newcomer starts.
+    round. lie: what it tells others is not so, as `lie` says; it serves other chunks, or another header of a state; of
+    rollouts it serves what it does not have, or other bytes, or announces other rewards.
+    leave: it goes in order. join: a newcomer starts.
     """
 
     kind: Kind
@@ -69,7 +78,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.kind == "partition" and (len(self.groups) < 2 or not all(self.groups)):
             raise ValueError("a partition needs at least two groups, none of them empty")
         if self.kind == "lie" and self.lie is None:
-            raise ValueError("a lie needs to say what it is about: lie = contribution, report, accuse, vouch or flood")
+            raise ValueError(f"a lie needs to say what it is about: lie = one of {', '.join(get_args(Lie))}")
 
     @property
     def ends_at_s(self) -> float:
@@ -94,12 +103,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     churn: Churn = Churn()
     fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
     real_keys: bool = False
+    rollouts: bool = False
+    """The peers share rollouts, each in rounds of its own, in place of making rounds together."""
 
     def __post_init__(self) -> None:
         if self.peers > FLAT_LIMIT_PEERS and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
+        if self.peers > FLAT_LIMIT_PEERS and self.rollouts:
+            raise ValueError(f"sharing rollouts is simulated for up to {FLAT_LIMIT_PEERS} peers")
         for fault in self.fault:
             named = {fault.peer, *(i for group in fault.groups for i in group)} - {None}
             newcomers = sum(1 for other in self.fault if other.kind == "join")
@@ -117,6 +130,7 @@ class FaultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     loss: Share = 0.0
     churn: Churn = Churn()
+    rollouts: bool = False
     fault: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = ()
 
 
@@ -168,7 +182,11 @@ def _traced(path: Path) -> list[Fault]:
 
 
 def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
-    """A small swarm under faults of all kinds, every one of which ends: 3 to 9 peers, 1 to 6 faults."""
+    """A small swarm under faults of all kinds, every one of which ends: 3 to 9 peers, 1 to 6 faults.
+
+    In a quarter of them peers share rollouts. In every second one of the others there are up to five faults more,
+    about a newcomer that fetches the state from the others.
+    """
     rng = random.Random(f"scenario {seed}")
     peers = rng.randint(3, 9)
     faults = [_random_fault(rng, peers) for _ in range(rng.randint(1, 6))]
@@ -176,6 +194,12 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
     if joins:
         peers = max(3, peers - joins)
         faults = [fault for fault in faults if _names_below(fault, peers)]
+    more = random.Random(f"more {seed}")
+    rollouts = more.random() < ROLLOUTS_SHARE
+    if rollouts:
+        faults = [msgspec.structs.replace(f, lie=more.choice(ROLLOUT_LIES)) if f.kind == "lie" else f for f in faults]
+    elif more.random() < TRANSFER_SHARE:
+        faults += _around_a_transfer(more, peers)
     liars = {fault.peer for fault in faults if fault.kind == "lie"}
     leavers = {fault.peer for fault in faults if fault.kind == "leave"}
     if 2 * (len(liars) + len(leavers)) >= peers:
@@ -185,12 +209,30 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         rounds=rounds,
         seed=seed,
         loss=rng.choice((0.0, 0.0, 0.01, 0.05)),
+        rollouts=rollouts,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 
 
 def _names_below(fault: Fault, peers: int) -> bool:
     return (fault.peer or 0) < peers and all(i < peers for group in fault.groups for i in group)
+
+
+def _around_a_transfer(rng: random.Random, peers: int) -> list[Fault]:
+    """A newcomer, and what befalls some of its donors just before it asks them or in the middle of it."""
+    joins_at_s = round(rng.uniform(5.0, 14.0), 2)
+    faults = [Fault(kind="join", at_s=joins_at_s)]
+    for peer in rng.sample(range(peers), rng.randint(1, max(1, (peers - 1) // 2))):
+        kind: Kind = rng.choice(("kill", "stop", "stop", "slow", "lie", "lie"))
+        at_s, lasts = round(joins_at_s + rng.uniform(0.0, 4.0), 2), round(rng.uniform(2.0, 14.0), 2)
+        if kind == "lie":
+            lie: Lie = rng.choice(("chunk", "chunk", "header"))
+            faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, lie=lie))
+        elif kind == "slow":
+            faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer, factor=round(rng.uniform(5, 60), 1)))
+        else:
+            faults.append(Fault(kind=kind, at_s=at_s, duration_s=lasts, peer=peer))
+    return faults
 
 
 def _random_fault(rng: random.Random, peers: int) -> Fault:

@@ -90,6 +90,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     flat = scenario.peers <= FLAT_LIMIT_PEERS
     run = "run_scenario(scenario)" if flat else "Crowd(scenario).run()"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
+    rollouts = ", rollouts=True" if scenario.rollouts else ""
     lines = [
         f"from shoal.testnet.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Crowd'}",
         f"from shoal.testnet.simulate.scenario import {'Fault' if flat else 'Churn'}, Scenario",
@@ -99,7 +100,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
         "    faults = (",
         faults + "    )" if faults else "    )",
         f"    scenario = Scenario(peers={scenario.peers}, rounds={scenario.rounds}, seed={scenario.seed}, "
-        f"loss={scenario.loss}, fault=faults{churn})",
+        f"loss={scenario.loss}, fault=faults{churn}{rollouts})",
         f'    assert {run}.violation == ""',
     ]
     return "\n".join(lines).replace("    faults = (\n    )", "    faults = ()")

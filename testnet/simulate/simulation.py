@@ -8,8 +8,8 @@ agreement, the reduction and its pace, patience, solitude and parting. What is m
 loss, bandwidth, training as a time, disks. A scenario and its seed give the same events in the same order, and so the
 same `trace_digest`; no clock is read but for `wall_s`.
 
-Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), forwarding through a third peer,
-and rollouts.
+Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
+peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ from shoal.testnet.simulate.judge import PROGRESS_S, Violation, outweighs
 from shoal.testnet.simulate.network import DOWNLOADS, ENVELOPE_BYTES, REGIONS, UPLOADS, Network, Timeline, Wall
 from shoal.testnet.simulate.outcome import Kit, Outcome
 from shoal.testnet.simulate.peer import Disk, SimulatedPeer
+from shoal.testnet.simulate.rollouts import RolloutSwarm
 from shoal.testnet.simulate.scenario import Fault, Scenario
 from shoal.testnet.simulate.standins import KeyRing
-from shoal.testnet.simulate.talk import Payload, with_flipped_digest
+from shoal.testnet.simulate.states import chunks_of
+from shoal.testnet.simulate.talk import LaneMessage, with_flipped_digest
+from shoal.testnet.simulate.undo import Undo
 from shoal.testnet.simulate.watch import Hello, Reset
 
 SIMULATED_TICK_S = 0.2
@@ -78,7 +81,7 @@ class Simulation:
         self.numbers: dict[str, int] = {}
         work = self.kit.work
         self.chunk_bytes = work.model_bytes / work.chunks
-        self.model_bytes = work.model_bytes
+        self.state_bytes = work.state_bytes
         self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
         self.settings = RoundSettings(
             numel=self.grid.numel,
@@ -102,6 +105,7 @@ class Simulation:
         self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
         self.zero = np.zeros(self.grid.numel, np.float32)
         self.judge = self.kit.judge(self.genesis, self.zero)
+        self.donations = self.kit.donations(self.tick_s)
         for _ in founders:
             self._add()
         for peer in self.peers:
@@ -112,13 +116,14 @@ class Simulation:
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
         self.network.add(rng.randrange(len(REGIONS)), rng.choice(UPLOADS), rng.choice(DOWNLOADS))
-        disk = Disk(chain=[self.genesis], state=self.zero, known=set())
+        disk = Disk(chain=[self.genesis], state=self.zero, known=set(), held=self.genesis.hash)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
         self.peers.append(peer)
         self.numbers[peer.id] = number
         return peer
 
-    def _start(self, peer: SimulatedPeer) -> None:
+    def start(self, peer: SimulatedPeer) -> None:
+        """The process of `peer` starts."""
         peer.start()
         peer.disturbed_at = self.timeline.now
         self.timeline.after(self.tick_s * (peer.number % 10) / 10, peer.tick, peer.life)
@@ -127,7 +132,8 @@ class Simulation:
         """A newcomer starts, who knows the addresses of everyone and the genesis."""
         peer = self._add()
         peer.disk.known |= set(range(len(self.peers))) - {peer.number}
-        self._start(peer)
+        peer.disk.blank = True
+        self.start(peer)
 
     def depart(self, number: int, life: int) -> None:
         """A peer that asked to leave says goodbye and goes."""
@@ -145,6 +151,11 @@ class Simulation:
     def _goodbye(self, number: int, other: int) -> None:
         if self.peers[other].running:
             self.peers[other].watch.left(number)
+
+    @property
+    def state_chunk_bytes(self) -> int:
+        """Payload of a chunk of a state."""
+        return max(1, int(self.state_bytes / len(chunks_of(self.zero))))
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -195,15 +206,20 @@ class Simulation:
         if delay < 1e9:
             self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
 
+    def call(self, peer: SimulatedPeer, to: int, message: LaneMessage, size: int) -> None:
+        """A short request, or its answer, over a stream of its own: nothing of it is lost but to a partition."""
+        delay = self.network.call_delay_s(peer.number, to, size)
+        self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
+
     def ship(self, peer: SimulatedPeer, to: int, message: object, size: float) -> float:
-        """A payload over a lane; it is lost where a partition stands when it arrives, the time of which is returned."""
+        """What goes over a lane; it is lost where a partition stands when it arrives, the time of which is returned."""
         delay = self.network.payload_delay_s(peer.number, to, size)
         self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, int(size))
         return self.timeline.now + delay
 
     def _arrive(self, sender: int, life: int, to: int, message: object, mark: int) -> None:
         target = self.peers[to]
-        if isinstance(message, Payload) and self.network.walls and not self.network.passes(sender, to):
+        if isinstance(message, LaneMessage) and self.network.walls and not self.network.passes(sender, to):
             return
         self.timeline.note(_kind_of(message), sender, to, mark)
         if self.timeline.waiting > UNDER_WAY_LIMIT * len(self.peers):
@@ -218,7 +234,7 @@ class Simulation:
                 target.watch.broke(sender, target.watch.links.get(sender, -1))
         elif target.watch.links.get(sender) == life:
             target.receive(sender, message)
-        elif target.running and not isinstance(message, Payload):
+        elif target.running and not isinstance(message, LaneMessage):
             self._refuse(sender, life, to)
 
     def _refuse(self, sender: int, life: int, to: int) -> None:
@@ -380,7 +396,7 @@ class Simulation:
 
     def _run(self) -> None:
         for peer in self.peers:
-            self._start(peer)
+            self.start(peer)
         for fault in self.scenario.fault:
             self.timeline.at(fault.at_s, self._strike, fault)
         timeline, rounds = self.timeline, self.scenario.rounds
@@ -402,7 +418,7 @@ class Simulation:
             return
         head = max((peer.disk.chain[-1] for peer in self.peers), key=lambda value: value.round)
         if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
-            behind = [peer.number for peer in self.peers if peer.running and peer.disk.height < self._best]
+            behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
             raise Violation("progress", f"none for {PROGRESS_S} s after round {self._best}; behind are {behind}")
         raise _NoQuorum
 
@@ -417,7 +433,12 @@ class Simulation:
         rounds = self.scenario.rounds
         if self._best < rounds:
             return False
-        return all(peer.disk.height >= rounds for peer in self.peers if peer.running)
+        return all(self._has(peer, rounds) for peer in self.peers if peer.running)
+
+    @staticmethod
+    def _has(peer: SimulatedPeer, round: int) -> bool:
+        """Whether a peer has the state of a round, or of a later one."""
+        return peer.disk.height >= round and peer.course.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         now = max(self.timeline.now, 1e-9)
@@ -440,42 +461,10 @@ class Simulation:
             deaths_found=len(found),
             false_evictions=self.false_evictions,
             blamed=sum(self.blames.values()),
+            states_fetched=self.donations.obtained,
             violation=violation,
             detail=detail,
         )
-
-
-@dataclass
-class Undo:
-    """How a fault of a peer ends."""
-
-    swarm: Simulation
-    peer: SimulatedPeer
-    life: int = 0
-
-    def restart(self) -> None:
-        """The process is started again."""
-        if not self.peer.up and not self.peer.gone:
-            self.swarm.disturbed_at = self.swarm.timeline.now
-            self.swarm._start(self.peer)
-
-    def resume(self) -> None:
-        """It runs again."""
-        if self.peer.hung and self.peer.life == self.life:
-            self.peer.disturbed_at = self.swarm.timeline.now
-            self.peer.wake()
-
-    def quicken(self) -> None:
-        """It is as fast as ever."""
-        self.swarm.network.slowed.pop(self.peer.number, None)
-
-    def mend(self) -> None:
-        """Its connection loses nothing of its own any more."""
-        self.swarm.network.lossy.pop(self.peer.number, None)
-
-    def come_clean(self) -> None:
-        """It tells no more lies."""
-        self.peer.lies.clear()
 
 
 _FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join")
@@ -493,4 +482,6 @@ def _kind_of(message: Any) -> int:
 
 def run_scenario(scenario: Scenario, kit: Kit | None = None) -> Outcome:
     """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
+    if scenario.rollouts:
+        return RolloutSwarm(scenario, kit).run()
     return Simulation(scenario, kit or Kit()).run()

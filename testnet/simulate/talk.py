@@ -16,7 +16,7 @@ from shoal.testnet.simulate.states import Header
 
 
 class LaneMessage:
-    """Travels over a lane or a stream: nothing of it is lost but where a partition stands, and it queues for the line."""
+    """Travels over a lane or a stream: it waits for the line, and is lost only where a partition stands."""
 
     __slots__ = ()
 

@@ -129,6 +129,7 @@ class Watch:
         if self.links.get(other) != life:
             return
         del self.links[other]
+        self._peer.course.unlinked(other)
         now = self._swarm.timeline.now
         self._carry_out(self.machine.connection_lost(self._swarm.peers[other].id, now))
         self._swarm.timeline.after(REDIAL_PAUSE_S, self._again, other, self._peer.life)
@@ -151,7 +152,8 @@ class Watch:
 
     def left(self, other: int) -> None:
         """`other` said goodbye."""
-        self.links.pop(other, None)
+        if self.links.pop(other, None) is not None:
+            self._peer.course.unlinked(other)
         peer = self._swarm.peers[other].id
         self._carry_out(self.machine.connection_lost(peer, self._swarm.timeline.now, confirmed=True))
 
@@ -220,7 +222,8 @@ class Watch:
                 for other in sorted(self.links):
                     self._say(other, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
             elif isinstance(effect, Died):
-                self.links.pop(numbers[effect.peer], None)
+                if self.links.pop(numbers[effect.peer], None) is not None:
+                    self._peer.course.unlinked(numbers[effect.peer])
                 self._swarm.found_dead(self._peer, numbers[effect.peer])
             elif isinstance(effect, Refute):
                 self._peer.disk.incarnation = effect.incarnation

@@ -15,7 +15,7 @@ from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress, summary
 from shoal.protocol.identity import PeerId
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, RoundDone
-from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, Report
+from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, NodeReport, Report
 from shoal.testnet.scenario import DEMO, Scenario
 
 
@@ -124,6 +124,23 @@ def test_summary_tells_what_came_of_it() -> None:
         "report     out/report.json, out/report.html",
         "all is as it should be",
     ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sync", "is_told"),
+    [("streaming", {}, True), ("diloco", {"overlap_steps": 2}, True), ("diloco", {}, False)],
+)
+def test_summary_tells_how_long_trainers_waited_where_they_need_not(
+    strategy: str, sync: dict[str, int], is_told: bool
+) -> None:
+    nodes = tuple(
+        NodeReport(index=n, peer_id="12D3", outcome="running", rounds=8, digests={}, blocked_fraction=waited)
+        for n, waited in enumerate((0.01, 0.025, None, 0.0))
+    )
+    report = report_of(msgspec.structs.replace(DEMO, strategy=strategy, sync=sync))
+    lines = summary(msgspec.structs.replace(report, nodes=nodes), Path("out"))
+    told = [line for line in lines if line.startswith("blocked")]
+    assert told == ["blocked    2.5% of its time, for the trainer that waited longest for rounds"] * is_told
 
 
 def test_progress_is_told_line_by_line(caplog: pytest.LogCaptureFixture) -> None:

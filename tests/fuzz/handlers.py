@@ -35,6 +35,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.reach import Everywhere
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
 from shoal.swarm.manifest_exchange import ManifestDesk
@@ -42,7 +43,9 @@ from shoal.swarm.members import Members
 from shoal.swarm.reaching.circuits import read_message
 from shoal.swarm.reaching.dial_back import AskDialBack, DialBackDesk
 from shoal.swarm.reaching.passages import AskPassage, PassageDesk
+from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.sightings import SightingDesk, SightingRequest
+from shoal.swarm.reaching.straight import Straighten, Straightening
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.rendezvous.varint_frames import VarintFrames
@@ -274,6 +277,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         "passage": (passages._serve, AskPassage),
         "dial back": (knocks._serve, AskDialBack),
         "sighting": (sightings._serve, SightingRequest),
+        "straightening": (Straightening(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():
         samples = tuple(wire.canonical(one) for one in examples(kind, rng))

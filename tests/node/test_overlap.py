@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,6 +34,7 @@ from shoal.node.training.trainer_messages import (
     Pong,
     Report,
     Resume,
+    Retune,
     Start,
     Stop,
     SyncSettings,
@@ -131,18 +133,31 @@ def anchor() -> Vector:
     return np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32)
 
 
-def plainly(steps_before_the_anchor: int) -> Vector:
-    """The contribution to round 2 of a replica that is given the anchor after so many steps of overlap."""
+def plainly(
+    steps_before_the_anchor: int,
+    *,
+    amended: Retune | None = None,
+    early: bool = False,
+    steps: int = STEPS,
+) -> Vector:
+    """The contribution to round 2 of a replica that is given the anchor after so many steps of overlap.
+
+    amended: the settings from round 2 on; `early`: they take effect before the steps of overlap already.
+    """
     replica = new_replica(SYNC)
     out = np.zeros(NUMEL, np.float32)
     replica.apply(anchor(), round=0, fresh=True)
     replica.begin(train(1))
     while not isinstance(replica.step(out), Contribution):
         pass
+    if amended is not None and early:
+        replica.retune(amended.inner, amended.sync)
     for _ in range(steps_before_the_anchor):
         replica.step(out)
     replica.apply(anchor(), round=1, taken=1)
-    replica.begin(train(2))
+    if amended is not None and not early:
+        replica.retune(amended.inner, amended.sync)
+    replica.begin(train(2, steps=steps))
     while not isinstance(replica.step(out), Contribution):
         pass
     return out
@@ -162,6 +177,30 @@ def test_anchor_is_applied_after_exactly_the_steps_of_overlap(here_at: int, monk
     assert (first.steps, second.steps) == (STEPS, STEPS)
     assert (first.blocked_s, second.blocked_s) == (0, 1.0 if here_at > STEPS + TAU else 0)
     assert second.wall_s == (3.0 if here_at > STEPS + TAU else 0)  # once the anchor is here, nothing is blocked
+
+
+AMENDED = {
+    "learning rate": Retune(inner=InnerSettings(lr=0.05), sync=SYNC),
+    "weight decay": Retune(inner=InnerSettings(weight_decay=20.0), sync=SYNC),
+    "mixing": Retune(inner=InnerSettings(), sync=msgspec.structs.replace(SYNC, mixing=0.1)),
+    "steps of overlap": Retune(inner=InnerSettings(), sync=msgspec.structs.replace(SYNC, overlap_steps=1)),
+}
+
+
+@pytest.mark.parametrize("what", AMENDED)
+@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU, STEPS + TAU + 10])
+def test_amended_settings_take_effect_after_the_anchor_however_early_they_are_here(
+    what: str, here_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of overlap, and the anchor of the round that amended, are by the settings of before."""
+    amended, steps = AMENDED[what], STEPS + 2
+    orders = [Apply(round=1, taken=1), Evaluate(round=1), amended, train(2, steps=steps)]
+    control, contributed = live([(here_at, order) for order in orders], monkeypatch)
+    assert control.of(Applied) == [0, STEPS + TAU]
+    assert control.of(Contribution) == [STEPS, STEPS + max(TAU, steps)]
+    np.testing.assert_array_equal(contributed, plainly(TAU, amended=amended, steps=steps))
+    overlap = amended.sync.overlap_steps
+    assert not np.array_equal(contributed, plainly(overlap, amended=amended, steps=steps, early=True))
 
 
 def test_questions_are_answered_before_the_overlap_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from shoal.protocol.messages import (
     Value,
     domain_hash,
 )
+from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, PaperIdentity, paper_identities
@@ -107,6 +108,7 @@ class Node:
     fetching: set[bytes] = field(default_factory=set)
     evictions: list[Plan] = field(default_factory=list)
     blamed: list[str] = field(default_factory=list)
+    newcomers: Newcomers = field(default_factory=Newcomers)
 
     @property
     def peer(self) -> PeerId:
@@ -426,6 +428,7 @@ class RoundLab:
         if node.hung:
             node.asleep.append(lambda: self._arrive(number, sender, peer, message))
             return
+        node.newcomers.heard(peer, message, self.now)
         base = message.value.base if isinstance(message, Certificate) else None
         if isinstance(message, RoundMessage):
             base = message.base
@@ -475,6 +478,7 @@ class RoundLab:
             in_force=self.in_force(node),
             banned=self.banned(node),
         )
+        node.machine.expect(node.newcomers)
         node.machine.restore(node.log)
         self._carry_out(number, node.machine.peers_alive(node.alive, self.now))
         if node.life != life:

@@ -177,7 +177,8 @@ def test_clips_where_norms_are_not_clipped_are_refused() -> None:
         check_plan(msgspec.structs.replace(GOOD, clips=(65536,) * 3), LEAD, START, SETTINGS)
 
 
-def test_round_is_planned_with_clips_and_a_revision_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def planned_with_clips(monkeypatch: pytest.MonkeyPatch) -> tuple[list[RoundMachine], Plan]:
+    """Three machines that heard all announcements, each of twice the norm before, and the plan of their lead."""
     monkeypatch.setattr(round_lab, "SETTINGS", replace(round_lab.SETTINGS, norm_clip=True))
     _, machines = machines_of(3)
     readies = [contribution(machine, squares=(4.0**number,) * 10) for number, machine in enumerate(machines)]
@@ -188,6 +189,11 @@ def test_round_is_planned_with_clips_and_a_revision_keeps_them(monkeypatch: pyte
             if machine is not sender:
                 effects += machine.receive(sender.me, announced, 1.0)
     (plan,) = [effect.plan for effect in effects if isinstance(effect, StartReduce)]
+    return machines, plan
+
+
+def test_round_is_planned_with_clips_and_a_revision_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines, plan = planned_with_clips(monkeypatch)
     clips = {machine.me: 65536 >> max(0, number - 1) for number, machine in enumerate(machines)}
     assert plan.clips == tuple(clips[p.peer] for p in plan.participants)
     member = next(machine for machine in machines if machine.me != plan.planner)
@@ -276,16 +282,7 @@ def test_who_told_no_norms_may_not_be_counted() -> None:
 
 def heard_by_member(monkeypatch: pytest.MonkeyPatch) -> tuple[RoundMachine, Plan]:
     """A member that heard the announcements of all, and an honest plan over them that has not reached it."""
-    monkeypatch.setattr(round_lab, "SETTINGS", replace(round_lab.SETTINGS, norm_clip=True))
-    _, machines = machines_of(3)
-    readies = [contribution(machine, squares=(4.0**number,) * 10) for number, machine in enumerate(machines)]
-    effects = []
-    for sender, announced in zip(machines, readies, strict=True):
-        effects += sender.ready(announced, 1.0)
-        for machine in machines:
-            if machine is not sender:
-                effects += machine.receive(sender.me, announced, 1.0)
-    (plan,) = [effect.plan for effect in effects if isinstance(effect, StartReduce)]
+    machines, plan = planned_with_clips(monkeypatch)
     return next(machine for machine in machines if machine.me != plan.planner), plan
 
 

@@ -21,10 +21,11 @@ from shoal.protocol.invites import (
 )
 from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection, WorkloadSection
 from shoal.protocol.messages import Leave, Term
-from shoal.protocol.peering import Announce
+from shoal.protocol.peering import Announce, Refusal
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.protocol.wire import Sealer
 from shoal.swarm import members as members_module
+from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
 from tests.swarm.test_members import Node, assert_linked, identity, run, running, stranger, until
 
@@ -103,9 +104,7 @@ def test_guest_is_refused_at_hello_with_the_reason(credential: Credential | None
     async def main() -> None:
         founder, guest = Guest(1), Guest(2, credential=credential)
         async with running(founder, guest):
-            with pytest.raises(Refused) as caught:
-                await guest.join(founder)
-            assert reason in str(caught.value)
+            assert reason in await refusal(guest, founder)
             assert founder.linked() == guest.linked() == frozenset()
             assert founder.members.record_of(guest.peer) is None
             assert founder.members.alive() == frozenset()
@@ -175,6 +174,29 @@ async def refusal(guest: Node, member: Node) -> str:
 
 
 # -- revocations ---------------------------------------------------------------------------------------------
+
+
+def test_hello_is_refused_from_the_moment_that_its_peer_or_its_invite_is_revoked() -> None:
+    async def main() -> None:
+        founder, bound_guest, bearer = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=borne(3))
+
+        def answer(guest: Guest) -> str:
+            """The reason to refuse its hello; "" if it is welcome."""
+            answer = founder.members.welcome(guest.peer, guest.members.hello())
+            return answer.reason if isinstance(answer, Refusal) else ""
+
+        assert answer(bound_guest) == answer(bearer) == ""
+        listed = revoking(bound_guest)
+        founder.members.revoke(listed)
+        assert answer(bound_guest).startswith(f"the swarm's authority has revoked {bound_guest.peer}")
+        assert not founder.members.admits(bound_guest.peer)
+        assert answer(bearer) == ""
+        founder.members.revoke(make_revocations(AUTHORITY, SWARM, listed, [BEARER.peer_id]))
+        assert "has revoked" in answer(bearer)
+        assert "has revoked" in answer(bound_guest)
+        assert founder.host.refusals.counts() == {Reason.ADMISSION.value: 3}
+
+    run(main)
 
 
 @pytest.mark.parametrize("admission", ["open", "invite"])

@@ -16,11 +16,11 @@ from shoal.swarm import limits
 from shoal.swarm import members as members_module
 from shoal.swarm.limits import Crowd, Door, Guests, KnownHosts, Memory, Pace, Rates, Reason, Refusals
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
-from tests.swarm.test_members import Node, assert_linked, running, stranger, until
+from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
 from tests.swarm.test_members import run as run_nodes
 from tests.swarm.test_streams import framed, memory_pair
 
-MEMBER, STRANGER = PeerId("12D3KooWmember"), PeerId("12D3KooWstranger")
+MEMBER, STRANGER, EXPECTED = (PeerId(f"12D3KooW{name}") for name in ("member", "stranger", "expected"))
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -231,13 +231,61 @@ def test_guests_give_members_more_than_strangers_and_part_with_floods() -> None:
             with guests.stream(STRANGER) as welcome:
                 opened += welcome
         assert opened == limits.STRANGER_STREAMS_BURST - limits.STRANGER_STREAM_LIMIT
-        assert [guests.is_flooding(STRANGER) for _ in range(70)].index(True) == limits.STRIKES_LIMIT
-        assert not guests.is_flooding(MEMBER)
+        strikes = limits.STRIKES_LIMIT / limits.STRANGER_STRIKES
+        assert [guests.is_flooding(STRANGER) for _ in range(70)].index(True) == strikes
+        assert [guests.is_flooding(MEMBER) for _ in range(70)].index(True) == limits.STRIKES_LIMIT
         await trio.sleep(limits.STRIKES_FORGIVEN_S)
         assert not guests.is_flooding(STRANGER)
         assert set(refusals.counts()) == {Reason.STREAMS, Reason.STREAM_RATE, Reason.FLOODING}
 
     run(main)
+
+
+def test_strangers_take_turns_to_be_read_newcomers_first_and_members_at_once() -> None:
+    async def main() -> None:
+        guests = Guests(Refusals(), is_member, lambda peer: peer == EXPECTED, lambda address: address == "10.0.0.7")
+        of_flood = [PeerId(f"flood{n}") for n in range(10)]
+        began = trio.current_time()
+        for peer in of_flood:
+            for _ in range(int(limits.FIRST_READS)):
+                await guests.turn(peer)
+        for _ in range(int(limits.STRANGERS_READS_BURST)):
+            await guests.turn(of_flood[0])
+        assert trio.current_time() == began, "within the bursts nobody waits"
+
+        for peer in of_flood:
+            await guests.turn(peer)
+        waited_s = trio.current_time() - began
+        assert waited_s == pytest.approx(len(of_flood) / limits.STRANGERS_READS_PER_S), "together, not each"
+        for peer in (MEMBER, EXPECTED, PeerId("newcomer")):
+            for _ in range(int(limits.FIRST_READS)):
+                await guests.turn(peer)
+        for peer, address in ((MEMBER, None), (EXPECTED, "10.0.0.8"), (PeerId("neighbour"), "10.0.0.7")):
+            for _ in range(10_000):
+                await guests.turn(peer, address)
+        assert trio.current_time() - began == waited_s
+
+    run(main)
+
+
+def test_newcomers_are_read_no_faster_than_all_of_them_may_cost() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        guests, began = Guests(refusals, lambda peer: False), trio.current_time()
+        crowd = int(limits.NEWCOMERS_READS_BURST / limits.FIRST_READS) + 10
+        for number in range(crowd):
+            for _ in range(int(limits.FIRST_READS)):
+                await guests.turn(PeerId(f"newcomer{number}"))
+        over = crowd * limits.FIRST_READS - limits.NEWCOMERS_READS_BURST
+        assert trio.current_time() - began == pytest.approx(over / limits.NEWCOMERS_READS_PER_S)
+        assert refusals.counts() == {Reason.TURNS.value: over}
+
+    run(main)
+
+
+def test_newcomers_that_are_let_in_need_fewer_reads_than_there_are() -> None:
+    """Else those who flood would keep who comes in a flood from ever being read."""
+    assert (limits.NEWCOMERS_PER_S + limits.HANDSHAKES_PER_S) * limits.FIRST_READS < limits.NEWCOMERS_READS_PER_S
 
 
 def test_gossip_of_strangers_is_little() -> None:
@@ -336,8 +384,10 @@ def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch
             await assert_linked(one, two)
             await silent.host.dial(one.host.addresses[0], deadline_s=5)
             await until(lambda: one.peer in silent.host.connected())
+            told = one.host.refusals.counts
+            await until(lambda: one.peer not in silent.host.connected() or told().get(Reason.SILENT.value, 0) > 1)
+            assert told()[Reason.SILENT.value] == 1, "who is kept is counted again"
             await until(lambda: one.peer not in silent.host.connected())
-            assert one.host.refusals.counts()[Reason.SILENT.value] == 1
             await assert_linked(one, two)
 
     run_nodes(main)
@@ -353,14 +403,18 @@ def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) ->
         async with running(one), stranger(8) as older, stranger(9) as newer:
             await older.host.dial(one.host.addresses[0], deadline_s=5)
             await newer.host.dial(one.host.addresses[0], deadline_s=5)
+            told = one.host.refusals.counts
+            await until(lambda: one.peer not in older.host.connected() or told().get(Reason.STRANGERS.value, 0) > 1)
+            assert told()[Reason.STRANGERS.value] == 1, "who is kept is counted again"
             await until(lambda: one.peer not in older.host.connected())
             assert one.peer in newer.host.connected()
-            assert one.host.refusals.counts()[Reason.STRANGERS.value] == 1
 
     run_nodes(main)
 
 
-def test_stranger_that_opens_streams_without_end_loses_its_connection() -> None:
+def test_stranger_that_opens_streams_without_end_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STRANGERS_READS_PER_S", 1e9)
+
     async def main() -> None:
         one, two = Node(1), Node(2)
         async with running(one, two), stranger(9) as flood:
@@ -375,9 +429,37 @@ def test_stranger_that_opens_streams_without_end_loses_its_connection() -> None:
                         break
             assert one.peer not in flood.host.connected()
             counts = one.host.refusals.counts()
-            assert counts[Reason.STREAM_RATE.value] >= limits.STRIKES_LIMIT
+            assert counts[Reason.STREAM_RATE.value] >= limits.STRIKES_LIMIT / limits.STRANGER_STRIKES
             assert counts[Reason.FLOODING.value] >= 1
             await assert_linked(one, two)
+
+    run_nodes(main)
+
+
+def test_stranger_over_its_reads_waits_and_newcomers_and_members_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STRANGERS_READS_PER_S", 1e-3)
+    monkeypatch.setattr(limits, "STRANGERS_READS_BURST", 0.0)
+
+    async def main() -> None:
+        one, two, three = Node(1), Node(2), Node(3)
+        answered = 0
+
+        async def ask_without_end(asking: Stranger) -> None:
+            nonlocal answered
+            with suppress(NetworkError):
+                while True:
+                    await asking.ask(one, asking.hello(wire=99))
+                    answered += 1
+
+        one.host.is_known = lambda address: False  # else all on this machine would be a member's neighbours
+        async with running(one, two, three) as nursery, stranger(9) as other:
+            await two.join(one)
+            nursery.start_soon(ask_without_end, other)
+            told = one.host.refusals.counts
+            await until(lambda: told().get(Reason.TURNS.value, 0) or answered >= limits.FIRST_READS / 2)
+            await three.join(one)
+            await assert_linked(one, two, three)
+            assert 1 <= answered < limits.FIRST_READS / 2
 
     run_nodes(main)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,11 +14,17 @@ from shoal.protocol.identity import Identity
 from shoal.swarm import muxer
 from shoal.swarm.muxer import (
     CONNECTION_BUFFER_LIMIT_BYTES,
+    CREDIT_BYTES,
+    FLAG_FIN,
     FRAME_GRACE_S,
     FRAME_STALL_DEADLINE_S,
+    OWED_LIMIT_STREAMS,
+    TYPE_WINDOW_UPDATE,
     USER_TIMEOUT_MS,
+    YAMUX_HEADER_FORMAT,
     ConnectionClosedError,
     Muxer,
+    Secured,
     Wire,
 )
 
@@ -158,3 +165,56 @@ def _connected_pair() -> tuple[socket.socket, socket.socket]:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     return near, far
+
+
+def credit(stream_id: int, size: int, flags: int = 0) -> bytes:
+    return struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, flags, stream_id, size)
+
+
+def test_credit_is_given_in_few_frames_and_all_of_it() -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=0.0)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        for _ in range(CREDIT_BYTES // 1024 - 1):
+            await muxer._write_frame(credit(1, 1024))
+            await muxer._write_frame(credit(3, 1))
+        assert connection.written == b""
+        await muxer._write_frame(credit(1, 1024))
+        assert connection.written == credit(1, CREDIT_BYTES), "nothing of what was held back is lost"
+        await muxer._write_frame(credit(1, CREDIT_BYTES + 7))
+        assert connection.written == credit(1, CREDIT_BYTES) + credit(1, CREDIT_BYTES + 7)
+
+    run(main)
+
+
+def test_credit_of_streams_that_ended_is_forgotten_and_their_ends_are_told() -> None:
+    async def main() -> None:
+        connection = SlowConnection(delay_s=0.0)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True)
+        await muxer._write_frame(credit(1, 5))
+        await muxer._write_frame(credit(1, 0, FLAG_FIN))
+        assert connection.written == credit(1, 0, FLAG_FIN)
+        for stream_id in range(3, 3 + 4 * OWED_LIMIT_STREAMS, 2):
+            await muxer._write_frame(credit(stream_id, 5))
+        assert len(muxer._owed) <= OWED_LIMIT_STREAMS
+
+    run(main)
+
+
+def test_connection_is_read_when_it_is_its_turn() -> None:
+    async def main() -> None:
+        connection = Secured(SlowConnection(delay_s=0.0))
+        turns: list[float] = []
+
+        async def turn() -> None:
+            await trio.sleep(2.0)
+            turns.append(trio.current_time())
+
+        began = trio.current_time()
+        assert await connection.read(3) == bytes(3)
+        assert trio.current_time() == began
+        connection.turn = turn
+        assert await connection.read(3) == bytes(3)
+        assert turns == [trio.current_time()] == [began + 2.0]
+
+    run(main)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import trio
 
+from shoal.protocol import offer_catch_up
 from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
@@ -22,7 +23,7 @@ from shoal.protocol.rollouts import (
     encode_group,
 )
 from shoal.protocol.wire import canonical
-from shoal.swarm import rollout_catch_up, rollouts
+from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.rollout_catch_up import CATCH_UP_PROTOCOL
 from shoal.swarm.rollouts import ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
@@ -41,8 +42,8 @@ def _ask_busy_servers_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _ask_for_what_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_catch_up, "ASK_PERIOD_S", 0.3)
-    monkeypatch.setattr(rollout_catch_up, "HISTORY_DELAY_S", 0.2)
+    monkeypatch.setattr(offer_catch_up, "ASK_PERIOD_S", 0.3)
+    monkeypatch.setattr(offer_catch_up, "HISTORY_DELAY_S", 0.2)
 
 
 # --- announcing ---

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,17 @@ from typing import Any
 import pytest
 import trio
 
+from shoal.node.control_client import request
+from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
-from shoal.testnet.links.namespaces import Uplink, why_not
+from shoal.testnet.journal import Certified, Journal, Linked
+from shoal.testnet.links.namespaces import Network, Uplink, network, why_no_routers, why_not
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.reports.report import Report
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet
+from shoal.testnet.swarm import testnet_manifest as manifest_of
 
 DEADLINE_S = 150.0
 """It bounds a test that fails; one that passes takes a tenth of it where the machine is idle."""
@@ -23,7 +31,11 @@ MODEL = {"inputs": 1024, "outputs": 256}
 PAYLOAD_BYTES = 4 * (1024 * 256 + 256)
 """Of one contribution in fp32."""
 
+BEHIND = (1, 2)
+"""Of three nodes, those that sit behind routers where a test wants routers."""
+
 needs_namespaces = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+needs_routers = pytest.mark.skipif(why_no_routers() is not None, reason=str(why_no_routers()))
 
 
 def scenario(
@@ -39,6 +51,70 @@ def scenario(
         faults=faults,
         uplinks=uplinks,
     )
+
+
+def behind_routers(rounds: int) -> Scenario:
+    """Three nodes, of which two sit behind routers that let nothing in."""
+    return Scenario(
+        nodes=3,
+        rounds=rounds,
+        workload="regression",
+        options=MODEL,
+        codec="fp32",
+        inner_steps=10,
+        behind_routers=BEHIND,
+    )
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Three running nodes, the last two behind routers."""
+
+    nodes: list[NodeProcess]
+    journal: Journal
+
+    async def all_certified(self, round: int) -> None:
+        """Wait until each node certified this round, or one after it where it came later."""
+
+        def certified(node: NodeProcess) -> bool:
+            return any(one.round >= round for one in self.journal.of(Certified, node.index))
+
+        await self.journal.until(lambda: all(map(certified, self.nodes)))
+
+    async def status(self, index: int) -> dict[str, Any]:
+        """What a node knows, as it tells it over its control socket."""
+        return await trio.to_thread.run_sync(partial(request, self.nodes[index].folder, "status", deadline_s=30.0))
+
+
+@asynccontextmanager
+async def two_behind_routers(
+    folder: Path, rounds: int, *, prepare: Callable[[Network], None] = lambda links: None
+) -> AsyncIterator[Routed]:
+    """Yields when the two behind routers are linked with all; the nodes end with the block. prepare: done to the
+    links before any node starts."""
+    journal = Journal()
+    nodes = []
+    for index in range(3):
+        (folder / str(index)).mkdir()
+        nodes.append(NodeProcess(index, folder / str(index), journal, Runtime()))
+    manifest = folder / "swarm.toml"
+    manifest.write_text(render_manifest(manifest_of(behind_routers(rounds), [node.peer_id for node in nodes])))
+    with network(3, behind=BEHIND) as links, trio.fail_after(DEADLINE_S):
+        prepare(links)
+        async with trio.open_nursery() as nursery:
+
+            def start(index: int, join: tuple[str, ...]) -> None:
+                node = nodes[index]
+                launch = Launch(manifest=manifest, data_dir=node.folder, join=join, place=links.place(index))
+                nursery.start_soon(node.run, launch)
+
+            start(0, ())
+            await journal.until(lambda: bool(nodes[0].addresses))
+            for index in BEHIND:
+                start(index, nodes[0].addresses)
+            await journal.until(lambda: all(len(journal.of(Linked, index)) >= 2 for index in BEHIND))
+            yield Routed(nodes, journal)
+            nursery.cancel_scope.cancel()
 
 
 def run(what: Scenario, out: Path) -> Report:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import trio
 
+from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.partition import deal
@@ -370,6 +371,44 @@ def test_work_of_before_an_amendment_is_made_again_in_the_codec_of_its_round() -
     assert here.make() == "bf16"
 
 
+def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_restart() -> None:
+    here = Part()
+    chain, me = here.ledger.chain, here.ledger.founders[0].peer_id
+    plain = Contributions(Fragments(GRID), "int8", 3, sender=me)
+    work = plain.saved(plain.make(3, 1, 100, vector(5), base=chain.head.hash), chain.head.term)
+    here.ledger.amend(FEWER_SETTINGS)
+    here.custody.head = chain.head
+    told: list[str] = []
+
+    async def no_finals(round: int, peers: list[PeerId]) -> Finals:
+        await trio.lowlevel.checkpoint()
+        raise NetworkError(f"no finals of round {round}")
+
+    async def restore(found: object, *, spent: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        assert here.orders == []  # what the trainer knew is of the settings before, and so is the anchor to come
+        told.append("restored")
+
+    here.custody.finals = no_finals
+    parts = here.part._p
+    parts.store = SimpleNamespace(durable_records=list)  # type: ignore[misc]
+    found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
+    parts.resumption = SimpleNamespace(  # type: ignore[misc]
+        find=lambda chain, *, countable: found, restore_trainer=restore
+    )
+    trio.run(here.part.resume)
+    assert told == ["restored"]
+    here.stand()
+    assert here.orders == ["stand on 3", chain.amended(4)]
+    # What its codec had lost of it comes with the next, as if there had been no restart.
+    plain.settle(3, (True,) * GRID.chunks)
+    plain.retune("bf16", 3, mixing=None)
+    uninterrupted = plain.make(4, 2, 100, vector(6), base=chain.head.hash)
+    assert here.part._contributions.make(4, 2, 100, vector(6), base=chain.head.hash).encoded.root == (
+        uninterrupted.encoded.root
+    )
+
+
 def test_trainer_gets_steps_and_settings_and_a_new_process_too() -> None:
     amended = validate_manifest(
         {
@@ -397,7 +436,7 @@ def test_trainer_gets_steps_and_settings_and_a_new_process_too() -> None:
     assert sent[0] == wanted
     assert isinstance(sent[1], Train)
     assert sent[1].steps == 60
-    assert (trainer._spec.inner, trainer._spec.sync) == (wanted.inner, wanted.sync)
+    assert (trainer._in_force.inner, trainer._in_force.sync) == (wanted.inner, wanted.sync)
 
 
 def test_replica_goes_on_with_its_moments_under_amended_settings() -> None:

@@ -119,7 +119,15 @@ class Single:
         replica.apply(self.initial, round=0, fresh=True)
         self.first, self.told = self.stretch(1)
         self.anchor = self.initial - self.first
+        self.anchor[self.span("frozen")] = 1.5  # by whoever went back to another state: it is frozen for the loop only
         self.value = replica.evaluate()
+
+    def span(self, name: str) -> slice:
+        """Where a parameter's values are in the vectors."""
+        layout = self.replica.layout
+        sizes = [int(np.prod(shape)) for shape in layout.shapes]
+        place = layout.names.index(name)
+        return slice(sum(sizes[:place]), sum(sizes[: place + 1]))
 
     def stretch(self, round: int) -> tuple[Vector, Contribution]:
         self.replica.begin(Train(round=round, steps=STEPS, assignment=share(round)))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from shoal.node.training import trainer_child
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.shared_tensors import attach, create, open_memory
 from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
+from shoal.node.training.trainer_child import TrainerConnection
 from shoal.node.training.trainer_messages import (
     FRAME_LIMIT_BYTES,
     Applied,
@@ -42,9 +44,11 @@ from shoal.node.training.trainer_messages import (
     Progress,
     Restored,
     Resume,
+    Retune,
     Snapshot,
     Snapshotted,
     Stop,
+    SyncSettings,
     Train,
     Trained,
     WriteInitial,
@@ -63,23 +67,27 @@ FAKE = """
 import os, socket, sys
 from shoal.node.training.trainer_messages import *
 control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-framing, numel, number = Framing(), 4, 0
+framing, numel, number, lr_of_anchor = Framing(), 4, 0, 0.0
 print("fake trainer begins", flush=True)
 while data := control.recv(1 << 16):
     for frame in framing.feed(data):
         answer = None
         match unpack_command(frame):
-            case Start(options=options, contributions=number):
+            case Start(options=options, contributions=number, inner=inner):
+                lr = inner.lr
                 if "die_early" in options: sys.exit(9)
                 if "grow" in options: numel += number
                 answer = Started(layout=Layout(names=("w",), shapes=((numel,),), numel=numel), metric="m", device="cpu")
             case Attach(): answer = Attached()
-            case Apply(round=round): answer = Applied(round=round)
+            case Retune(inner=inner): lr = inner.lr
+            case Apply(round=round):
+                lr_of_anchor = lr
+                answer = Applied(round=round)
             case Ping(): answer = Pong()
             case Train(round=round):
                 number += 1
                 answer = Contribution(
-                    number=number, round=round, tokens=0, steps=0, loss=0.0, seconds=0.0, tokens_per_s=0.0)
+                    number=number, round=round, tokens=0, steps=0, loss=lr, seconds=lr_of_anchor, tokens_per_s=0.0)
             case Stop(): sys.exit(0)
         if answer is not None: control.sendall(pack(answer))
 """
@@ -417,6 +425,55 @@ def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -
             assert (await expect(trainer, Restarted)).round == 7
             await trainer.send(Train(round=9, steps=1, assignment=SHARE))
             assert (await expect(trainer, Contribution)).round == 9
+
+    run(scenario)
+
+
+def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_on_by_those_of_now(
+    fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by the fake: the learning rate that it had when it applied its anchor, and the one that it has."""
+
+    def rate(lr: float) -> Retune:
+        return Retune(inner=InnerSettings(lr=lr), sync=SyncSettings())
+
+    async def rates(trainer: Trainer) -> tuple[float, float]:
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        told = await expect(trainer, Contribution)
+        return told.seconds, told.loss
+
+    async def dies(trainer: Trainer) -> None:
+        kill(trainer)
+        while trainer.pid is not None:
+            await trio.lowlevel.checkpoint()
+
+    async def scenario() -> None:
+        async with running(replace(fake, inner=InnerSettings(lr=0.1))) as trainer:
+            await trainer.send(rate(0.2))
+            await trainer.send(Apply(round=3))
+            await expect(trainer, Applied)
+            await trainer.send(rate(0.3))
+            assert await rates(trainer) == (0.2, 0.3)
+            await dies(trainer)
+            await expect(trainer, Restarted)
+            assert await rates(trainer) == (0.2, 0.3)
+            await trainer.send(Apply(round=4))
+            await expect(trainer, Applied)
+            await dies(trainer)
+            await trainer.send(rate(0.4))
+            await expect(trainer, Restarted)
+            assert await rates(trainer) == (0.3, 0.4)
+
+            stand = trainer._stand_on_anchor
+
+            async def stand_and_retune(child: TrainerConnection) -> None:
+                await stand(child)
+                await trainer.send(rate(0.5))  # while there is nobody yet to take it
+
+            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
+            await dies(trainer)
+            await expect(trainer, Restarted)
+            assert await rates(trainer) == (0.3, 0.5)
 
     run(scenario)
 

@@ -37,6 +37,11 @@ def ways(one: Node, other: Node) -> list[bool]:
     return [lane.relayed for lane in lanes_of(one.lanes, other.peer) if lane.usable]
 
 
+def dialled(one: Node, other: Node) -> list[bool]:
+    """Of each lane between two, whether the first dialled it."""
+    return [lane.dialled for lane in lanes_of(one.lanes, other.peer)]
+
+
 def puncher(node: Node) -> Puncher:
     found = node.lanes._dialler.puncher
     assert found is not None
@@ -71,8 +76,8 @@ def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dialler: 
             await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
             await until(lambda: ways(one, other) == ways(other, one) == [False])
             await until(lambda: relay.passages.passages == 0)
-            assert [lane.dialled for lane in lanes_of(pair[0].lanes, pair[1].peer)] == [True]
-            assert [lane.dialled for lane in lanes_of(pair[1].lanes, pair[0].peer)] == [False]
+            await until(lambda: dialled(pair[0], pair[1]) == [True])  # the lane that was replaced is closed by then
+            await until(lambda: dialled(pair[1], pair[0]) == [False])
             passed = relay.passages.bytes_passed
             for sender, receiver in ((one, other), (other, one)):
                 sender.lanes.post(receiver.peer, note(SECRET), SECRET)

@@ -19,8 +19,8 @@ import trio
 
 from shoal.cli import campaign as cli_campaign
 from shoal.cli.campaign import run_line, summary
-from shoal.cli.render import ShowNow
 from shoal.cli.main import execute
+from shoal.cli.render import ShowNow
 from shoal.node.config import Hold, NodeConfig
 from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_client import ControlRefused, request

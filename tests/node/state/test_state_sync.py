@@ -1,0 +1,170 @@
+"""Whom a node tells that it comes, and how closely it follows the chain then."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from shoal.collectives.state import CertifiedState
+from shoal.node.state.state_sync import StateSync
+from shoal.protocol.identity import Identity
+from shoal.protocol.messages import Message
+from shoal.protocol.newcomers import coming
+from shoal.protocol.peering import FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
+from tests.node.custody_lab import GOOD, Home, home, ledger_of, run
+from tests.node.donors import Donor, World
+from tests.node.ledger import identity
+
+GRACE_S = 4.0
+NEWCOMER = identity(50)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time would run on while a thread works."""
+
+    async def run_here(work: Callable[..., object], *arguments: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+
+
+class Here:
+    """A node in a world of one donor, and what it said."""
+
+    def __init__(self, world: World, donor: Donor, node: Home, me: Identity) -> None:
+        self.world = world
+        self.donor = donor
+        self.custody = node.custody
+        self.said: list[Message] = []
+        self._honest = donor.answer
+        self.sync = StateSync(
+            SimpleNamespace(
+                identity=me,
+                custody=node.custody,
+                links=SimpleNamespace(broadcast=self.said.append),
+                config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
+                desk=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
+                shelf=world.shelf,
+            )  # type: ignore[arg-type]
+        )
+
+    async def _draw(self) -> CertifiedState:
+        await trio.lowlevel.checkpoint()
+        return self.world.ledger.states[0]
+
+    def overtake(self, times: int, *, after_s: float = 0.0, refuse: bool = False) -> None:
+        """While the next `times` requests for finals or headers are answered, another round is certified each time."""
+        rounds = iter(range(times))
+
+        def busy(request: FetchRequest) -> FetchAnswer | bytes:
+            given = self._honest(request)
+            if isinstance(request, GetHeader | GetFinals) and next(rounds, None) is not None:
+                self.world.certify()
+                return Refusal(reason="not held here") if refuse else given
+            return given
+
+        self.donor.answer = busy
+
+        async def dawdle(done: int, total: int) -> None:
+            await trio.sleep(after_s)
+
+        self.custody._on_chunk = dawdle  # type: ignore[method-assign]
+
+    async def catch_up(self) -> None:
+        await self.sync.catch_up(in_round=False)
+
+    def assert_at_head(self) -> None:
+        ledger = self.world.ledger
+        assert self.custody.state is not None
+        assert self.custody.state.round == ledger.state.round
+        assert self.custody.state.anchor.tobytes() == ledger.state.anchor.tobytes()
+
+
+@asynccontextmanager
+async def here(folder: Path, *, me: Identity = NEWCOMER, rounds: int = 4) -> AsyncIterator[Here]:
+    world = World(folder, ledger_of(rounds))
+    donor = world.donor(GOOD)
+    async with home(world) as node:
+        yield Here(world, donor, node, me)
+
+
+def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.sync.obtain(lambda: None)
+            assert node.said == []  # nobody waits for a first state, which may take long
+            node.world.certify()
+            head = node.world.ledger.chain.head
+            node.overtake(3)
+            await node.catch_up()
+            assert node.said == [coming(head)]
+            node.assert_at_head()
+            assert node.sync.due(trio.current_time(), in_round=False)
+
+    run(main)
+
+
+def test_state_that_is_gone_by_the_time_that_it_is_asked_for_is_no_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.sync.obtain(lambda: None)
+            node.world.certify()
+            node.overtake(2, refuse=True)
+            await node.catch_up()
+            node.assert_at_head()
+
+    run(main)
+
+
+def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.sync.obtain(lambda: None)
+            node.world.certify()
+            honest, asked = node._honest, len(node.donor.asked)
+            node.donor.answer = lambda request: (
+                honest(request) if isinstance(request, GetChain) else Refusal(reason="not held here")
+            )
+            await node.catch_up()
+            assert len(node.donor.asked) - asked <= 6
+            assert not node.custody.current
+            assert not node.sync.due(trio.current_time(), in_round=False)
+
+    run(main)
+
+
+@pytest.mark.parametrize("why", ["a member", "slow"])
+def test_who_is_waited_for_anyway_or_would_be_too_slow_does_not_say_that_it_comes(tmp_path: Path, why: str) -> None:
+    async def main() -> None:
+        async with here(tmp_path, me=identity(1) if why == "a member" else NEWCOMER) as node:
+            node.overtake(0, after_s=0.0 if why == "a member" else GRACE_S)
+            await node.sync.obtain(lambda: None)
+            for _ in range(2 if why == "a member" else 1):
+                node.world.certify()
+                await node.catch_up()
+                node.assert_at_head()
+            assert node.said == []
+
+    run(main)
+
+
+def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
+    """The first state took long; the finals since then do not."""
+
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            node.overtake(0, after_s=GRACE_S)
+            await node.sync.obtain(lambda: None)
+            for said in (0, 1):
+                node.world.certify()
+                await node.catch_up()
+                assert len(node.said) == said
+
+    run(main)

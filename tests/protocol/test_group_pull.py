@@ -1,0 +1,136 @@
+"""Pulling a group: of whom, when somebody is busy, wrong, absent or silent, and what counts against the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.protocol.errors import LocalError
+from shoal.protocol.group_pull import BUSY_LIMIT, Ask, Budget, Came, GivenUp, GroupPull, LeftAlone, Tally, Wait
+from shoal.protocol.identity import PeerId
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import CHUNK_LIMIT_BYTES, Announcement, GroupChunk, RolloutError, TaskRef, digest_of
+
+A, B = PeerId("a"), PeerId("b")
+DATA = bytes(range(251)) * 1500  # two chunks
+FIRST, SECOND = DATA[:CHUNK_LIMIT_BYTES], DATA[CHUNK_LIMIT_BYTES:]
+BUSY, ABSENT = GroupChunk(status="busy"), GroupChunk(status="absent")
+TASK = TaskRef(family="sums", version="1", config=b"\x80", seed=1, index=0)
+OFFER = Offer(
+    announcement=Announcement(
+        digest=digest_of(DATA),
+        size_bytes=len(DATA),
+        task=TASK,
+        completions=2,
+        reward_mean=0.5,
+        reward_variance=0.25,
+        policy_version=0,
+        round=0,
+    ),
+    origin=A,
+    boot=1,
+    sequence=1,
+    arrived=0,
+)
+
+
+class Lab:
+    def __init__(self, *servers: PeerId, limit_bytes: int = 10 * len(DATA)) -> None:
+        self.left_alone = LeftAlone(30.0)
+        self.budget, self.tally = Budget(limit_bytes), Tally()
+        self.pull = GroupPull(
+            OFFER,
+            servers=lambda now: self.left_alone.allowed(servers, now),
+            deadline_s=20.0,
+            budget=self.budget,
+            tally=self.tally,
+        )
+
+    def asked(self, now: float = 0.0) -> tuple[PeerId, int, float]:
+        step = self.pull.next(now)
+        assert isinstance(step, Ask)
+        return step.peer, step.request.offset, step.until
+
+    def chunk(self, data: bytes) -> None:
+        self.pull.answered(GroupChunk(status="chunk", data=data))
+
+
+def test_group_comes_chunk_by_chunk_from_the_first_server() -> None:
+    lab = Lab(A, B)
+    assert lab.asked(5.0) == (A, 0, 25.0)
+    lab.chunk(FIRST)
+    assert lab.asked(9.0) == (A, CHUNK_LIMIT_BYTES, 25.0)
+    lab.chunk(SECOND)
+    assert lab.pull.next(10.0) == Came(DATA)
+    assert (lab.tally.fetched_bytes, lab.tally.wasted_bytes) == (len(DATA), 0)
+    assert lab.budget.left_bytes == 9 * len(DATA)
+    with pytest.raises(LocalError):
+        lab.chunk(FIRST)
+
+
+def test_wrong_bytes_are_told_and_the_next_server_is_asked_from_the_start() -> None:
+    lab = Lab(A, B)
+    lab.asked()
+    lab.chunk(FIRST)
+    lab.asked()
+    with pytest.raises(RolloutError, match="other bytes"):
+        lab.chunk(SECOND[::-1])
+    assert lab.pull.failed() == len(DATA)
+    assert lab.asked() == (B, 0, 20.0)
+    with pytest.raises(RolloutError, match="another size"):
+        lab.chunk(FIRST[1:])
+    lab.pull.failed()
+    assert lab.pull.next(0.0) == GivenUp(spent=False)
+    assert lab.tally.wasted_bytes == lab.tally.fetched_bytes == len(DATA) + CHUNK_LIMIT_BYTES - 1
+
+
+def test_busy_servers_are_asked_again_after_everybody_else() -> None:
+    lab = Lab(A, B)
+    lab.asked()
+    lab.pull.answered(BUSY)
+    assert lab.asked()[0] == B
+    lab.pull.answered(ABSENT)
+    assert lab.pull.next(0.0) == Wait()
+    assert lab.asked()[0] == A
+    lab.chunk(FIRST)
+    lab.asked()
+    lab.pull.answered(BUSY)  # in the middle: the same one is waited for
+    assert lab.pull.next(0.0) == Wait()
+    assert lab.asked()[:2] == (A, CHUNK_LIMIT_BYTES)
+
+
+def test_server_that_stays_busy_is_given_up() -> None:
+    lab, waits = Lab(A), 0
+    while isinstance(step := lab.pull.next(0.0), Ask | Wait):
+        if isinstance(step, Wait):
+            waits += 1
+        else:
+            lab.pull.answered(BUSY)
+    assert (step, waits) == (GivenUp(spent=False), BUSY_LIMIT)
+    assert lab.budget.left_bytes == 10 * len(DATA)
+
+
+def test_server_that_failed_another_group_meanwhile_is_not_turned_to() -> None:
+    lab = Lab(A, B)
+    lab.asked()
+    lab.left_alone.pass_over(B, 1.0)
+    lab.pull.answered(ABSENT)
+    assert lab.pull.next(2.0) == GivenUp(spent=False)
+    assert lab.left_alone.allowed([A, B], 31.5) == [A, B]
+
+
+def test_nobody_is_asked_for_more_than_the_budget_has_left() -> None:
+    lab = Lab(A, B, limit_bytes=len(DATA) + 1)
+    lab.asked()
+    lab.chunk(FIRST)
+    lab.pull.failed()
+    assert lab.pull.next(0.0) == GivenUp(spent=True)
+    assert lab.budget.left_bytes == len(DATA) + 1 - len(FIRST)
+
+
+def test_pull_that_nobody_waits_for_counts_what_came() -> None:
+    lab = Lab(A)
+    lab.asked()
+    lab.chunk(FIRST)
+    assert lab.pull.close() == len(FIRST)
+    assert lab.pull.close() == 0
+    assert (lab.tally.fetched_bytes, lab.tally.wasted_bytes) == (len(FIRST), 0)

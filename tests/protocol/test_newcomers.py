@@ -1,0 +1,198 @@
+"""Newcomers in rounds that are shorter than a fetch: they get in, and nobody can hold the swarm up with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from shoal.protocol.certificate import genesis
+from shoal.protocol.messages import NO_HASH
+from shoal.protocol.newcomers import NEWCOMERS_LIMIT, REST, Newcomers, coming
+from shoal.protocol.planning import JOINER, OBSERVER, absent_ready
+from tests.protocol.lab import SWARM, paper_identities, paper_signatures
+from tests.protocol.round_lab import FETCH_S, SETTINGS, RoundLab
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+__all__ = ["paper_signatures"]
+
+GRACE_S = SETTINGS.grace_s
+
+
+def appear(lab: RoundLab) -> None:
+    """The last node is there, and is heard, but has nothing of the swarm yet."""
+    node = lab.nodes[-1]
+    node.up, node.chain = True, [genesis(SWARM, [node.peer])]
+    lab._see()
+
+
+def short_rounds(founders: int = 2) -> RoundLab:
+    """A swarm one of whose rounds takes less than FETCH_S, and a newcomer that is about to start."""
+    lab = RoundLab(founders + 1, founders=founders, train_s=0.01, reduce_s=0.01)
+    appear(lab)
+    lab.run_until(lab.height_of(range(founders), 5), 10)
+    took_s = lab.run_until(lab.height_of(range(founders), 25), 20)
+    assert took_s / 20 < FETCH_S
+    return lab
+
+
+class Chase:
+    """The newcomer fetches the newest state, time and again, and takes part once it has the one at the head."""
+
+    def __init__(self, lab: RoundLab, *, says_so: bool) -> None:
+        self.lab = lab
+        self.number = len(lab.nodes) - 1
+        self.says_so = says_so
+        self.fetched = 0
+        self.fetch()
+
+    def newest(self) -> int:
+        return max(node.height for node in self.lab.nodes[: self.number])
+
+    def fetch(self) -> None:
+        height = self.newest()
+        if self.says_so:
+            value = self.lab.value(height)
+            self.lab._broadcast(self.number, coming(value), None)
+        self.lab.after(FETCH_S, lambda: self.arrive(height))
+
+    def arrive(self, height: int) -> None:
+        self.fetched += 1
+        if height != self.newest():
+            self.fetch()
+            return
+        node, best = self.lab.nodes[-1], max(self.lab.nodes[:-1], key=lambda node: node.height)
+        node.chain, node.certificates, node.finals = list(best.chain), dict(best.certificates), dict(best.finals)
+        self.lab._enter(self.number)
+        self.lab._tick(self.number, node.life)
+
+    def is_member(self) -> bool:
+        return self.number in self.lab.members(self.newest())
+
+
+def test_newcomer_that_says_that_it_comes_is_waited_for_and_becomes_a_member() -> None:
+    lab = short_rounds()
+    chase = Chase(lab, says_so=True)
+    before = chase.newest()
+    lab.run_until(chase.is_member, 0.8 * GRACE_S)
+    joined = chase.newest()
+    assert chase.fetched <= 3
+    assert joined - before <= 6
+    lab.run_until(lab.height_of(range(3), joined + 5), 10)
+    assert lab.contributors(joined + 3) == {0, 1, 2}
+
+
+def test_newcomer_that_says_nothing_stays_behind() -> None:
+    lab = short_rounds()
+    chase = Chase(lab, says_so=False)
+    lab.run_until(lab.height_of(range(2), chase.newest() + 20), 30)
+    assert not chase.is_member()
+
+
+def gaps(lab: RoundLab) -> list[float]:
+    """Seconds from each certificate to the next."""
+    return [later - earlier for earlier, later in pairwise(lab.decided_at[round] for round in sorted(lab.decided_at))]
+
+
+def repeat(lab: RoundLab, what: Callable[[], None], period_s: float) -> None:
+    """Do it now, and every `period_s`."""
+    what()
+    lab.after(period_s, lambda: repeat(lab, what, period_s))
+
+
+def test_who_always_says_that_it_comes_costs_a_bounded_share_of_the_time() -> None:
+    """Each lead waits once for the grace, and then for nobody for REST times as long for each member."""
+    lab = RoundLab(3, founders=2, train_s=2.0, reduce_s=0.1)
+    appear(lab)
+    lab.run_until(lab.height_of((0, 1), 2), 10)
+    repeat(lab, lambda: lab._broadcast(2, coming(lab.value(max(lab.decided_at))), None), GRACE_S / 4)
+    span_s = 75.0
+    assert span_s < 2 * REST * (GRACE_S - 1)
+    lab.run_for(span_s)
+    waits = [gap for gap in gaps(lab) if gap > 3.5]  # a round alone takes up to 2.9
+    assert len(waits) == 2
+    assert max(waits) < GRACE_S + 3
+    assert lab.members(max(lab.decided_at)) == {0, 1}
+
+
+def test_who_is_not_there_is_not_waited_for() -> None:
+    lab = RoundLab(3, founders=2, train_s=0.5, reduce_s=0.1)
+    lab.run_until(lab.height_of(range(2), 2), 10)
+    for node in lab.nodes[:2]:
+        node.newcomers.heard(lab.nodes[2].peer, coming(node.chain[-1]), lab.now)
+    lab.run_for(3 * GRACE_S)
+    assert max(gaps(lab)) < GRACE_S / 2
+
+
+@pytest.mark.parametrize(("who", "awaited"), [("a member", False), ("banned", False), ("a newcomer", True)])
+def test_members_are_no_newcomers_and_nobody_who_is_banned_is_one(who: str, awaited: bool) -> None:
+    lab = RoundLab(3, founders=2)
+    appear(lab)
+    node, peer = lab.nodes[1], lab.nodes[0 if who == "a member" else 2].peer
+    facts = node.running()._facts
+    facts.banned = frozenset([peer] if who == "banned" else [])
+    assert peer in facts.alive
+    assert peer not in facts.candidates()
+    node.newcomers.heard(peer, coming(lab.start), lab.now)
+    assert facts.waits_for_newcomers(lab.now) is awaited
+
+
+def test_only_a_joiner_without_a_state_is_coming() -> None:
+    lab = RoundLab(2)
+    previous, peer = lab.start, lab.nodes[1].peer
+    for ready, awaited in (
+        (absent_ready(JOINER, previous, bytes([1]) * 32), False),
+        (absent_ready(OBSERVER, previous, NO_HASH), False),
+        (coming(previous), True),
+    ):
+        newcomers = Newcomers()
+        newcomers.heard(peer, ready, 0.0)
+        assert newcomers.hold_back(previous, [peer], 0.0, patience_s=1.0) is awaited
+
+
+def test_wait_ends_with_the_patience_and_is_paid_for() -> None:
+    previous = RoundLab(3).start
+    one, other = (identity.peer_id for identity in paper_identities(2))
+    newcomers = Newcomers()
+    newcomers.heard(one, coming(previous), 0.0)
+    assert newcomers.hold_back(previous, [one], 0.5, patience_s=2.0)
+    assert newcomers.hold_back(previous, [one], 1.5, patience_s=2.0)
+    assert not newcomers.hold_back(previous, [one], 2.0, patience_s=2.0)
+    newcomers.planned(previous, 2.0)
+    over = 2.0 + REST * 3 * 1.5
+    for now, awaited in ((over - 0.1, False), (over, True)):
+        newcomers.heard(other, coming(previous), now)
+        assert newcomers.hold_back(previous, [other], now, patience_s=2.0) is awaited
+
+
+def test_who_did_not_come_has_to_say_so_again() -> None:
+    previous = RoundLab(3).start
+    peer = paper_identities(1)[0].peer_id
+    newcomers = Newcomers()
+    newcomers.heard(peer, coming(previous), 0.0)
+    assert newcomers.hold_back(previous, [peer], 0.0, patience_s=2.0)
+    newcomers.planned(previous, 0.01)
+    assert not newcomers.hold_back(previous, [peer], 1.0, patience_s=2.0)
+    newcomers.heard(peer, coming(previous), 1.0)
+    assert newcomers.hold_back(previous, [peer], 1.0, patience_s=2.0)
+
+
+def test_rounds_in_which_nobody_was_waited_for_cost_nothing() -> None:
+    previous = RoundLab(3).start
+    peer = paper_identities(1)[0].peer_id
+    newcomers = Newcomers()
+    newcomers.planned(previous, 5.0)
+    newcomers.heard(peer, coming(previous), 6.0)
+    assert newcomers.hold_back(previous, [peer], 6.0, patience_s=2.0)
+
+
+def test_list_of_newcomers_is_bounded() -> None:
+    previous = RoundLab(2).start
+    newcomers = Newcomers()
+    peers = [identity.peer_id for identity in paper_identities(NEWCOMERS_LIMIT + 1)]
+    for peer in peers:
+        newcomers.heard(peer, coming(previous), 0.0)
+    assert not newcomers.hold_back(previous, peers[:1], 0.0, patience_s=1.0)
+    assert newcomers.hold_back(previous, peers[1:2], 0.0, patience_s=1.0)
+    assert len(newcomers._said_at) == NEWCOMERS_LIMIT

@@ -1,0 +1,76 @@
+"""What gossip keeps of messages that have passed: little, and no more of many than of few."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import trio
+
+from shoal.protocol.identity import Identity
+from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
+from shoal.swarm.host import Host
+from shoal.swarm.streams import Mailbox
+
+# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.host.
+from libp2p.pubsub.pb import rpc_pb2  # isort: skip
+
+TEST_DEADLINE_S = 60
+TOPIC = "news"
+MESSAGES = 150
+KEPT_LIMIT_BYTES = 256
+"""Of one message that has passed: who, which, and a digest."""
+
+
+@contextlib.asynccontextmanager
+async def two_hosts() -> AsyncIterator[tuple[Host, Host, Mailbox[GossipMessage]]]:
+    """Connected, both subscribed; and what comes to the second."""
+    near, far = (
+        Host(identity=Identity.from_seed(bytes([seed]) * 32), listen=("/ip4/127.0.0.1/tcp/0",)) for seed in (1, 2)
+    )
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(near.run)
+            await nursery.start(far.run)
+            await near.subscribe(TOPIC)
+            box = await far.subscribe(TOPIC)
+            await near.dial(far.addresses[0], deadline_s=5)
+            while not (near.gossip_peers(TOPIC) and far.gossip_peers(TOPIC)):  # noqa: ASYNC110 - libp2p has no event
+                await trio.sleep(0.005)
+            yield near, far, box
+            nursery.cancel_scope.cancel()
+
+
+def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
+            for number in range(MESSAGES):
+                await near.publish(TOPIC, number.to_bytes(2, "big") * 512)
+            received = 0
+            while received < MESSAGES:  # the first may be lost while the mesh grows
+                received += len((await box.receive()).data) == 1024
+            for host in (near, far):
+                router = host._gossip._router
+                assert sum(map(len, router.recent_message_deliveries.values())) == 0
+                kept = router.equivocation_detection
+                assert len(kept) >= MESSAGES
+                assert max(message.ByteSize() for message in kept.values()) <= KEPT_LIMIT_BYTES
+
+    trio.run(main)
+
+
+def test_a_second_message_of_the_same_number_is_known_by_its_content_and_topic() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, _):
+            router = far._gossip._router
+            first = rpc_pb2.Message(from_id=near.peer_id.encode(), seqno=b"7", topicIDs=[TOPIC], data=b"one" * 100)
+            assert router._check_equivocation(first)
+            assert router._check_equivocation(first)
+            for field in ({"data": b"two"}, {"data": b""}, {"topicIDs": ["olds"]}):
+                other = rpc_pb2.Message(**{"data": first.data, "topicIDs": [TOPIC], **field})  # type: ignore[arg-type]
+                other.from_id, other.seqno = first.from_id, first.seqno
+                assert not router._check_equivocation(other)
+            assert router._check_equivocation(rpc_pb2.Message(from_id=first.from_id, seqno=b"8", data=b"two"))
+
+    trio.run(main)
