@@ -217,9 +217,15 @@ class Simulation:
         self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, int(size))
         return self.timeline.now + delay
 
+    def _is_lost(self, sender: int, life: int, to: int) -> bool:
+        """Whether bulk does not arrive: a partition stands, or the process that sent it ended while it was queued."""
+        source, now = self.peers[sender], self.timeline.now
+        ended = (source.life != life or not source.up) and now - source.silent_since > IN_FLIGHT_S
+        return ended or (bool(self.network.walls) and not self.network.passes(sender, to))
+
     def _arrive(self, sender: int, life: int, to: int, message: object, mark: int) -> None:
         target = self.peers[to]
-        if isinstance(message, LaneMessage) and self.network.walls and not self.network.passes(sender, to):
+        if isinstance(message, LaneMessage) and self._is_lost(sender, life, to):
             return
         self.timeline.note(_kind_of(message), sender, to, mark)
         if self.timeline.waiting > UNDER_WAY_LIMIT * len(self.peers):
