@@ -26,6 +26,7 @@ from shoal.testnet.bench.train_swarm import train_in_swarm
 from shoal.testnet.bench.train_sync import train_synchronously
 from shoal.testnet.progress import OnProgress, ignore_progress
 
+SAME_LENGTH: Final = 0.1
 RESULT_LIMIT_BYTES: Final = 64 << 20
 SEEDS_LIMIT: Final = 100
 
@@ -242,12 +243,23 @@ def _result_of(strategy: str, nodes: int, settings: Settings, runs: Sequence[See
 def merged(results: Sequence[TrainResult]) -> list[TrainResult]:
     """Results that differ in nothing but their seeds as one, in the order of the first of each.
 
-    Raises ConfigError where two of them are of the same seed.
+    Of equally long runs the tokens differ by less than SAME_LENGTH where nodes are replaced. Raises ConfigError where
+    two of them are of the same seed.
     """
-    alike: dict[bytes, list[TrainResult]] = {}
+    groups: list[list[TrainResult]] = []
     for result in results:
-        alike.setdefault(_json((result.strategy, result.nodes, result.settings)), []).append(result)
-    return [_merged(group) for group in alike.values()]
+        alike = (group for group in groups if _are_alike(group[0], result))
+        found = next(alike, None)
+        if found is None:
+            groups.append([result])
+        else:
+            found.append(result)
+    return [_merged(group) for group in groups]
+
+
+def _are_alike(one: TrainResult, other: TrainResult) -> bool:
+    told, asked = (_json((result.strategy, result.nodes, result.settings)) for result in (one, other))
+    return told == asked and abs(one.tokens - other.tokens) < SAME_LENGTH * one.tokens
 
 
 def _json(value: object) -> bytes:

@@ -427,6 +427,8 @@ def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(re
     assert merged([parts[1], other, parts[2], parts[0]]) == [result, other]
     with pytest.raises(ConfigError, match="a seed in common"):
         merged([parts[0], parts[1], parts[0]])
+    longer = msgspec.structs.replace(parts[0], tokens=2 * parts[0].tokens)
+    assert merged([parts[0], longer]) == [parts[0], longer]
 
 
 @pytest.mark.parametrize(
