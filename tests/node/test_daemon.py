@@ -34,6 +34,8 @@ def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tm
         for node in swarm.nodes:
             assert 0.3 <= node.hold("2:reduce")["progress"] < 1
         leader = swarm.by_peer(swarm.nodes[0].wait("planned", round=2)["planner"])
+        work = leader.folder / "resume"  # a node announces without waiting for its disk
+        eventually(lambda: list(work.glob("*-2.work")), "what it contributes to round 2 is on its disk")
         leader.kill()
         survivors = [node for node in swarm.nodes if node is not leader]
         for node in survivors:

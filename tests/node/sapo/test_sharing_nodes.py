@@ -177,11 +177,15 @@ def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignored_at:
         async with running(*agents, attacker):
             rounds = 0  # how many of an attacker's groups are judged in one is chance
             expected = {Reason.IGNORED} if ignored_at == 4.0 else SEEN
-            while rounds < 4 or not all(agent.rejected().keys() >= expected for agent in agents):
+            honest = {agent.peer for agent in agents}
+            while (
+                rounds < 4
+                or not all(agent.rejected().keys() >= expected for agent in agents)
+                or not all({group.origin for group in agent.taken} >= honest - {agent.peer} for agent in agents)
+            ):
                 await attack(rounds)
                 await play(agents, 1, first=rounds)
                 rounds += 1
-            honest = {agent.peer for agent in agents}
             for agent in agents:
                 assert {group.origin for group in agent.taken} == honest - {agent.peer}
                 assert agent.trust.ignored(attacker.peer) == (ignored_at == 4.0)
