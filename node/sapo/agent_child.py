@@ -17,7 +17,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import trio
 
 from shoal.node.sapo.agent_messages import AgentReport, Order, unpack_agent_report
-from shoal.node.training.trainer_child import SEND_DEADLINE_S, ChildDied, ChildRaised, TrainerChild
+from shoal.node.training.trainer_child import ChildDied, ChildRaised, TrainerChild
 from shoal.node.training.trainer_messages import Failed, Stop, frame_of
 
 __all__ = ["AgentChild", "ChildDied", "ChildRaised", "running_agent"]
@@ -39,16 +39,7 @@ class AgentChild(TrainerChild):
 
         One that does not read for SEND_DEADLINE_S is killed. Cancellation: delivered whole or not at all.
         """
-        data = frame_of(order)
-        async with self._sending:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + SEND_DEADLINE_S) as scope:
-                try:
-                    await self._stream.send_all(data)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    return
-            if scope.cancelled_caught:
-                logger.warning("the agent reads no orders; ending it")
-                self._give_up()
+        await self.send_frame(frame_of(order))
 
     async def report(self) -> AgentReport:
         """The next report. Raises ChildDied at its end, ChildRaised in place of a `Failed`, LocalError for no report.

@@ -65,12 +65,14 @@ class TrainerConnection(ABC):
         """The stream ended: say how its process did."""
 
     async def send(self, command: Command) -> None:
-        """Send a command; to a dead trainer it goes nowhere, which `receive` will notice.
+        """Send a command; to a dead trainer it goes nowhere, which `receive` will notice. As `send_frame`."""
+        await self.send_frame(pack(command))
 
-        One that does not read for `SEND_DEADLINE_S` is given up. Cancellation: delivered whole or not at
-        all, since half a frame would garble what follows.
+    async def send_frame(self, data: bytes) -> None:
+        """Send a frame as it is; a child that does not read for `SEND_DEADLINE_S` is given up.
+
+        Cancellation: delivered whole or not at all, since half a frame would garble what follows.
         """
-        data = pack(command)
         async with self._sending:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SEND_DEADLINE_S) as scope:
                 try:
@@ -78,7 +80,7 @@ class TrainerConnection(ABC):
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return
             if scope.cancelled_caught:
-                logger.warning("the trainer reads no orders; ending it")
+                logger.warning("a child reads no orders; ending it")
                 self._give_up()
 
     async def receive(self) -> Report:
