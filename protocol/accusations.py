@@ -19,6 +19,8 @@ from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relay, Stalled
 
 PLANS_LIMIT = MEMBER_LIMIT
 """Plans of one round that one peer may speak about."""
+THIRDS_LIMIT = 3
+"""Paths that are tried between two: where the fault is in none of them, each only takes longer to show it."""
 
 Pair = tuple[PeerId, PeerId]
 """Two peers between whom something is wrong, the lower first."""
@@ -104,13 +106,14 @@ class Detours:
             self._tried.setdefault(pair, set()).add(peers[relay.via])
 
     def around(self, plan: Plan, pairs: Collection[Pair], alive: Collection[PeerId]) -> tuple[Relay, ...] | None:
-        """The relays of `plan` with new ones for `pairs`; None if for one of them everybody was tried."""
+        """The relays of `plan` with new ones for `pairs`; None if for one of them everybody was tried, or enough."""
         peers = [p.peer for p in plan.participants]
         relays = {_pair(peers[r.one], peers[r.other]): peers[r.via] for r in plan.relays}
         for pair in sorted(pairs):
             troubled = {peer for other in pairs for peer in other}
-            free = [p for p in plan.remaining() if p in alive and p not in pair and p not in self._tried.get(pair, ())]
-            if not free:
+            tried = self._tried.get(pair, set())
+            free = [p for p in plan.remaining() if p in alive and p not in pair and p not in tried]
+            if not free or len(tried) >= THIRDS_LIMIT:
                 return None
             free.sort(key=lambda p: (p in troubled, sum(p == via for via in relays.values()), p))
             relays[pair] = free[0]

@@ -67,11 +67,13 @@ class RoundFacts:
 
     def lost(self, plan: Plan) -> set[PeerId]:
         """Participants not evicted yet that died, left, were restarted, lost their contribution, are accused by enough
-        others, or are proven to have lied where the rest are a quorum."""
+        others, or are proven to have lied where the rest are a quorum. Of who may not have heard of the plan, being
+        ahead, one accuser is enough."""
         places = {p.peer: p for p in plan.participants}
         shunned = self.gathering.shunned.intersection(places)
         if shunned and not self.is_quorum(self.remaining(plan) - shunned):
             shunned = set()
+        believed = self.accusations.believed(plan, self.alive, self.suspected | self.ahead())
         return {
             peer
             for peer in plan.remaining()
@@ -80,8 +82,13 @@ class RoundFacts:
             or peer in shunned
             or self.gathering.restarted(places[peer])
             or (places[peer].weight and self.gathering.withdrew(peer))
-            or peer in self.accusations.believed(plan, self.alive, self.suspected)
+            or peer in believed
         } - {self.me}
+
+    def ahead(self) -> frozenset[PeerId]:
+        """Members that promised a later view than this node's: they follow no plan of this one any more."""
+        view = self.agreement.view
+        return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
     def take_report(self, sender: PeerId, report: Report) -> None:
         """`sender` holds the finals of a plan."""
@@ -104,10 +111,15 @@ class RoundFacts:
         return tuple(sorted(closed))
 
     def candidates(self) -> dict[PeerId, Ready]:
-        """Everyone who may be in a plan, without those that are proven to have lied if the rest are a quorum."""
-        found = self.gathering.candidates(self.alive, self.leaves)
+        """Everyone who may be in a plan of this view, without those that are proven to have lied if the rest are a
+        quorum."""
+        found = self.gathering.candidates(self.alive - self.ahead(), self.leaves)
         kept = {peer: ready for peer, ready in found.items() if peer not in self.gathering.shunned}
         return kept if self.is_quorum(kept.keys()) else found
+
+    def awaited(self) -> set[PeerId]:
+        """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""
+        return self.gathering.awaited(self.alive - self.ahead(), self.leaves)
 
     def waits_for_newcomers(self, now: float) -> bool:
         """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""

@@ -94,8 +94,7 @@ class Lead:
         facts = self._facts
         half_ready_at = facts.gathering.half_ready_at
         overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
-        awaited = facts.gathering.awaited(facts.alive, facts.leaves)
-        if (awaited or (half_ready_at is not None and facts.waits_for_newcomers(now))) and not overdue:
+        if (facts.awaited() or (half_ready_at is not None and facts.waits_for_newcomers(now))) and not overdue:
             return None
         facts.newcomers.planned(facts.previous, now)
         return self._plan_over(facts.candidates(), attempt=0, evicted=())

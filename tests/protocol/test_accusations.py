@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.protocol.accusations import PLANS_LIMIT, Accusations, Detours, pack_relays
+from shoal.protocol.accusations import PLANS_LIMIT, THIRDS_LIMIT, Accusations, Detours, pack_relays
 from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Relay, Stalled, Term, domain_hash
 from tests.protocol.lab import paper_identities
 
@@ -227,6 +227,17 @@ def test_thirds_are_tried_one_after_the_other_until_there_is_none() -> None:
         plan = plan_of(4, relays=relays or plan.relays)
         detours.note(plan)
     assert tried == [(Relay(0, 2, 1),), (Relay(0, 2, 3),), None]
+
+
+def test_a_pair_gets_so_many_thirds_however_many_there_are() -> None:
+    detours, plan = Detours(), plan_of(6)
+    for _ in range(THIRDS_LIMIT):
+        relays = detours.around(plan, {pair(0, 2)}, ALIVE)
+        assert relays is not None
+        detours.note(plan_of(6, relays=relays))
+    assert len(PEERS) - 2 > THIRDS_LIMIT
+    assert detours.around(plan, {pair(0, 2)}, ALIVE) is None
+    assert detours.around(plan, {pair(1, 3)}, ALIVE) is not None
 
 
 def test_relays_of_other_pairs_stay_as_they_are() -> None:

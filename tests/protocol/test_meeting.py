@@ -8,7 +8,7 @@ from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import Effect
 from shoal.protocol.meeting import APART_S, meeting_view
-from shoal.protocol.messages import Value, ViewChange
+from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of, vote_of
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 
@@ -110,6 +110,49 @@ def test_member_that_moved_ahead_is_left_alone_where_the_others_are_enough() -> 
     lab.run_until(lab.height_of_all(1), 30)
     assert not set(moves) - {ahead}
     assert {node.certificates[lab.start.hash].view for node in lab.running()} == {0}
+
+
+def test_plan_is_made_without_who_moved_ahead_and_its_work_counts_in_the_next_round() -> None:
+    lab = RoundLab(5)
+    ahead = next(number for number in range(5) if number not in (lab.lead(0), lab.lead(2)))
+    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    took_s = lab.run_until(lab.height_of_all(1), 30)
+    assert lab.contributors(1) == set(range(5)) - {ahead}
+    assert took_s < 1.2 + REDUCE_S + 1.0  # nobody waits for its part of a plan that it does not follow
+    lab.run_until(lab.height_of_all(2), 10)
+    assert lab.contributors(2) == set(range(5))
+
+
+def test_lead_does_not_wait_for_training_of_who_moved_ahead() -> None:
+    lab = RoundLab(5)
+    ahead = next(number for number in range(5) if number not in (lab.lead(0), lab.lead(2)))
+    lab.nodes[ahead].trained_at = 100.0
+    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    assert lab.run_until(lab.height_of(set(range(5)) - {ahead}, 1), 30) < 1.2 + REDUCE_S + 1.0
+
+
+def test_one_accuser_is_enough_against_who_moved_ahead_before_it_heard_of_the_plan() -> None:
+    """Where one owner has all chunks, nobody else misses a contribution; a path through a third would not bring it."""
+    lab = RoundLab(5)
+    leader = lab.lead(0)
+    ahead = next(number for number in range(5) if number not in (leader, lab.lead(2)))
+    planned: list[Plan] = []
+
+    def hide(number: int, effect: Effect) -> set[int] | None:
+        message = effect.message if isinstance(effect, Broadcast) else None
+        if isinstance(message, Stalled) and number != leader:
+            return set()
+        if isinstance(message, Plan):
+            planned.append(message)
+            return set(range(5)) - {ahead}
+        return None
+
+    lab.intercept = hide
+    lab.run_until(lambda: bool(planned), 10)
+    lab._carry_out(ahead, [*lab.nodes[ahead].running().agreement.move_to(2)])
+    lab.run_until(lab.height_of_all(1), 30)
+    assert lab.contributors(1) == set(range(5)) - {ahead}
+    assert not any(plan.relays for plan in planned)
 
 
 def test_view_that_lacks_votes_for_a_moment_is_kept() -> None:
