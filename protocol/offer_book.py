@@ -73,11 +73,15 @@ class TokenBucket:
         self._per_second, self._burst = per_second, burst
         self._level, self._at = burst, now
 
-    def take(self, amount: float, now: float) -> bool:
-        """Whether there is room for `amount`; if so it is taken."""
+    def has(self, amount: float, now: float) -> bool:
+        """Whether there is room for `amount`."""
         self._level = min(self._burst, self._level + (now - self._at) * self._per_second)
         self._at = now
-        if amount > self._level:
+        return amount <= self._level
+
+    def take(self, amount: float, now: float) -> bool:
+        """Whether there is room for `amount`; if so it is taken."""
+        if not self.has(amount, now):
             return False
         self._level -= amount
         return True

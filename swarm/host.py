@@ -16,6 +16,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -110,6 +111,8 @@ class Host:
         """Whether a peer that does not yet may do so, and is known: it is read like one that does."""
         self.is_known: Callable[[str], bool] = lambda address: False
         """Whether an IP address is one of a member: it is let in before others when many come."""
+        self.is_refused: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer was told that it does not belong here: the next stream that it opens ends its connection."""
         self._door = Door(self.refusals, is_known=lambda address: self.is_known(address))
         self._half_open = Crowd(
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
@@ -121,6 +124,7 @@ class Host:
             lambda peer: self.is_admitted(peer),
             lambda peer: self.is_expected(peer),
             lambda address: self.is_known(address),
+            lambda peer: self.is_refused(peer),
         )
         self._libp2p = transport.make_host(self._network, guests)
         self.circuits = Circuits(self._network, self._libp2p)
@@ -142,7 +146,8 @@ class Host:
         async with transport.running(self._network), self._gossip.running(), trio.open_nursery() as nursery:
             self._streams = nursery
             try:
-                await nursery.start(incoming.take_in, listeners, self._lets_in, self._accept)
+                take_in = partial(incoming.take_in, is_spent=self._door.is_spent)
+                await nursery.start(take_in, listeners, self._lets_in, self._accept)
                 task_status.started()
                 await trio.sleep_forever()
             finally:

@@ -2,9 +2,10 @@
 
     a connection      `Door`: so many handshakes a second from one IP address and in all, members' addresses first,
                       then those that have not come before; so many half-open at once, of which the oldest of the most
-                      crowded address gives way
+                      crowded address gives way; who comes too often is left hanging (`shoal.swarm.incoming`)
     a stranger        who is connected and not admitted: few streams, and few of all strangers together, few bytes,
-                      parted from after a while, and the first to go when there are many (`shoal.swarm.members`)
+                      parted from after a while, or soon when its hello was refused, and the first to go when there are
+                      many (`shoal.swarm.strangers`)
     its reads         `Guests.turn`: all strangers together are read so often in a second, those first that were read
                       little; what they send beyond that stays in the system's buffers, until they are parted from
     a stream          `Guests`: so many at once and a second; who is refused often loses the connection
@@ -97,6 +98,7 @@ class Reason(StrEnum):
     HANDSHAKE_FAILED = "failed handshakes"
     STRANGERS = "unadmitted connections"
     SILENT = "connections without a hello"
+    REFUSED = "streams and connections after a refused hello"
     STREAMS = "open streams"
     STREAM_RATE = "streams per second"
     FLOODING = "connections of flooding peers"
@@ -142,6 +144,11 @@ class Rates(Generic[Key]):
             self._buckets.popitem(last=False)
         self._buckets[key] = bucket
         return bucket.take(amount, now)
+
+    def is_spent(self, key: Key, now: float) -> bool:
+        """Whether there is no room for one more of `key`; nothing is taken."""
+        bucket = self._buckets.get(key)
+        return bucket is not None and not bucket.has(1.0, now)
 
     def forget(self, key: Key) -> None:
         """Begin anew with `key`."""
@@ -230,6 +237,10 @@ class Door:
         self._refusals.note(self._reason)
         return False
 
+    def is_spent(self, address: str) -> bool:
+        """Whether this IP address has used up what it may have for itself: it comes too often, whoever else comes."""
+        return self._by_address.is_spent(network_of(address), trio.current_time())
+
 
 def network_of(address: str) -> str:
     """What is in one hand: an IPv4 address, or the network of an IPv6 address, its first 64 bits."""
@@ -293,7 +304,8 @@ class Guests:
     """How many streams and messages connected peers may open and send. Use from trio's thread.
 
     is_admitted: whether a peer belongs to the swarm; to others less is given. is_expected: whether one that does not
-    may do so, and is known. is_known: whether an IP address is a member's: others there are read as soon.
+    may do so, and is known. is_known: whether an IP address is a member's: others there are read as soon. is_refused:
+    whether a peer was told that it does not belong here, and has nothing more to say.
     """
 
     def __init__(
@@ -302,9 +314,11 @@ class Guests:
         is_admitted: Callable[[PeerId], bool],
         is_expected: Callable[[PeerId], bool] = lambda peer: False,
         is_known: Callable[[str], bool] = lambda address: False,
+        is_refused: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self._refusals = refusals
         self._is_admitted, self._is_expected, self._is_known = is_admitted, is_expected, is_known
+        self._is_refused = is_refused
         self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
         self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
         self._first: Rates[PeerId] = Rates(0.0, FIRST_STREAMS)
@@ -320,7 +334,7 @@ class Guests:
     def is_flooding(self, peer: PeerId) -> bool:
         """Count one stream that was refused; whether the peer's connection is to be closed for it."""
         strikes = 1.0 if self._is_admitted(peer) else STRANGER_STRIKES
-        if self._strikes.take(peer, trio.current_time(), strikes):
+        if not self._has_no_business(peer) and self._strikes.take(peer, trio.current_time(), strikes):
             return False
         self._refusals.note(Reason.FLOODING)
         return True
@@ -340,6 +354,10 @@ class Guests:
     def stream(self, peer: PeerId) -> Iterator[bool]:
         """A place for one more incoming stream of `peer` as long as the block lasts; False if it may have none."""
         admitted = self._is_admitted(peer)
+        if self._has_no_business(peer):
+            self._refusals.note(Reason.REFUSED)
+            yield False
+            return
         if self._open[peer] >= (STREAM_LIMIT if admitted else STRANGER_STREAM_LIMIT):
             self._refusals.note(Reason.STREAMS)
             yield False
@@ -355,6 +373,9 @@ class Guests:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
+
+    def _has_no_business(self, peer: PeerId) -> bool:
+        return self._is_refused(peer) and not self._is_admitted(peer)
 
     def _has_room(self, peer: PeerId, *, admitted: bool) -> bool:
         now = trio.current_time()

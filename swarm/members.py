@@ -56,8 +56,9 @@ from shoal.protocol.peering import (
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.host import Host, NotReached
-from shoal.swarm.limits import STRANGER_DEADLINE_S, STRANGER_LIMIT, STRANGERS_LOOK_S, KnownHosts, Reason
+from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, Refused
+from shoal.swarm.strangers import Strangers
 from shoal.swarm.streams import Mailbox
 
 DIAL_COURTESY_S = 2.0
@@ -136,6 +137,7 @@ class Members:
         self.book = RecordBook(swarm_id)
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
         self._known = KnownHosts()
+        self._guests = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
@@ -164,22 +166,11 @@ class Members:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._dial_all)
             nursery.start_soon(self._publish)
-            nursery.start_soon(self._part_with_strangers)
+            nursery.start_soon(self._guests.run)
             task_status.started()
             nursery.start_soon(self._run_jobs)
             async for gossip in mailbox:
                 self._take_record(gossip.data, blame=gossip.origin)
-
-    async def _part_with_strangers(self) -> None:
-        """Close the connections of those who dialled and were not admitted in time, and of the oldest of too many."""
-        while True:
-            await trio.sleep(STRANGERS_LOOK_S)
-            strangers, now = self._host.strangers(), trio.current_time()
-            crowded = len(strangers) - STRANGER_LIMIT
-            for place, (since, peer) in enumerate(strangers):
-                if place < crowded or now - since > STRANGER_DEADLINE_S:
-                    self._host.refusals.note(Reason.STRANGERS if place < crowded else Reason.SILENT)
-                    await self._host.disconnect(peer)
 
     async def _run_jobs(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -244,6 +235,7 @@ class Members:
         reason = self._reason_to_refuse(peer, hello)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
+            self._guests.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
         known = self.book.get(peer)
         self._take_record(hello.record, blame=peer)
@@ -290,7 +282,10 @@ class Members:
             self._take_record(data, blame=peer)
         if not self.links.linked():  # nobody has heard of this newcomer yet, so to dial at once gets in nobody's way
             now = trio.current_time()
-            self._dials |= {r.peer: _Dial(at=now) for r in self.book.records() if r.peer not in self._dials}
+            others = {record.peer for record in self.book.records() if record.phase != "leaving"} - {self._me, peer}
+            for other in sorted(others):
+                self._dials.setdefault(other, _Dial(at=now))
+                self._dial_when_due(other, now)
 
     def linked(self, peer: PeerId) -> None:
         """A link is up."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 import trio
@@ -54,9 +55,9 @@ def test_who_is_let_in_is_served_and_the_rest_are_reset() -> None:
     trio.run(main)
 
 
-@pytest.mark.parametrize(("welcome", "looked_at"), [(False, 20), (True, 50)])
-def test_after_a_batch_of_refusals_the_backlog_waits(
-    welcome: bool, looked_at: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("refused", "looked_at"), [(50, 20), (1, 20), (0, 50)])
+def test_after_a_batch_with_a_refusal_the_backlog_waits(
+    refused: int, looked_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming, "BATCH", 20)
     monkeypatch.setattr(incoming, "PAUSE_S", 1e6)
@@ -64,7 +65,7 @@ def test_after_a_batch_of_refusals_the_backlog_waits(
 
     def lets_in(address: str) -> bool:
         asked.append(address)
-        return welcome
+        return len(asked) > refused
 
     async def main() -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -77,6 +78,42 @@ def test_after_a_batch_of_refusals_the_backlog_waits(
                 nursery.cancel_scope.cancel()
         for caller in callers:
             caller.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("hanging_s", [1e6, 0.05])
+def test_who_is_refused_and_spent_its_allowance_hangs_for_a_while(
+    hanging_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest give way to newer ones, the others are closed in time, and nobody else hangs or waits for that."""
+    monkeypatch.setattr(incoming, "HANGING_LIMIT", 3)
+    monkeypatch.setattr(incoming, "HANGING_S", hanging_s)
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.0)
+    ended = [trio.Event() for _ in range(5)]
+
+    async def watch(stream: trio.SocketStream, over: trio.Event) -> None:
+        with suppress(trio.BrokenResourceError):
+            await heard(stream)
+        over.set()
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = int(listener.socket.getsockname()[1])
+        take_in = partial(incoming.take_in, is_spent=lambda address: address == "127.0.0.9")
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(take_in, [listener], lambda address: address == "127.0.0.1", greet)
+                for over in ended:
+                    nursery.start_soon(watch, await connect(port, source="127.0.0.9"), over)
+                assert await heard(await connect(port)) == b"127.0.0.1"
+                with suppress(trio.BrokenResourceError, OSError):
+                    await heard(await connect(port, source="127.0.0.2"))
+                closed = ended[:2] if hanging_s > 1 else ended
+                for over in closed:
+                    await over.wait()
+                assert [over.is_set() for over in ended] == [over in closed for over in ended]
+                nursery.cancel_scope.cancel()
 
     trio.run(main)
 

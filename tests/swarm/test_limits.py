@@ -12,8 +12,9 @@ import trio.testing
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Term
+from shoal.protocol.peering import Refusal, Welcome
 from shoal.swarm import limits
-from shoal.swarm import members as members_module
+from shoal.swarm import strangers as strangers_module
 from shoal.swarm.limits import Crowd, Door, Guests, KnownHosts, Memory, Pace, Rates, Reason, Refusals
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
@@ -36,7 +37,9 @@ def test_door_gives_each_address_its_share_and_more_later() -> None:
         refusals = Refusals()
         door = Door(refusals, per_s=(10, 100), address_per_s=(2, 20))
         assert [door.lets_in("flood") for _ in range(30)] == [True] * 20 + [False] * 10
+        assert door.is_spent("flood")
         assert door.lets_in("other")
+        assert not door.is_spent("other")
         assert refusals.counts() == {Reason.HANDSHAKE_RATE.value: 10}
         await trio.sleep(1)
         assert [door.lets_in("flood") for _ in range(4)] == [True, True, False, False]
@@ -241,6 +244,19 @@ def test_guests_give_members_more_than_strangers_and_part_with_floods() -> None:
     run(main)
 
 
+def test_who_was_refused_loses_its_connection_with_its_next_stream_unless_it_is_admitted_after_all() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        guests = Guests(refusals, lambda peer: peer == MEMBER, is_refused=lambda peer: peer in (STRANGER, MEMBER))
+        for peer, welcomed in ((STRANGER, False), (MEMBER, True), (EXPECTED, True)):
+            with guests.stream(peer) as welcome:
+                assert welcome is welcomed
+            assert guests.is_flooding(peer) is not welcomed
+        assert refusals.counts() == {Reason.REFUSED.value: 1, Reason.FLOODING.value: 1}
+
+    run(main)
+
+
 def test_strangers_take_turns_to_be_read_newcomers_first_and_members_at_once() -> None:
     async def main() -> None:
         guests = Guests(Refusals(), is_member, lambda peer: peer == EXPECTED, lambda address: address == "10.0.0.7")
@@ -374,8 +390,7 @@ def test_flood_of_connections_costs_its_address_its_allowance_and_members_nothin
 
 
 def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "STRANGER_DEADLINE_S", 0.3)
-    monkeypatch.setattr(members_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
 
     async def main() -> None:
         one, two = Node(1), Node(2)
@@ -384,6 +399,7 @@ def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch
             await assert_linked(one, two)
             await silent.host.dial(one.host.addresses[0], deadline_s=5)
             await until(lambda: one.peer in silent.host.connected())
+            monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 0.3)
             told = one.host.refusals.counts
             await until(lambda: one.peer not in silent.host.connected() or told().get(Reason.SILENT.value, 0) > 1)
             assert told()[Reason.SILENT.value] == 1, "who is kept is counted again"
@@ -393,10 +409,51 @@ def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monkeypatch
     run_nodes(main)
 
 
+def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two), stranger(8) as silent, stranger(9) as other:
+            await two.join(one)
+            await silent.host.dial(one.host.addresses[0], deadline_s=5)
+            for times in (1, 2):
+                assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
+                await until(lambda: one.peer not in other.host.connected() and other.peer not in one.host.connected())
+                assert one.host.refusals.counts()[Reason.REFUSED.value] == times
+            assert Reason.FLOODING.value not in one.host.refusals.counts()
+            assert one.peer in silent.host.connected()
+            await assert_linked(one, two)
+
+    run_nodes(main)
+
+
+def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two), stranger(9) as other:
+            await two.join(one)
+            for _ in range(strangers_module.REFUSALS_LIMIT):
+                assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
+            assert one.peer in other.host.connected()
+            with pytest.raises(NetworkError):
+                await other.ask(one, other.hello(wire=99))
+            assert one.host.refusals.counts()[Reason.REFUSED.value] == 1
+            await until(lambda: one.peer not in other.host.connected() and not one.members._guests._refused)
+            assert isinstance(await other.ask(one, other.hello()), Welcome), "it may come back as one that belongs here"
+            await assert_linked(one, two)
+
+    run_nodes(main)
+
+
 def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "STRANGER_LIMIT", 1)
-    monkeypatch.setattr(members_module, "STRANGER_DEADLINE_S", 600.0)
-    monkeypatch.setattr(members_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr(strangers_module, "STRANGER_LIMIT", 1)
+    monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 600.0)
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
 
     async def main() -> None:
         one = Node(1)
@@ -444,13 +501,18 @@ def test_stranger_over_its_reads_waits_and_newcomers_and_members_do_not(monkeypa
         one, two, three = Node(1), Node(2), Node(3)
         answered = 0
 
+        async def echo(stream: MessageStream) -> None:
+            await stream.send(await stream.receive(deadline_s=60), deadline_s=60)
+
         async def ask_without_end(asking: Stranger) -> None:
             nonlocal answered
+            await asking.host.dial(one.host.addresses[0], deadline_s=5)
             with suppress(NetworkError):
                 while True:
-                    await asking.ask(one, asking.hello(wire=99))
+                    await asking.host.request(one.peer, "/test/echo/1", b"again", deadline_s=60)
                     answered += 1
 
+        one.host.serve("/test/echo/1", echo)
         one.host.is_known = lambda address: False  # else all on this machine would be a member's neighbours
         async with running(one, two, three) as nursery, stranger(9) as other:
             await two.join(one)

@@ -21,6 +21,7 @@ from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
 from shoal.swarm import members as members_module
+from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, Refused
 from shoal.swarm.members import Change, Members
@@ -313,7 +314,10 @@ def forged(by: Sealer, record: NodeRecord) -> bytes:
     return by.seal(NODE_RECORD_KIND, canonical(record))
 
 
-def test_hello_with_a_record_that_does_not_hold_is_refused() -> None:
+def test_hello_with_a_record_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 10.0 * TEST_DEADLINE_S)
+    monkeypatch.setattr(strangers_module, "REFUSALS_LIMIT", 100)
+
     async def main() -> None:
         node, other = Node(1), Node(2)
         async with running(node, other), stranger(9) as odd:
@@ -431,6 +435,23 @@ def test_addresses_learned_through_a_welcome_lead_to_a_full_mesh() -> None:
         async with running(*nodes):
             for node in others:
                 await node.join(hub)
+            await assert_linked(*nodes)
+
+    run(main)
+
+
+def test_newcomer_dials_everyone_as_soon_as_the_first_has_welcomed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 10.0 * TEST_DEADLINE_S)  # nobody looks whom else there is
+
+    async def main() -> None:
+        *members, newcomer = nodes = [Node(n) for n in (1, 2, 3, 4)]
+        async with running(*nodes):
+            for number, node in enumerate(members):
+                for other in members[:number]:
+                    if other.peer not in node.linked():
+                        await node.join(other)
+            await assert_linked(*members)
+            await newcomer.join(members[0])
             await assert_linked(*nodes)
 
     run(main)

@@ -1,0 +1,73 @@
+"""Parting from strangers: who dialled this node and is not admitted.
+
+* Whose hello was not admitted STRANGER_DEADLINE_S after it came goes, and so do the oldest of more than STRANGER_LIMIT.
+* Whose hello was refused goes REFUSED_STAY_S later, when the refusal has been read. Who has said REFUSALS_LIMIT such
+  hellos by then goes with its next stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from shoal.protocol.identity import PeerId
+from shoal.swarm.host import Host
+from shoal.swarm.limits import STRANGER_DEADLINE_S, STRANGER_LIMIT, STRANGERS_LOOK_S, Reason
+
+REFUSED_STAY_S = 1.0
+REFUSALS_LIMIT = 4
+"""More than who was given several addresses of this node says at once."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Since when, and how many hellos."""
+
+    at: float
+    hellos: int = 0
+
+
+class Strangers:
+    """Those of one host. `run` it, and tell it who was refused."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._refused: dict[PeerId, _Refused] = {}
+        host.is_refused = self._is_refused
+
+    def refused(self, peer: PeerId) -> None:
+        """A hello of `peer`, which is connected, is being answered with a refusal."""
+        self._refused.setdefault(peer, _Refused(trio.current_time())).hellos += 1
+
+    def _is_refused(self, peer: PeerId) -> bool:
+        known = self._refused.get(peer)
+        return known is not None and known.hellos >= REFUSALS_LIMIT
+
+    async def run(self) -> None:
+        """Look and part, until cancelled."""
+        while True:
+            await trio.sleep(STRANGERS_LOOK_S)
+            await self._look(trio.current_time())
+
+    async def _look(self, now: float) -> None:
+        strangers = self._host.strangers()
+        came = {peer: since for since, peer in strangers}
+        # Who is gone or was admitted after all is forgotten, and so is what was said on an earlier connection.
+        self._refused = {peer: one for peer, one in self._refused.items() if peer in came and one.at >= came[peer]}
+        crowded = len(strangers) - STRANGER_LIMIT
+        async with trio.open_nursery() as nursery:  # who reads nothing takes its time to part from
+            for place, (since, peer) in enumerate(strangers):
+                reason = self._reason_to_part(peer, now - since, now, crowded=place < crowded)
+                if reason is not None:
+                    self._host.refusals.note(reason)
+                    self._refused.pop(peer, None)
+                    nursery.start_soon(self._host.disconnect, peer)
+
+    def _reason_to_part(self, peer: PeerId, here_s: float, now: float, *, crowded: bool) -> Reason | None:
+        if crowded:
+            return Reason.STRANGERS
+        refused = self._refused.get(peer)
+        if refused is not None and now - refused.at >= REFUSED_STAY_S:
+            return Reason.REFUSED
+        return Reason.SILENT if here_s > STRANGER_DEADLINE_S else None
