@@ -2,12 +2,20 @@
 
 As for the vectors of states (see vectors.py): fresh pages cost more than the sum that is read from them, and a payload
 is gone when its array has ceased to exist, whoever held the last slice of it.
+
+Payloads of a size are cut from slabs, mappings that ask for huge pages: one fault for each of those, where ordinary
+pages take 512. So memory that is fresh all the same (of a first reduction, or where earlier finals are still held)
+costs a fraction. The slab that got room last is cut from first: its memory may still be in a cache, and the others
+become empty. An empty slab is the system's again when more than enough is spare.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 
 import numpy as np
 
@@ -15,24 +23,117 @@ from shoal.collectives.codecs import U8
 
 GRAIN_BYTES = 4096
 """Sizes are rounded up to it, so that contributions and finals of a chunk can use each other's memory."""
+SLAB_BYTES = 16 << 20
+"""Or a little more, so that it holds whole payloads: those of a chunk are a little more than a power of two."""
+HUGE_PAGE_BYTES = 2 << 20
+SHARING_BYTES = 64 * 1024
+"""Smaller payloads have a slab each, of ordinary pages: a huge one could be more than a model needs."""
 
 
 class PayloadPool:
-    """Gives out payloads; keeps up to `spare_bytes` of each size that are gone. Safe in any number of threads."""
+    """Gives out payloads; keeps up to `spare_bytes` of each size that are gone, and what shares a slab with others.
+
+    Safe in any number of threads.
+    """
 
     def __init__(self, spare_bytes: int) -> None:
         self._spare_bytes = spare_bytes
-        # No lock: a payload may cease to exist at any point of any thread, also inside `take`.
-        self._spare: dict[int, deque[memoryview]] = {}
+        self._shelves: dict[int, _Shelf] = {}
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> U8:
         """(size,) uint8 of unspecified content, writeable."""
         room = -(-size // GRAIN_BYTES) * GRAIN_BYTES
-        spare = self._spare.setdefault(room, deque(maxlen=self._spare_bytes // room))
-        try:
-            memory = spare.pop()
-        except IndexError:
-            memory = np.empty(room, np.uint8).data
-        payload = np.frombuffer(memory, np.uint8)
-        weakref.finalize(payload, spare.append, memory).atexit = False
+        with self._lock:
+            shelf = self._shelves.get(room)
+            if shelf is None:
+                shelf = self._shelves[room] = _Shelf(room, self._spare_bytes)
+        slab, place = shelf.take()
+        payload = np.frombuffer(slab.memory[place : place + room], np.uint8)
+        weakref.finalize(payload, shelf.give_back, slab, place).atexit = False
         return payload[:size]
+
+    def spare_bytes(self) -> int:
+        """How much memory is kept for payloads to come."""
+        with self._lock:
+            return sum(shelf.spare_bytes() for shelf in self._shelves.values())
+
+
+class _Slab:
+    """Memory for one payload or several. `free`: where in it there is room."""
+
+    __slots__ = ("free", "memory", "places")
+
+    def __init__(self, room: int, *, shared: bool) -> None:
+        self.places = -(-SLAB_BYTES // room) if shared else 1
+        self.memory = _huge_pages(self.places * room) if shared else np.empty(room, np.uint8).data
+        self.free = [place * room for place in reversed(range(self.places))]
+
+
+class _Shelf:
+    """The slabs of payloads that take `room` bytes.
+
+    A payload may cease to exist at any point of any thread, also while this thread holds the lock: so what comes back
+    is put into a deque, whose `append` and `popleft` are atomic, and is sorted in by who has the lock.
+    """
+
+    def __init__(self, room: int, limit_bytes: int) -> None:
+        self._room = room
+        self._limit_bytes = limit_bytes
+        self._shared = room >= SHARING_BYTES and limit_bytes >= SLAB_BYTES
+        self._lock = threading.Lock()
+        self._back: deque[tuple[_Slab, int]] = deque()
+        self._with_room: OrderedDict[_Slab, None] = OrderedDict()  # the one that got some last comes first
+        self._spare = 0  # places
+
+    def take(self) -> tuple[_Slab, int]:
+        """A slab, and where in it a payload may lie from now on."""
+        with self._lock:
+            self._sort_in()
+            slab = next(iter(self._with_room), None)
+            if slab is None:
+                slab = _Slab(self._room, shared=self._shared)
+                self._with_room[slab] = None
+                self._spare += slab.places
+            place = slab.free.pop()
+            self._spare -= 1
+            if not slab.free:
+                del self._with_room[slab]
+            return slab, place
+
+    def give_back(self, slab: _Slab, place: int) -> None:
+        """The payload that lay there has ceased to exist."""
+        self._back.append((slab, place))
+        if self._lock.acquire(blocking=False):  # else whoever has the lock, or takes next, sorts it in
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def spare_bytes(self) -> int:
+        """How much memory of this shelf lies in no payload."""
+        with self._lock:
+            self._sort_in()
+            return self._spare * self._room
+
+    def _sort_in(self) -> None:
+        """Put what came back into its slab; let go of empty slabs beyond the limit. The caller holds the lock."""
+        while self._back:
+            slab, place = self._back.popleft()
+            slab.free.append(place)
+            self._with_room[slab] = None
+            self._with_room.move_to_end(slab, last=False)
+            self._spare += 1
+            if len(slab.free) == slab.places and self._spare * self._room > self._limit_bytes:
+                del self._with_room[slab]
+                self._spare -= slab.places
+
+
+def _huge_pages(size: int) -> memoryview:
+    """A mapping of `size` bytes or more, in huge pages where they are whole: the last bytes shall not take another."""
+    room = -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES  # of a whole number of them the kernel aligns the beginning
+    mapping = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            mapping.madvise(mmap.MADV_HUGEPAGE, 0, size - size % HUGE_PAGE_BYTES)
+    return memoryview(mapping)

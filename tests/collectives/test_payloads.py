@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+import shoal.collectives.payloads as payloads_module
 from shoal.collectives.codecs import U8
-from shoal.collectives.payloads import GRAIN_BYTES, PayloadPool
+from shoal.collectives.payloads import GRAIN_BYTES, SHARING_BYTES, SLAB_BYTES, PayloadPool
+
+WAIT_S = 30.0
 
 
 def address(payload: U8) -> int:
@@ -55,5 +60,75 @@ def test_no_more_than_the_limit_is_kept() -> None:
     payloads = [pool.take(GRAIN_BYTES) for _ in range(10)]
     del payloads
     gc.collect()
-    assert sum(memory.nbytes for memory in pool._spare[GRAIN_BYTES]) == 3 * GRAIN_BYTES
+    assert pool.spare_bytes() == 3 * GRAIN_BYTES
     assert PayloadPool(0).take(1).size == 1
+
+
+def test_large_payloads_share_slabs_and_no_byte_of_them() -> None:
+    room = 5 << 20
+    pool = PayloadPool(4 * SLAB_BYTES)
+    payloads = [pool.take(room) for _ in range(9)]  # three slabs
+    begins = sorted(address(payload) for payload in payloads)
+    assert all(after - before >= room for before, after in pairwise(begins))
+    assert pool.spare_bytes() == 3 * room
+
+
+def test_memory_of_a_slab_is_used_again_before_another_is_begun() -> None:
+    room = SLAB_BYTES // 4
+    pool = PayloadPool(4 * SLAB_BYTES)
+    payloads = [pool.take(room) for _ in range(8)]
+    gone = {address(payloads[2]), address(payloads[5])}
+    del payloads[5], payloads[2]
+    again = [pool.take(room) for _ in range(2)]
+    assert {address(payload) for payload in again} == gone
+
+
+def test_an_empty_slab_is_let_go_beyond_the_limit_and_one_in_use_is_not() -> None:
+    room = SLAB_BYTES // 4
+    pool = PayloadPool(SLAB_BYTES)
+    payloads = [pool.take(room) for _ in range(12)]  # three slabs
+    kept = payloads[5]
+    kept[:] = 7
+    del payloads
+    assert pool.spare_bytes() == 3 * room + SLAB_BYTES
+    assert (kept == 7).all()
+
+
+def test_what_ceases_to_exist_while_the_pool_is_at_work_is_sorted_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = PayloadPool(1 << 20)
+    doomed = [pool.take(GRAIN_BYTES)]
+
+    class Collecting(payloads_module._Slab):
+        """In the midst of `take`, with its lock held, a payload goes, as when the collector comes by."""
+
+        def __init__(self, room: int, *, shared: bool) -> None:
+            doomed.clear()
+            super().__init__(room, shared=shared)
+
+    monkeypatch.setattr(payloads_module, "_Slab", Collecting)
+    held: list[U8] = []
+    thread = threading.Thread(target=lambda: held.append(pool.take(GRAIN_BYTES)), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert [payload.size for payload in held] == [GRAIN_BYTES], "it waits for itself"
+    assert pool.spare_bytes() == GRAIN_BYTES
+
+
+def test_threads_never_share_what_they_took() -> None:
+    pool = PayloadPool(2 * SLAB_BYTES)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(200):
+            some = [pool.take(SHARING_BYTES) for _ in range(1 + turn % 3)]
+            for payload in some:
+                payload[:8] = number
+            wrong.extend(1 for payload in some if (payload[:8] != number).any())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.spare_bytes() == SLAB_BYTES
