@@ -142,6 +142,7 @@ class Daemon:
             inner_steps=manifest.sync.round_steps,
             speeds=self.members.speeds if manifest.sync.balances else None,
             kinds=self.outer.kinds,
+            evaluate_every=manifest.sync.fragments,
         )
         catchup = self._catchup()
         self.custody = self._custody(catchup)
@@ -399,7 +400,7 @@ class Daemon:
     async def _watch_left(self) -> None:
         await self.engine.left.wait()
         if self.engine.finished:
-            await self.desk.wait_evaluated(EVALUATION_DEADLINE_S)
+            await self.desk.evaluate_last(EVALUATION_DEADLINE_S)
             self._end(Outcome.DONE, "rounds done")
         self._end(self.outcome, "left")
 

@@ -150,9 +150,12 @@ class GoingBack:
         return self._policy == "always" or self._spiked(target.round)
 
     def _spiked(self, round: int) -> bool:
-        before, newest = self._losses.get(round), max(self._losses, default=round)
-        if before is None or newest <= round:
+        """Not every state is evaluated: what counts is the last that was, up to `round`."""
+        known = [one for one in self._losses if one <= round]
+        newest = max(self._losses, default=round)
+        if not known or newest <= round:
             return False
+        before = self._losses[max(known)]
         return not self._losses[newest] <= before + SPIKE_SHARE * abs(before)
 
     def _show(self, machine: RoundMachine, target: Target, now: float) -> Sequence[Effect]:

@@ -51,6 +51,7 @@ class TrainingDesk:
 
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
     it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state.
+    evaluate_every: in rounds; with fragments, once each of them has had one.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class TrainingDesk:
         inner_steps: int,
         speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
         kinds: Sequence[StateKind] = NESTEROV_KINDS,
+        evaluate_every: int = 1,
     ) -> None:
         self._trainer = trainer
         self._seed = seed
         self._inner_steps = inner_steps
         self._speeds = speeds
         self._kinds = kinds
+        self._evaluate_every = evaluate_every
         self._steady = SteadySpeed()
         self.speed_is_news = False
         """Whether the newest contribution changed this node's speed so that the others should hear of it at once."""
@@ -75,6 +78,7 @@ class TrainingDesk:
         self._applied.set()
         self._evaluated = trio.Event()
         self._evaluated.set()
+        self._unevaluated: int | None = None
         self._orders = 0
         self._initial_wanted = False
         self._wall_s = 0.0
@@ -140,7 +144,9 @@ class TrainingDesk:
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
     async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
-        """Give the trainer the certified anchor, keeping what it learnt that was not taken; then evaluate it.
+        """Give the trainer the certified anchor, keeping what it learnt that was not taken.
+
+        It evaluates the anchor too, every so many rounds: once all fragments have had one, where there are several.
 
         `fresh`: what it learnt stands on a state that was abandoned, and goes with it.
 
@@ -153,9 +159,15 @@ class TrainingDesk:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(np.copyto, self._trainer.anchor, state.anchor)
         self._applied = trio.Event()
-        self._evaluated = trio.Event()
         await self._trainer.send(Apply(round=state.round, taken=taken, fresh=fresh))
-        await self._trainer.send(Evaluate(round=state.round))
+        self._unevaluated = state.round
+        if state.round % self._evaluate_every == 0:
+            await self._evaluate(state.round)
+
+    async def _evaluate(self, round: int) -> None:
+        self._unevaluated = None
+        self._evaluated = trio.Event()
+        await self._trainer.send(Evaluate(round=round))
 
     async def snapshot(self, round: int, path: str) -> None:
         """Have it write what it knows beside the anchor, with the inner steps of `round` in it; see `Snapshot`."""
@@ -229,9 +241,11 @@ class TrainingDesk:
         self.paused = False
         await self._trainer.send(Resume())
 
-    async def wait_evaluated(self, deadline_s: float) -> None:
-        """Return when the evaluation under way is done, or the deadline passes."""
+    async def evaluate_last(self, deadline_s: float) -> None:
+        """Return when the anchor that was given last is evaluated, or the deadline passes."""
         with trio.move_on_after(deadline_s):
+            if self._unevaluated is not None:
+                await self._evaluate(self._unevaluated)
             await self._evaluated.wait()
 
 

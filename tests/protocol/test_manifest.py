@@ -27,6 +27,7 @@ from shoal.protocol.manifest import (
     load_manifest,
     parse_manifest,
     render_manifest,
+    validate_manifest,
 )
 from shoal.protocol.wire import SwarmId, canonical
 
@@ -153,12 +154,24 @@ def test_swarm_id_does_not_depend_on_how_a_float_was_given() -> None:
 def test_streaming_without_more_is_the_paper_s() -> None:
     """Streaming DiLoCo, arXiv 2501.18512: 4 bits, α = 0.5, some overlap."""
     sync = parse_manifest(STREAMING).sync
-    assert (sync.codec, sync.fragments, sync.round_steps, sync.overlap_steps) == ("int4", 4, 5, 1)
+    assert (sync.codec, sync.fragments, sync.round_steps, sync.overlap_steps) == ("int4", 4, 5, 2)
     assert (sync.mixing, sync.applied_mixing) == (0.5, 0.5)
     assert (minimal().sync.round_steps, minimal().sync.applied_mixing) == (20, None)
     explicit = parse_manifest(STREAMING + "fragments = 2\noverlap_steps = 10\ncodec = 'bf16'\nmixing = 0\n").sync
     assert (explicit.codec, explicit.round_steps, explicit.overlap_steps) == ("bf16", 10, 10)
     assert explicit.applied_mixing == 0
+
+
+@pytest.mark.parametrize(("steps", "fragments", "overlap"), [(4, 4, 1), (20, 10, 2), (5, 5, 1), (300, 4, 2)])
+def test_overlap_that_nobody_asked_for_is_no_longer_than_a_round(steps: int, fragments: int, overlap: int) -> None:
+    sync = parse_manifest(STREAMING.replace("inner_steps = 20", f"inner_steps = {steps}\nfragments = {fragments}")).sync
+    assert sync.overlap_steps == overlap
+    with pytest.raises(ConfigError, match=f"between two rounds there are only {steps // fragments} steps"):
+        parse_manifest(
+            STREAMING.replace(
+                "inner_steps = 20", f"inner_steps = {steps}\noverlap_steps = {steps}\nfragments = {fragments}"
+            )
+        )
 
 
 # --- errors ---
@@ -246,6 +259,13 @@ def test_load_names_the_file_and_what_to_do(tmp_path: Path) -> None:
         load_manifest(path)
     with pytest.raises(ConfigError, match="cannot read"):
         load_manifest(tmp_path)
+
+
+def test_tables_made_in_code_have_their_unknown_keys_named_like_a_file_s() -> None:
+    tables = tomllib.loads(MINIMAL)
+    tables["sync"]["stratgy"] = "diloco"
+    with pytest.raises(ConfigError, match=r"the scenario: .sync. unknown key 'stratgy'; did you mean 'strategy'"):
+        validate_manifest(tables, source="the scenario")
 
 
 # --- writing ---

@@ -184,6 +184,8 @@ def test_order_that_cannot_be_is_refused_in_one_line(tmp_path: Path, round: int,
         ("spike", {3: 1.0, 5: 2.0}, True),  # that of round 6 is not measured yet
         ("spike", {3: 1.0, 6: float("nan")}, True),
         ("spike", {3: -1.0, 6: -0.9}, True),
+        ("spike", {2: 1.0, 6: 1.06}, True),  # round 3 itself was not evaluated
+        ("spike", {1: 0.5, 2: 1.1, 6: 1.06}, False),
     ],
 )
 def test_policy_decides_whether_others_are_followed(

@@ -1,0 +1,60 @@
+"""Which anchors a trainer is to evaluate: one of every so many rounds, and the last."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import trio
+
+from shoal.collectives.state import CertifiedState
+from shoal.node.training.trainer_messages import Applied, Apply, Command, Evaluate, Evaluated
+from shoal.node.training.training import TrainingDesk
+
+
+class Evaluating:
+    """The trainer's side of a desk: it applies and evaluates at once, and notes which round's anchor."""
+
+    def __init__(self) -> None:
+        self.anchor = np.zeros(8, np.float32)
+        self.applied: list[int] = []
+        self.evaluated: list[int] = []
+        self.desk: TrainingDesk
+
+    async def send(self, command: Command) -> None:
+        if isinstance(command, Apply):
+            self.applied.append(command.round)
+            self.desk.heard(Applied(round=command.round))
+        elif isinstance(command, Evaluate):
+            self.evaluated.append(command.round)
+            self.desk.heard(Evaluated(round=command.round, value=float(command.round)))
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "meanwhile"),
+    [
+        (1, range(6), [0, 1, 2, 3, 4, 5]),
+        (4, range(10), [0, 4, 8]),  # the last is still to be evaluated
+        (4, range(9), [0, 4, 8]),
+        (3, range(7, 9), []),  # joined in between
+    ],
+)
+def test_anchor_is_evaluated_every_so_many_rounds_and_at_the_end(
+    every: int, rounds: range, meanwhile: list[int]
+) -> None:
+    trainer = Evaluating()
+    trainer.desk = TrainingDesk(trainer, seed=0, inner_steps=1, evaluate_every=every)  # type: ignore[arg-type]
+    state = CertifiedState.initial(np.zeros(8, np.float32), bytes(32))
+
+    async def play() -> None:
+        for round in rounds:
+            await trainer.desk.stand_on(dataclasses.replace(state, round=round), taken=0)
+        assert trainer.applied == list(rounds)
+        assert trainer.evaluated == meanwhile
+        for _ in range(2):
+            await trainer.desk.evaluate_last(1.0)
+            assert trainer.evaluated == sorted({*meanwhile, rounds[-1]})
+            assert trainer.desk.metric == rounds[-1]
+
+    trio.run(play)
