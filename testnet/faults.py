@@ -1,7 +1,8 @@
 """Carries out a scenario's faults, from outside the nodes and at the moment the scenario names.
 
-Without a phase that moment is when the first node begins the round. With one it is exact: the node was started with a
-hold and stands still at that very point until the fault is done.
+Without a phase that moment is when the first node begins the round, or a later one: under `gossip` a node that was away
+goes on where the others are. With one it is exact: the node was started with a hold and stands still at that very point
+until the fault is done.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def has_begun(fault: Fault, swarm: Field) -> bool:
 def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
     event = entry.event
     if held is None:
-        return event.begins == fault.round
+        return event.begins is not None and event.begins >= fault.round
     return (
         isinstance(event, Holding)
         and entry.node == held

@@ -12,6 +12,7 @@ of the last. What is kept for ever may grow by so many bytes a round, at the end
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -139,7 +140,7 @@ def _is_trainer(process: psutil.Process) -> bool:
 def look_at_folder(folder: Path, *, at_s: float, node: int, round: int) -> Sample:
     """A sample of a node's data folder. Blocks."""
     sizes = {"disk": 0, "kept": 0}
-    for path in folder.rglob("*"):
+    for path in _everything_in(folder):
         if path.relative_to(folder).parts[0] == _AUDIT_FOLDER:
             continue
         try:
@@ -148,6 +149,12 @@ def look_at_folder(folder: Path, *, at_s: float, node: int, round: int) -> Sampl
             continue
         sizes["kept" if path.name in _KEPT_NAMES else "disk"] += status.st_size
     return Sample(at_s=at_s, node=node, role="folder", round=round, **sizes)
+
+
+def _everything_in(folder: Path) -> Iterator[Path]:
+    """The files and folders in it. A running node removes folders too, between their being listed and being read."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 # -- judging -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from shoal.testnet.campaigns.chaos import Chaos, bound_of, judge, run_chaos
 from shoal.testnet.campaigns.chaos_plan import KINDS, LINKED, MOVES, PHASES, ROUNDS, cards, draw_scenario, hand
 from shoal.testnet.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, render_page, report_of, to_json
 from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
-from shoal.testnet.journal import Holding, Journal
+from shoal.testnet.journal import Holding, Journal, Listening, RoundStarted
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, NodeReport, Report, RoundReport, Span
 from shoal.testnet.scenario import Fault, Scenario
@@ -132,6 +132,23 @@ def test_a_transfer_is_struck_in_whichever_round_it_is(node: int, round: int, pr
         network = None
 
     Field.journal.add(node, Holding(at=1.0, event="holding", round=round, phase="transfer", progress=progress))
+    assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rounds", "is_it"), [([], False), ([1, 2], False), ([2, 3], True), ([1, 5], True)])
+def test_without_a_phase_the_moment_is_the_first_round_from_there_that_anybody_begins(
+    rounds: list[int], is_it: bool
+) -> None:
+    kill = Fault(kind="kill", node=1, round=3)
+
+    class Field:
+        scenario = Scenario(nodes=2, rounds=9, faults=(kill,), strategy="gossip")
+        journal = Journal()
+        network = None
+
+    Field.journal.add(0, Listening(at=0.5, event="listening", addresses=()))
+    for number in rounds:
+        Field.journal.add(0, RoundStarted(at=1.0, event="round_started", round=number))
     assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
 
 

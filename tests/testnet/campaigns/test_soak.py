@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -211,6 +212,24 @@ def test_this_process_and_a_folder_are_seen_as_they_are(tmp_path: Path) -> None:
     assert (daemon.role, daemon.age_s, daemon.rss > MIB, daemon.threads >= 1) == ("daemon", 5.0, True, True)
     assert daemon.descriptors == psutil.Process().num_fds() + 1
     assert list(look_at_processes(2**22 + 1, at_s=1.0, node=2, round=7, now=0.0)) == []
+
+
+def test_folder_that_its_node_removes_while_it_is_looked_at_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        (tmp_path / "finals" / f"0.0-{number}").mkdir(parents=True)
+        (tmp_path / "finals" / f"0.0-{number}" / "applied").write_bytes(bytes(5000))
+    listing = os.scandir
+
+    def scandir(folder: object) -> object:
+        if str(folder).endswith("0.0-1"):
+            shutil.rmtree(str(folder))
+        return listing(folder)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("os.scandir", scandir)
+    assert 5000 <= look_at_folder(tmp_path, at_s=1.0, node=2, round=7).disk < 10_000 + 3 * 8192
+    assert not (tmp_path / "finals" / "0.0-1").exists()
 
 
 # -- rounds --------------------------------------------------------------------------------------------------
