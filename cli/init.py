@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ def init(options: InitOptions) -> None:
     from shoal.node.state.store import write_atomically
 
     _refuse_to_overwrite(options)
+    _check_workload(options.workload)
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
@@ -85,6 +87,20 @@ def _refuse_to_overwrite(options: InitOptions) -> None:
         raise ConfigError(f"{options.output} exists; choose another name with -o, or replace it with --force")
     if not options.output.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {options.output.parent}; make it first, or choose another -o")
+
+
+def _check_workload(name: str) -> None:
+    """Refuse a name that no workload and no policy installed here has; code of the user's own is looked at later."""
+    from shoal.node.loops.loop_messages import OWN_LOOP
+    from shoal.node.sapo.policies import installed_policies
+    from shoal.node.workload import installed_workloads
+
+    known = sorted({*installed_workloads(), *installed_policies(), OWN_LOOP})
+    if ":" in name or name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"installed are {', '.join(known)}"
+    raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
 
 
 def _next_command(options: InitOptions) -> str:

@@ -24,8 +24,10 @@ class Rebased(msgspec.Struct, frozen=True, kw_only=True):
 
 def rebase(
     forget: Annotated[
-        list[str] | None, option("--forget", help="A member that is gone for good. Repeatable.", metavar="PEER")
+        list[str] | None,
+        option("--forget", help="A member that is gone for good. More may follow it.", metavar="PEER…"),
     ] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Go on without members that are gone for good, where those that are left are no quorum.
@@ -35,7 +37,7 @@ def rebase(
     """
     if not forget:
         raise ConfigError("name who is gone for good: `shoal rebase --forget PEER`; `shoal status` lists the members")
-    reply = request(data_dir, "rebase", *forget, deadline_s=ORDER_DEADLINE_S)
+    reply = request(data_dir, "rebase", *forget, *(more or ()), deadline_s=ORDER_DEADLINE_S)
     try:
         done = msgspec.convert(reply, Rebased)
     except msgspec.ValidationError as error:

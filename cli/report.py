@@ -36,7 +36,7 @@ def report(options: MergeOptions) -> None:
     from shoal.testnet.reports.report_merge import find_logs, merge
 
     history = merge(find_logs(options.places))
-    with disk_errors(options.output.absolute().parent):
+    with disk_errors(options.output, option="-o"):
         options.output.write_text(render_merged(history), encoding="utf-8")
     damaged = sum(log.damaged for log in history.logs)
     rounds = count(len(history.rounds.facts.kept), "round")

@@ -451,12 +451,13 @@ def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
         raw: dict[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: not valid TOML: {error}; correct it there") from None
-    refuse_unknown_keys(raw, Manifest, source)
     return validate_manifest(raw, source=source)
 
 
 def validate_manifest(raw: object, *, source: str) -> Manifest:
     """`raw` (plain tables, or a Manifest built in code), every type and range checked. Raises ConfigError."""
+    if isinstance(raw, dict):
+        refuse_unknown_keys(raw, Manifest, source)
     try:
         plain = with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
         refuse_non_finite(plain)

@@ -9,7 +9,6 @@ Numbers in a record are claims. They help to plan well; no plan is wrong because
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -151,10 +150,6 @@ class RecordBook:
         for peer in gone:
             del self._entries[peer]
         return gone
-
-    def next_expiry(self) -> float:
-        """When `expire` will next have something to do; infinity if never."""
-        return min((entry.expires_at for entry in self._entries.values()), default=math.inf)
 
     def get(self, peer: PeerId) -> NodeRecord | None:
         """The newest record of `peer`."""

@@ -18,7 +18,7 @@ def replace_earlier_run(out: Path, command: str, *, folders: Sequence[str], file
     """
     out, mark = out.absolute(), f".shoal-{command}"
     paths = [out / name for name in folders]
-    with disk_errors(out):
+    with disk_errors(out, option="--out"):
         for folder in paths:
             if folder.exists() and not (folder / mark).exists():
                 raise ConfigError(f"{folder} is not of an earlier `shoal {command}`; choose another --out")
@@ -37,7 +37,7 @@ def new_run(out: Path) -> Path:
     Raises ConfigError if something is in it, StorageError.
     """
     out = out.absolute()
-    with disk_errors(out):
+    with disk_errors(out, option="--out"):
         if out.exists() and any(out.iterdir()):
             raise ConfigError(f"{out} is not empty; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
@@ -46,6 +46,6 @@ def new_run(out: Path) -> Path:
 
 def write_reports(out: Path, reports: Mapping[str, str]) -> None:
     """Write texts by the names of their files. Blocks. Raises StorageError."""
-    with disk_errors(out):
+    with disk_errors(out, option="--out"):
         for name, text in reports.items():
             (out / name).write_text(text, encoding="utf-8")

@@ -36,6 +36,8 @@ NODE_LIMIT = 64
 ROUND_LIMIT = 10_000
 FAULT_LIMIT = 256
 DURATION_LIMIT_S = 600.0
+SLOW_RATE_MBIT: Final = 4.0
+"""What the link of a slow node carries where its fault does not say."""
 
 Kind = Literal["kill", "stop", "continue", "leave", "join", "restart", "partition", "heal", "slow", "corrupt", "cut"]
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
@@ -52,11 +54,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
 
     node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a partition or a
-    slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before the start.
+    slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before the start; the
+    other kinds are over at once, and have none whatever is said.
 
     partition: nodes of different `groups` do not reach each other (who is in none reaches all); `traffic` says what
-    does not pass. heal: ends every partition and slow. slow: the node's link carries `rate_mbit`. corrupt: a bit in
-    every state and every final on its disk is flipped. cut: all its lanes break, and nobody dies of it.
+    does not pass. heal: ends every partition and slow. slow: the node's link carries `rate_mbit`, or
+    `SLOW_RATE_MBIT` where none is said. corrupt: a bit in every state and every final on its disk is flipped. cut: all
+    its lanes break, and nobody dies of it.
     """
 
     kind: Kind
@@ -72,8 +76,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.progress is not None and self.phase is None:
             raise ValueError("progress needs a phase that it is the progress of")
-        if self.duration_s is not None and self.kind not in _LASTING:
-            raise ValueError(f"a {self.kind} has no duration_s; {' and '.join(_LASTING)} have")
+        if self.kind not in _LASTING:
+            msgspec.structs.force_setattr(self, "duration_s", None)
         if self.node is None and self.kind not in _NODELESS:
             raise ValueError(f"a {self.kind} needs the node it strikes")
         if self.kind == "partition":
@@ -84,8 +88,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"a {self.kind} has no groups and no traffic; a partition has")
         if self.kind in ("partition", "heal") and self.node is not None:
             raise ValueError(f"a {self.kind} has no node; a partition has groups, and a heal is of everything")
-        if (self.kind == "slow") != (self.rate_mbit is not None):
-            raise ValueError("a slow needs the rate_mbit that the node's link is to carry, and nothing else has one")
+        if self.kind == "slow":
+            rate_mbit = SLOW_RATE_MBIT if self.rate_mbit is None else self.rate_mbit
+            msgspec.structs.force_setattr(self, "rate_mbit", rate_mbit)
+        elif self.rate_mbit is not None:
+            raise ValueError(f"a {self.kind} has no rate_mbit; a slow has")
 
     @property
     def target(self) -> int:

@@ -18,7 +18,16 @@ from shoal.cli.bench.train import TrainOptions, TrainTableOptions, train, train_
 from shoal.cli.bench.wan import WanOptions, wan
 from shoal.cli.options import command_of
 
-bench = typer.Typer(help="Measure what rounds cost on this machine.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what rounds cost on this machine.", invoke_without_command=True)
+
+
+@bench.callback()
+def show_help(context: typer.Context) -> None:
+    """Show what can be measured, where nothing is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 bench.command("allreduce")(command_of(AllreduceOptions, allreduce))
 bench.command("compare")(command_of(CompareOptions, compare))
 bench.command("find")(command_of(FindOptions, find))

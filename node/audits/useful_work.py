@@ -48,7 +48,7 @@ class WorkMeter:
         self._flat = FlatParameters(self._model)
         self._device = device
 
-    def weigh(self, anchor: F32, contribution: F32, assignment: Assignment, *, batches: int = BATCHES) -> Work:
+    def weigh(self, anchor: F32, contribution: F32, assignment: Assignment) -> Work:
         """The work in `contribution`, base − local as decoded, to the round of `assignment`: both (numel,) float32.
 
         Raises LocalError if the vectors are of another model, or the share has no batch.
@@ -56,7 +56,7 @@ class WorkMeter:
         numel = self._flat.layout.numel
         if anchor.shape != (numel,) or contribution.shape != (numel,):
             raise LocalError(f"{anchor.shape} and {contribution.shape} values of a model of {numel}")
-        drawn = list(islice(self._workload.batches(assignment), batches))
+        drawn = list(islice(self._workload.batches(assignment), BATCHES))
         if not drawn:
             raise LocalError("a share of the data without a batch")
         return Work(self._loss(anchor, drawn), self._loss(np.subtract(anchor, contribution), drawn))

@@ -50,7 +50,6 @@ class Sandbox:
         locked: bool = True,
         text_limit_s: float = TEXT_LIMIT_S,
         task_limit_s: float = TASK_LIMIT_S,
-        make_limit_s: float = MAKE_LIMIT_S,
     ) -> None:
         places = [FamilyPlace(type(one).__module__, type(one).__qualname__, one.name) for one in families]
         self._begin = Begin(
@@ -60,7 +59,7 @@ class Sandbox:
             text_limit_s=text_limit_s,
             task_limit_s=task_limit_s,
         )
-        self._patience_s = make_limit_s + task_limit_s + text_limit_s
+        self._patience_s = MAKE_LIMIT_S + task_limit_s + text_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._scored_tasks = 0
         self.has_own_network = False

@@ -32,7 +32,6 @@ SCORERS_VERSION = 1
 """Part of each family's version: rewards of other versions do not mix."""
 
 ANSWER_LIMIT_CHARS = 8192
-NUMBER_LIMIT_CHARS = 24
 
 Entry = Mapping[str, Any]
 """What reasoning-gym makes for a task: question, answer, metadata."""

@@ -113,7 +113,10 @@ def check_checkpoint(folder: Path, *, expected: Manifest | None = None) -> Check
 
 
 def _manifest(files: CheckpointFiles, expected: Manifest | None) -> Manifest:
-    manifest = load_manifest(files.folder / MANIFEST)
+    path = files.folder / MANIFEST
+    if not path.exists():
+        raise BadCheckpoint(f"there is no {path}; put the swarm's manifest there, or use another checkpoint")
+    manifest = load_manifest(path)
     if expected is not None and manifest.swarm_id != expected.swarm_id:
         raise BadCheckpoint(
             f"{files.folder} is of another swarm, {manifest.swarm_id.hex()[:16]}… and not "

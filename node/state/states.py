@@ -130,11 +130,6 @@ class StateShelf:
             if now - held.asked_at > PIN_S or pins > PINS_LIMIT_STATES or size > PINS_LIMIT_BYTES:
                 del self._states[round]
 
-    def header_for(self, round: int) -> StateHeader | None:
-        """The header of a round that is still held."""
-        kept = self._states.get(round)
-        return None if kept is None else kept.header
-
     def begin_serving(self, round: int) -> StateHeader | None:
         """The header of a round that is still held; its state is held for PIN_S more, and so after every `lookup`."""
         with self._lock:

@@ -97,13 +97,11 @@ def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
-async def serve(
-    *, peers: int, seed: int = 1, port: int = 0, rollouts: bool = False, up: Connection | None = None
-) -> None:
+async def serve(*, peers: int, seed: int = 1, rollouts: bool = False, up: Connection | None = None) -> None:
     """Serve the page of a made-up swarm until cancelled; tells `up` its URL. Raises ConfigError for a taken port."""
     swarm = SyntheticSwarm(peers=peers, now=time.time(), seed=seed, rollouts=rollouts)
     with tempfile.TemporaryDirectory() as folder:
-        page = PageService(swarm, PageAddress(port=port, or_free=False), folder=Path(folder))
+        page = PageService(swarm, PageAddress(port=0, or_free=False), folder=Path(folder))
         async with trio.open_nursery() as nursery:
             await nursery.start(page.run)
             if up is None:

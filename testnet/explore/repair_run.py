@@ -110,7 +110,6 @@ class Run:
         self._kit = kit
         self._position = position
         self._helds = helds
-        self._known_finals: dict[tuple[bytes, bytes], Finals] = {}
         self._member = member
         self._machine: RoundMachine | None = None
         self.reduction = None if member.reduction is None else reduction_copy(member.reduction)

@@ -33,7 +33,6 @@ def walk(
     seed: int,
     make: MakeAgreement = plain_agreement,
     *,
-    forks_only: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> Exploration:
     """Take `steps` random steps, in as many walks as it needs; the planner is another in each."""
@@ -44,7 +43,7 @@ def walk(
     finding: Finding | None = None
     while taken < steps and finding is None:
         here = replace(scope, reduced=False, planner=rng.randrange(scope.members))
-        one = _Walk(here, rng, make, forks_only=forks_only)
+        one = _Walk(here, rng, make)
         for _ in range(min(steps - taken, STEPS_PER_MEMBER_LIMIT * scope.members)):
             kind = one.step()
             taken += 1
@@ -68,8 +67,8 @@ def walk(
 
 
 class _Walk:
-    def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement, *, forks_only: bool) -> None:
-        self.explorer = Explorer(scope, make, forks_only=forks_only)
+    def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
+        self.explorer = Explorer(scope, make)
         self.state: State = self.explorer.start
         self.path: list[str] = []
         self._rng = rng

@@ -76,7 +76,10 @@ def test_init_again_keeps_the_keys(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--strategy", "dilco"], "'dilco' is none of diloco"),
-        (["--workload", "../text"], "[workload] name"),
+        (["--workload", "../text"], "--workload: '../text' is not installed here; did you mean 'text'?"),
+        (["--workload", "regresion"], "--workload: 'regresion' is not installed here; did you mean 'regression'?"),
+        (["--workload", "xyzzy"], "installed are causal-lm, "),
+        (["--workload", "no good:Class"], "[workload] name"),
         (["--admission", "anyone"], "'--admission'"),
         (["-o", "no/such/folder/swarm.toml"], "there is no folder no/such/folder"),
     ],

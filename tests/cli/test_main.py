@@ -168,6 +168,25 @@ def test_module_is_a_program_with_the_same_exit_codes() -> None:
     )
 
 
+def test_an_interrupt_while_the_commands_are_imported_ends_quietly() -> None:
+    code = (
+        "import builtins, sys; from shoal.cli.main import execute; real = builtins.__import__\n"
+        "def struck(name, *rest):\n"
+        "    if name == 'shoal.cli.commands': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = struck; sys.exit(execute(['--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_bench_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["bench"]) == 0
+    shown = capsys.readouterr()
+    assert "allreduce" in shown.out
+    assert shown.err == ""
+
+
 def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["shoal", "dance"])
     with pytest.raises(SystemExit) as ended:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from shoal.cli.main import app, execute
+from shoal.cli.commands import app
+from shoal.cli.main import execute
 from shoal.cli.options import help_of, no_markup, parse_host_port, parse_rate
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity

@@ -43,7 +43,8 @@ def test_orders_reach_the_node(asked: Asked, capsys: pytest.CaptureFixture[str])
     assert execute(["rollback", "--withdraw"]) == 0
     assert execute(["rebase", "--forget", "12D3B", "--forget", "12D3C"]) == 0
     assert "goes on from round 7 in term 1.0 with 1 member: 12D3A" in capsys.readouterr().out
-    assert asked.requests == [("rollback", "3"), ("rollback",), ("rebase", "12D3B", "12D3C")]
+    assert execute(["rebase", "--forget", "12D3B", "12D3C", "--data-dir", "node"]) == 0
+    assert asked.requests == [("rollback", "3"), ("rollback",), *[("rebase", "12D3B", "12D3C")] * 2]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_orders_reach_the_node(asked: Asked, capsys: pytest.CaptureFixture[str])
         (["rollback", "--to=-1"], "must be 0, the initial state, or a round"),
         (["rollback", "--to", "three"], "--help"),
         (["rebase"], "shoal rebase --forget PEER"),
+        (["rebase", "12D3B"], "shoal rebase --forget PEER"),
     ],
 )
 def test_wrong_usage_is_one_line_and_asks_nothing(

@@ -84,6 +84,16 @@ def test_verify_of_nothing_is_wrong_usage(tmp_path: Path, capsys: pytest.Capture
     assert "there is no folder" in err
 
 
+def test_verify_without_the_manifest_beside_it_does_not_advise_to_found_a_swarm(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "swarm.toml").unlink()
+    assert execute(["verify", str(checkpoint)]) == 1
+    assert capsys.readouterr().err == (
+        f"shoal: there is no {checkpoint / 'swarm.toml'}; put the swarm's manifest there, or use another checkpoint\n"
+    )
+
+
 def test_verify_does_not_import_torch(checkpoint: Path) -> None:
     code = "import sys; from shoal.cli.main import execute; print(execute(sys.argv[1:]), 'torch' in sys.modules)"
     done = subprocess.run(

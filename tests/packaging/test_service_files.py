@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from shoal.cli.main import app
+from shoal.cli.commands import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "public-swarm.md").read_text(encoding="utf-8")
 INSTRUCTIONS = {"FROM", "RUN", "COPY", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}

@@ -55,6 +55,13 @@ def test_a_run_that_took_hours_is_not_replaced(tmp_path: Path, monkeypatch: pyte
         new_run(tmp_path / "out")
 
 
+def test_a_place_where_no_folder_can_be_names_the_option_that_chose_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for make in (new_run, lambda out: ready(out, "testnet")):
+        with pytest.raises(StorageError, match="choose another --out"):
+            make(tmp_path / "file")
+
+
 def test_a_report_that_cannot_be_written_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "report.json").mkdir()
     with pytest.raises(StorageError) as caught:

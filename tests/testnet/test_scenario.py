@@ -11,17 +11,32 @@ import pytest
 from shoal.node.config import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.links.namespaces import Uplink
-from shoal.testnet.scenario import DEMO, Fault, Phase, Scenario, choose_scenario, load_scenario, parse_scenario
+from shoal.testnet.scenario import (
+    DEMO,
+    SLOW_RATE_MBIT,
+    Fault,
+    Phase,
+    Scenario,
+    choose_scenario,
+    load_scenario,
+    parse_scenario,
+)
 
 KILL = '[[fault]]\nkind = "kill"\nnode = 2\nround = 3\nphase = "reduce"\nprogress = 0.4\n'
 PARTITION = '[[fault]]\nkind = "partition"\ngroups = [[0, 1], [2, 3]]\nround = 2\n'
 
 
 def test_parse_scenario_reads_the_documented_file() -> None:
-    text = 'nodes = 4\nrounds = 8\nseed = 1\nstrategy = "diloco"\ncodec = "int8"\n' + KILL
+    text = 'nodes = 4\nrounds = 8\nseed = 1\nstrategy = "diloco"\ncodec = "int8"\n' + KILL + "duration_s = 10\n"
     assert parse_scenario(text) == Scenario(
         codec="int8", faults=(Fault(kind="kill", node=2, round=3, phase="reduce", progress=0.4),)
     )
+
+
+def test_a_slow_of_which_no_rate_is_said_narrows_the_link() -> None:
+    text = '[[fault]]\nkind = "slow"\nnode = 1\nround = 3\nduration_s = 10\n'
+    (slow,) = parse_scenario(text).faults
+    assert (slow.struck, slow.rate_mbit, slow.duration_s) == ((1,), SLOW_RATE_MBIT, 10)
 
 
 def test_parse_scenario_of_nothing_has_no_faults() -> None:
@@ -58,9 +73,8 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         (PARTITION.replace("[2, 3]", "[2, 4]"), "there is no node 4 in round 2"),
         (PARTITION + "node = 1\n", "a partition has no node"),
         (PARTITION + 'traffic = "tensors"\n', "Invalid enum value 'tensors'"),
-        (PARTITION + "rate_mbit = 3\n", "nothing else has one"),
+        (PARTITION + "rate_mbit = 3\n", "a partition has no rate_mbit; a slow has"),
         (KILL + "groups = [[0], [1]]\n", "a kill has no groups and no traffic"),
-        ('[[fault]]\nkind = "slow"\nnode = 1\nround = 1\n', "a slow needs the rate_mbit"),
         ('[[fault]]\nkind = "slow"\nnode = 1\nround = 1\nrate_mbit = 0\n', "`float` > 0"),
         ('[[fault]]\nkind = "heal"\nround = 1\n' + PARTITION, "no partition and no slow to heal before it"),
         ('[[fault]]\nkind = "corrupt"\nround = 1\n', "a corrupt needs the node it strikes"),
@@ -73,7 +87,6 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         (KILL.replace("node = 2", "node = 4"), "there is no node 4 in round 3"),
         (KILL.replace("node = 2\n", ""), "a kill needs the node it strikes"),
         (KILL.replace('phase = "reduce"\n', ""), "progress needs a phase"),
-        (KILL + "duration_s = 3\n", "a kill has no duration_s"),
         ('[[fault]]\nkind = "join"\nnode = 1\nround = 2\n', "a join's node is a new one"),
         ("nodes = 0\n", "`int` >= 1"),
         ('nodes = "4"\n', "Expected `int`, got `str`"),

@@ -77,7 +77,7 @@ def test_a_state_is_kept_until_it_is_forgotten_and_a_damaged_copy_is_written_aga
     for round in (2, 3):
         assert trio.run(here.earlier.keep, here.ledger.states[round]) == here.ledger.chain.value(round).digest
     assert on_disk(here.folder) == ["rollback/2.safetensors", "rollback/3.safetensors"]
-    header = here.shelf.header_for(3)
+    header = here.shelf.begin_serving(3)
     assert header is not None  # peers may ask for it
     assert header.digest == here.ledger.chain.value(3).digest
     (here.folder / "rollback" / "3.safetensors").write_bytes(b"torn")

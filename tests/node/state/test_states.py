@@ -247,7 +247,7 @@ def test_lookup_serves_the_last_states_and_forgets_older_ones(folder: Path) -> N
     assert shelf.newest_round() is None
     for state in ledger.states:
         shelf.put(state, shelf.header(state))
-    held = [shelf.header_for(round) is not None for round in range(4)]
+    held = [shelf.state(round) is not None for round in range(4)]
     assert held == [False, False, True, True]
     assert shelf.newest_round() == 3
     for state in ledger.states:
@@ -404,7 +404,7 @@ def test_state_is_held_while_somebody_fetches_it_and_let_go_afterwards(folder: P
 def test_who_asks_for_something_else_pins_nothing(folder: Path) -> None:
     clock = Clock()
     shelf = shelf_with(folder, clock, 3)
-    assert shelf.header_for(3) is not None  # this node's own question
+    assert shelf.state(3) is not None  # this node's own question
     assert shelf.begin_serving(1) is None
     shelf.lookup(ChunkRef(ChunkSpace.FINAL, state_digest(3), 0))
     for round in (4, 5):

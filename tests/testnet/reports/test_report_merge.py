@@ -232,6 +232,12 @@ def test_report_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert tags.seen["rect"] == 2 + 2 * 3 * 2  # lives, and the two stretches of each round
 
 
+def test_report_that_cannot_be_written_names_its_own_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_logs(tmp_path, peers=1, rounds=1, round_s=10.0)
+    assert execute(["report", str(tmp_path), "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"shoal: {tmp_path}: Is a directory; check the disk or choose another -o\n"
+
+
 def test_report_of_a_folder_without_logs_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 2
     assert "give a node's --data-dir" in capsys.readouterr().err
