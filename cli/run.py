@@ -17,6 +17,7 @@ from shoal.cli import logs
 from shoal.cli.arenas import share_arenas
 from shoal.cli.imports import importing
 from shoal.cli.joining import follow_link
+from shoal.cli.open_files import allow_files
 from shoal.cli.options import DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option, parse_host_port, parse_rate
 from shoal.cli.relay import check_hivemind_peers
 from shoal.cli.render import RunProgress, progress_display
@@ -193,6 +194,7 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
         from shoal.node.daemon import run_node
 
     share_arenas()
+    allow_files()
     gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
     return trio.run(partial(run_node, config, on_progress=on_progress))
 

@@ -168,10 +168,10 @@ def arithmetic() -> Check:
 
 
 def open_files() -> Check:
-    """Each peer takes some descriptors."""
+    """Each peer takes some descriptors. A node raises the soft limit itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ok = soft == resource.RLIM_INFINITY or soft >= FILES_WANTED
-    remedy = "" if ok else f"raise it with `ulimit -n {FILES_WANTED}` before `shoal run`"
+    ok = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
+    remedy = "" if ok else f"raise the hard limit, with `ulimit -Hn {FILES_WANTED}` as root or in the service's unit"
     return Check(name="open files", ok=ok, detail=f"at most {soft} (hard limit {hard})", remedy=remedy)
 
 

@@ -36,9 +36,10 @@ CONNECTION_LIMIT = 512
 HALF_OPEN_LIMIT = 64
 """Incoming connections whose handshake is under way."""
 HALF_OPEN_PER_ADDRESS_LIMIT = 48
-HANDSHAKES_PER_S, HANDSHAKES_BURST = 1.0, 128.0
-"""Incoming ones in all, from other addresses than members'. Each costs this node some milliseconds of CPU."""
-NEWCOMERS_PER_S, NEWCOMERS_BURST = 1.0, 128.0
+HANDSHAKES_PER_S, HANDSHAKES_BURST = 0.3, 64.0
+"""Incoming ones in all, from other addresses than members'. With all that a stranger may say afterwards each costs this
+node up to 80 ms of CPU; the burst is as many as a swarm has members."""
+NEWCOMERS_PER_S, NEWCOMERS_BURST = 0.3, 64.0
 """Incoming ones from addresses that came hardly ever before: whoever comes again and again leaves them their room."""
 NEWCOMER_RETURNS_S, NEWCOMER_BURST = 60.0, 4.0
 """An address is a newcomer's for its first few, and for another one after so long."""
@@ -64,12 +65,12 @@ STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST = 4.0, 64.0
 """For hello, manifest, meeting points and a few questions."""
 FIRST_STREAMS = 8.0
 """Of a stranger; for those after them all strangers share what follows."""
-STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST = 48.0, 384.0
+STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST = 16.0, 384.0
 FIRST_READS = 48.0
 """Of a stranger that dialled: of frames' headers and bodies. A hello with all that is beside it takes up to 42."""
-NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST = 128.0, 2048.0
+NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST = 32.0, 2048.0
 """Of all strangers' first ones: more than those need who are let in at NEWCOMERS_PER_S and HANDSHAKES_PER_S."""
-STRANGERS_READS_PER_S, STRANGERS_READS_BURST = 32.0, 256.0
+STRANGERS_READS_PER_S, STRANGERS_READS_BURST = 8.0, 256.0
 """Of all strangers' later ones."""
 STRIKES_LIMIT = 64
 """Streams that are refused before the connection is closed, unless STRIKES_FORGIVEN_S pass in peace."""

@@ -117,7 +117,7 @@ class LaneListener:
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Take connections until cancelled."""
-        await incoming.take_in(listeners, self._door.lets_in, self._greet)
+        await incoming.take_in(listeners, self._door.lets_in, self._greet, is_noise=self._is_noise)
 
     def accept(self, peer: PeerId, offer: LaneOffer, addresses: tuple[str, ...]) -> LaneAnswer:
         """Agree on a lane with `peer`, which has PENDING_DEADLINE_S to connect at one of `addresses`.
@@ -142,6 +142,15 @@ class LaneListener:
             raise RemoteError(f"{waiting} lanes agreed on and not opened", peer=peer)
         if len(self._pending) >= PENDING_LIMIT:
             raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
+
+    def _is_noise(self, first: bytes) -> bool:
+        """Whether a connection began with a whole id, and with none that anybody here waits for."""
+        if len(first) < LANE_ID_BYTES or first in self._pending or any(desk.claims(first) for desk in self.desks):
+            return False
+        if self.knocks is not None and self.knocks.expects(first):
+            return False
+        self.refusals.note(Reason.LANE_HELLO)
+        return True
 
     async def _greet(self, stream: trio.SocketStream, address: str) -> None:
         """One incoming connection, until it is a lane, or one that this node passes on, is over, or closed."""

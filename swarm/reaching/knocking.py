@@ -68,6 +68,10 @@ class Knocks:
         for port in expected.ports:
             self._expected.pop(knock_of(expected.secret, port), None)
 
+    def expects(self, knock: bytes) -> bool:
+        """Whether `answer` would take a connection that began with these bytes for an expected knock."""
+        return knock in self._expected
+
     async def answer(self, stream: trio.SocketStream, knock: bytes) -> bool:
         """Answer a connection that began with these bytes, if they are an expected knock; whether they are.
 

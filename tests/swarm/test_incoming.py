@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -42,7 +43,9 @@ async def heard(stream: trio.SocketStream) -> bytes:
     return found
 
 
-def test_who_is_let_in_is_served_and_the_rest_are_reset() -> None:
+def test_who_is_let_in_is_served_and_the_rest_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 0.05)
+
     async def main() -> None:
         with trio.fail_after(20):
             async with door(lambda address: address != "127.0.0.9", greet) as port:
@@ -82,20 +85,23 @@ def test_after_a_batch_with_a_refusal_the_backlog_waits(
     trio.run(main)
 
 
+async def watch(stream: trio.SocketStream, over: trio.Event) -> None:
+    with suppress(trio.BrokenResourceError):
+        await heard(stream)
+    over.set()
+
+
 @pytest.mark.parametrize("hanging_s", [1e6, 0.05])
-def test_who_is_refused_and_spent_its_allowance_hangs_for_a_while(
-    hanging_s: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("address", "kind"), [("127.0.0.9", "SPENT_HANGING_S"), ("127.0.0.8", "REFUSED_HANGING_S")])
+def test_who_is_refused_hangs_for_a_while(
+    hanging_s: float, address: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest give way to newer ones, the others are closed in time, and nobody else hangs or waits for that."""
+    """The oldest give way to newer ones, the others are closed in time, and nobody who is let in waits for that."""
     monkeypatch.setattr(incoming, "HANGING_LIMIT", 3)
-    monkeypatch.setattr(incoming, "HANGING_S", hanging_s)
+    monkeypatch.setattr(incoming, "SPENT_HANGING_S", 1e6)
+    monkeypatch.setattr(incoming, kind, hanging_s)
     monkeypatch.setattr(incoming, "PAUSE_S", 0.0)
     ended = [trio.Event() for _ in range(5)]
-
-    async def watch(stream: trio.SocketStream, over: trio.Event) -> None:
-        with suppress(trio.BrokenResourceError):
-            await heard(stream)
-        over.set()
 
     async def main() -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -105,15 +111,107 @@ def test_who_is_refused_and_spent_its_allowance_hangs_for_a_while(
             async with trio.open_nursery() as nursery:
                 await nursery.start(take_in, [listener], lambda address: address == "127.0.0.1", greet)
                 for over in ended:
-                    nursery.start_soon(watch, await connect(port, source="127.0.0.9"), over)
+                    nursery.start_soon(watch, await connect(port, source=address), over)
                 assert await heard(await connect(port)) == b"127.0.0.1"
-                with suppress(trio.BrokenResourceError, OSError):
-                    await heard(await connect(port, source="127.0.0.2"))
                 closed = ended[:2] if hanging_s > 1 else ended
                 for over in closed:
                     await over.wait()
                 assert [over.is_set() for over in ended] == [over in closed for over in ended]
                 nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_those_who_spent_their_allowance_do_not_push_out_who_is_refused_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(incoming, "HANGING_LIMIT", 1)
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 1e6)
+    first, spent = trio.Event(), [trio.Event() for _ in range(3)]
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = int(listener.socket.getsockname()[1])
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                take_in = partial(incoming.take_in, is_spent=lambda address: address == "127.0.0.9")
+                await nursery.start(take_in, [listener], lambda address: False, greet)
+                nursery.start_soon(watch, await connect(port, source="127.0.0.8"), first)
+                for over in spent:
+                    nursery.start_soon(watch, await connect(port, source="127.0.0.9"), over)
+                for over in spent[:2]:
+                    await over.wait()
+                assert not first.is_set()
+                assert not spent[2].is_set()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_what_hangs_has_a_bounded_part_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(files: int) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (files, files))
+        return incoming._hanging_limit()
+
+    assert [limit(files) for files in (256, 1024, 1 << 20, resource.RLIM_INFINITY)] == [32, 128, 1024, 1024]
+
+
+def test_what_hangs_may_send_next_to_nothing_into_this_machines_memory() -> None:
+    """Each byte that the system takes before it says no more."""
+    taken: list[int] = []
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = int(listener.socket.getsockname()[1])
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(incoming.take_in, [listener], lambda address: False, greet)
+                sender = socket.create_connection(("127.0.0.1", port))
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+                sender.setblocking(False)
+                with sender, trio.move_on_after(1.0):
+                    sent = 0
+                    while sent < 1 << 20:
+                        with suppress(BlockingIOError):
+                            sent += sender.send(b"x" * 65536)
+                        taken[:] = [sent]
+                        await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert taken[0] < 128 << 10
+
+
+def test_noise_costs_no_task_and_whoever_has_not_spoken_is_heard() -> None:
+    """Of what had come when it was taken the handler finds every byte."""
+    asked: list[bytes] = []
+
+    def is_noise(first: bytes) -> bool:
+        asked.append(first)
+        return first.startswith(b"noise")
+
+    async def echo(stream: trio.SocketStream, address: str) -> None:
+        await stream.send_all(b"heard " + await stream.receive_some())
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = int(listener.socket.getsockname()[1])
+        said = [b"noise and more of it", b"a word, longer than what is looked at", b""]
+        callers = [socket.create_connection(("127.0.0.1", port)) for _ in said]
+        for caller, words in zip(callers, said, strict=True):
+            caller.sendall(words)
+        noisy, talker, late = (trio.SocketStream(trio.socket.from_stdlib_socket(caller)) for caller in callers)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                take_in = partial(incoming.take_in, is_noise=is_noise)
+                await nursery.start(take_in, [listener], lambda address: True, echo)
+                with pytest.raises(trio.BrokenResourceError):
+                    await heard(noisy)
+                assert await heard(talker) == b"heard " + said[1]
+                await late.send_all(b"at last")
+                assert await heard(late) == b"heard at last"
+                nursery.cancel_scope.cancel()
+        assert asked == [one[: incoming.FIRST_BYTES] for one in said]
 
     trio.run(main)
 

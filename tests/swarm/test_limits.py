@@ -350,6 +350,9 @@ def test_half_open_connections_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         one, two = Node(1), Node(2)
         async with running(one, two) as nursery:
+            one.host._door = Door(
+                one.host.refusals, per_s=(1e3, 1e3), address_per_s=(1e3, 1e3)
+            )  # not what is tried here
             port = int(one.host.addresses[0].split("/")[4])
             for _ in range(limits.HALF_OPEN_LIMIT + 20):
                 stream = await trio.open_tcp_stream("127.0.0.1", port)

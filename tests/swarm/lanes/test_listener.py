@@ -19,6 +19,8 @@ from shoal.swarm.lanes.seal import (
     decode_answer,
     encode_handshake,
 )
+from shoal.swarm.limits import Reason
+from shoal.swarm.reaching.knocking import Expected, Knocks, knock_of
 from tests.swarm.lane_net import (
     ALICE,
     BOB,
@@ -64,6 +66,32 @@ def test_listener_closes_strangers_within_two_seconds(garbage: bytes) -> None:
             assert net.sinks[BOB].closed.empty()
 
     run(main, trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for() -> None:
+    class OneTicket:
+        def claims(self, ticket: bytes) -> bool:
+            return ticket == b"a desk's ticket."
+
+        async def hold(self, ticket: bytes, stream: trio.SocketStream) -> None:
+            raise AssertionError
+
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            _, answer, _ = await agree(bob)
+            door, expected = bob._listener, Expected(ports=(4001,))
+            door.desks, door.knocks = (OneTicket(),), Knocks()
+            door.knocks.expect(expected)
+            before = door.refusals.counts()
+            for welcome in (answer.lane_id, b"a desk's ticket.", knock_of(expected.secret, 4001), b"", bytes(15)):
+                assert not door._is_noise(welcome)
+            assert door.refusals.counts() == before
+            assert door._is_noise(bytes(16))
+            door.knocks.forget(expected)
+            assert door._is_noise(knock_of(expected.secret, 4001))
+            assert door.refusals.counts()[Reason.LANE_HELLO.value] == 2
+
+    run(main)
 
 
 def test_listener_garbage_does_not_consume_an_id() -> None:
