@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.limits import Guests
+from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests
 from shoal.swarm.streams import Mailbox, Traffic
 from shoal.swarm.transport import running
 
@@ -99,7 +99,9 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     Each peer has one stream in each direction. libp2p writes to ours from two tasks, the outbox's and the one that
     replays recent messages to a new subscriber; here one message is out before the next begins, since the mixture of
     two breaks the stream. And a peer says its subscriptions once, on its own stream: libp2p forgets them when ours
-    breaks, for as long as the connection lasts; here they last as long as the connection.
+    breaks, for as long as the connection lasts; here they last as long as the connection. Strangers
+    are neither written to nor read: libp2p opens a stream to whoever connects, replays the last messages to whoever
+    subscribes, and keeps a hundred for each that it cannot write to. What one said waits until it is admitted.
     """
 
     def __init__(
@@ -109,6 +111,30 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         self._guests = guests
         self._deliver = deliver
         self._writing: weakref.WeakKeyDictionary[Any, trio.Lock] = weakref.WeakKeyDictionary()
+        self._admission = trio.Event()  # the next one of anybody
+
+    def include(self, peer_id: ID) -> None:
+        """A connected peer is admitted from now on."""
+        self._admission.set()
+        self._admission = trio.Event()
+        self._schedule_peer_stream_retry(peer_id)
+
+    def _is_admitted(self, peer_id: ID) -> bool:
+        return self._guests.is_admitted(PeerId(str(peer_id)))
+
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        if self._is_admitted(peer_id):
+            await super()._handle_new_peer(peer_id)
+
+    async def continuously_read_stream(self, stream: Any) -> None:
+        peer_id = stream.muxed_conn.peer_id
+        with trio.move_on_after(STRANGER_DEADLINE_S):
+            while not self._is_admitted(peer_id):
+                await self._admission.wait()
+        if self._is_admitted(peer_id):
+            await super().continuously_read_stream(stream)
+        else:
+            await stream.reset()
 
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
         async with self._writing.setdefault(stream, trio.Lock()):
@@ -162,6 +188,10 @@ class Gossip:
                 for mailboxes in self._mailboxes.values():
                     for mailbox in mailboxes:
                         mailbox.close()
+
+    def include(self, peer: PeerId) -> None:
+        """A connected peer is admitted from now on: messages go to it as well."""
+        self._pubsub.include(ID.from_base58(peer))
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send `data` to the subscribers of `topic`.

@@ -364,6 +364,10 @@ class Host:
 
     # -- gossip --------------------------------------------------------------------------------------------------
 
+    def gossip_with(self, peer: PeerId) -> None:
+        """A connected peer was admitted: what is published goes to it as well, from now on."""
+        self._gossip.include(peer)
+
     async def publish(self, topic: str, data: bytes) -> None:
         """Send `data` to all subscribers of `topic`. Raises LocalError over PUBLISH_LIMIT_BYTES."""
         await self._gossip.publish(topic, data)

@@ -318,7 +318,7 @@ class Guests:
         is_refused: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self._refusals = refusals
-        self._is_admitted, self._is_expected, self._is_known = is_admitted, is_expected, is_known
+        self.is_admitted, self._is_expected, self._is_known = is_admitted, is_expected, is_known
         self._is_refused = is_refused
         self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
         self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
@@ -334,7 +334,7 @@ class Guests:
 
     def is_flooding(self, peer: PeerId) -> bool:
         """Count one stream that was refused; whether the peer's connection is to be closed for it."""
-        strikes = 1.0 if self._is_admitted(peer) else STRANGER_STRIKES
+        strikes = 1.0 if self.is_admitted(peer) else STRANGER_STRIKES
         if not self._has_no_business(peer) and self._strikes.take(peer, trio.current_time(), strikes):
             return False
         self._refusals.note(Reason.FLOODING)
@@ -342,7 +342,7 @@ class Guests:
 
     async def turn(self, peer: PeerId, address: str | None = None) -> None:
         """Wait until this peer, which dialled from `address`, is to be read: members, and who likely is one, now."""
-        if self._is_admitted(peer) or self._is_expected(peer) or (address is not None and self._is_known(address)):
+        if self.is_admitted(peer) or self._is_expected(peer) or (address is not None and self._is_known(address)):
             return
         now = trio.current_time()
         is_newcomer = self._first_reads.take(peer, now)
@@ -354,7 +354,7 @@ class Guests:
     @contextlib.contextmanager
     def stream(self, peer: PeerId) -> Iterator[bool]:
         """A place for one more incoming stream of `peer` as long as the block lasts; False if it may have none."""
-        admitted = self._is_admitted(peer)
+        admitted = self.is_admitted(peer)
         if self._has_no_business(peer):
             self._refusals.note(Reason.REFUSED)
             yield False
@@ -376,7 +376,7 @@ class Guests:
                 del self._open[peer]
 
     def _has_no_business(self, peer: PeerId) -> bool:
-        return self._is_refused(peer) and not self._is_admitted(peer)
+        return self._is_refused(peer) and not self.is_admitted(peer)
 
     def _has_room(self, peer: PeerId, *, admitted: bool) -> bool:
         now = trio.current_time()
@@ -388,7 +388,7 @@ class Guests:
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether one more gossip packet of `peer` is looked at."""
-        rates = self._packets if self._is_admitted(peer) else self._stranger_packets
+        rates = self._packets if self.is_admitted(peer) else self._stranger_packets
         if rates.take(peer, trio.current_time()):
             return True
         self._refusals.note(Reason.GOSSIP_RATE)

@@ -292,6 +292,7 @@ class Members:
         self._dials.pop(peer, None)
         self._hosts[peer] = self._host.host_of(peer)
         self._known.note(self._hosts[peer])
+        self._host.gossip_with(peer)
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
         if self.admission.revocations is not None:

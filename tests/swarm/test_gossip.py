@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+import pytest
 import trio
 
 from shoal.protocol.identity import Identity
+from shoal.swarm import gossip
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import Host
 from shoal.swarm.streams import Mailbox
@@ -25,9 +27,19 @@ KEPT_LIMIT_BYTES = 256
 @contextlib.asynccontextmanager
 async def two_hosts() -> AsyncIterator[tuple[Host, Host, Mailbox[GossipMessage]]]:
     """Connected, both subscribed; and what comes to the second."""
+    async with two_connected() as (near, far, box):
+        await until(lambda: bool(near.gossip_peers(TOPIC) and far.gossip_peers(TOPIC)))
+        yield near, far, box
+
+
+@contextlib.asynccontextmanager
+async def two_connected(*admitted: str) -> AsyncIterator[tuple[Host, Host, Mailbox[GossipMessage]]]:
+    """Of which the first admits only whom `admitted` names, if it names anybody; and what comes to the second."""
     near, far = (
         Host(identity=Identity.from_seed(bytes([seed]) * 32), listen=("/ip4/127.0.0.1/tcp/0",)) for seed in (1, 2)
     )
+    if admitted:
+        near.is_admitted = lambda peer: peer in admitted
     with trio.fail_after(TEST_DEADLINE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(near.run)
@@ -35,10 +47,13 @@ async def two_hosts() -> AsyncIterator[tuple[Host, Host, Mailbox[GossipMessage]]
             await near.subscribe(TOPIC)
             box = await far.subscribe(TOPIC)
             await near.dial(far.addresses[0], deadline_s=5)
-            while not (near.gossip_peers(TOPIC) and far.gossip_peers(TOPIC)):  # noqa: ASYNC110 - libp2p has no event
-                await trio.sleep(0.005)
             yield near, far, box
             nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - libp2p has no event
+        await trio.sleep(0.005)
 
 
 def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
@@ -72,5 +87,45 @@ def test_a_second_message_of_the_same_number_is_known_by_its_content_and_topic()
                 other.from_id, other.seqno = first.from_id, first.seqno
                 assert not router._check_equivocation(other)
             assert router._check_equivocation(rpc_pb2.Message(from_id=first.from_id, seqno=b"8", data=b"two"))
+
+    trio.run(main)
+
+
+def waiting_streams(host: Host) -> int:
+    """Of gossip, that strangers opened."""
+    return sum(
+        str(stream.get_protocol()).startswith("/meshsub")
+        for connection in host._network.get_connections()
+        for stream in connection.get_streams()
+    )
+
+
+def test_stranger_hears_nothing_and_is_not_heard_until_it_is_admitted() -> None:
+    async def main() -> None:
+        async with two_connected("nobody") as (near, far, box):
+            await until(lambda: waiting_streams(near) == 1)  # which the far one opened, as it admits everybody
+            for number in range(5):
+                await near.publish(TOPIC, b"a secret" + bytes([number]))
+            router, pubsub = near._gossip._router, near._gossip._pubsub
+            assert not pubsub.peers
+            assert not pubsub.peer_topics.get(TOPIC)
+            assert not any(router._pending_messages.values())
+            near.is_admitted = lambda peer: peer == far.peer_id
+            near.gossip_with(far.peer_id)
+            await until(lambda: near.gossip_peers(TOPIC) == {far.peer_id})  # what it said before counts now
+            await until(lambda: len(pubsub.peers) == 1)
+            while (await box.receive()).data != b"for members":
+                await near.publish(TOPIC, b"for members")
+
+    trio.run(main)
+
+
+def test_streams_of_a_stranger_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "STRANGER_DEADLINE_S", 0.5)
+
+    async def main() -> None:
+        async with two_connected("nobody") as (near, _, _):
+            await until(lambda: waiting_streams(near) == 1)
+            await until(lambda: waiting_streams(near) == 0)
 
     trio.run(main)
