@@ -12,7 +12,7 @@ from shoal.protocol.identity import Identity
 from shoal.swarm import gossip
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import Host
-from shoal.swarm.streams import Mailbox
+from shoal.swarm.streams import Mailbox, MessageStream
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.host.
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
@@ -100,10 +100,18 @@ def waiting_streams(host: Host) -> int:
     )
 
 
+async def echo(stream: MessageStream) -> None:
+    await stream.send(await stream.receive(deadline_s=5), deadline_s=5)
+    await stream.aclose()
+
+
 def test_stranger_hears_nothing_and_is_not_heard_until_it_is_admitted() -> None:
     async def main() -> None:
         async with two_connected("nobody") as (near, far, box):
             await until(lambda: waiting_streams(near) == 1)  # which the far one opened, as it admits everybody
+            far.serve("/echo/1", echo)
+            for _ in range(3):  # a stream that was opened before these is there by now
+                await near.request(far.peer_id, "/echo/1", b"?", deadline_s=5)
             for number in range(5):
                 await near.publish(TOPIC, b"a secret" + bytes([number]))
             router, pubsub = near._gossip._router, near._gossip._pubsub
