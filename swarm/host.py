@@ -113,7 +113,11 @@ class Host:
         """Whether an IP address is one of a member: it is let in before others when many come."""
         self.is_refused: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer was told that it does not belong here: the next stream that it opens ends its connection."""
-        self._door = Door(self.refusals, is_known=lambda address: self.is_known(address))
+        self._door = Door(
+            self.refusals,
+            is_known=lambda address: self.is_known(address),
+            is_member=lambda peer: self.is_admitted(peer) or self.is_expected(peer),
+        )
         self._half_open = Crowd(
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
         )
@@ -128,7 +132,7 @@ class Host:
         )
         self._libp2p = transport.make_host(self._network, guests)
         self.circuits = Circuits(self._network, self._libp2p)
-        self.circuits.lets_in = self._lets_in
+        self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.knocks = Knocks()
         self._gossip = Gossip(self._libp2p, self.traffic, guests)
@@ -147,7 +151,7 @@ class Host:
             self._streams = nursery
             try:
                 take_in = partial(incoming.take_in, is_spent=self._door.is_spent)
-                await nursery.start(take_in, listeners, self._lets_in, self._accept)
+                await nursery.start(take_in, listeners, lambda address: self._door.lets_in(address), self._accept)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -395,9 +399,6 @@ class Host:
                 listeners += opened
             undo.pop_all()
         return listeners
-
-    def _lets_in(self, address: str) -> bool:
-        return self._door.lets_in(address)
 
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None

@@ -28,7 +28,7 @@ PAUSE_S = 0.05
 """After a batch of which anybody was refused: so no more than BATCH / PAUSE_S are looked at in a second then."""
 REFUSED_HANGING_S, SPENT_HANGING_S = 2.0, 30.0
 HANGING_LIMIT, HANGING_FILES_SHARE = 1024, 1 / 8
-"""For each listener and kind, so many connections or that share of the files this process may open."""
+"""Of each kind, so many connections or that share of the files this process may open, at all listeners together."""
 HANGING_READ_BYTES = 1
 """The system rounds it up to the least: what a connection that hangs may send into its memory."""
 FIRST_BYTES = 16
@@ -59,6 +59,7 @@ async def take_in(
     is_noise: asked of what a connection began with, up to FIRST_BYTES, if that is there when it is taken: whether it is
     nothing that `handle` needs to see.
     """
+    hanging_limit = _hanging_limit() // max(1, len(listeners))
     async with contextlib.AsyncExitStack() as stack:
         for listener in listeners:
             await stack.enter_async_context(listener)
@@ -66,7 +67,9 @@ async def take_in(
             for listener in listeners:
                 door = stack.enter_context(socket.socket(fileno=os.dup(listener.socket.fileno())))
                 door.setblocking(False)
-                nursery.start_soon(_Intake(door, lets_in, is_spent, is_noise, partial(_handle, handle)).run, nursery)
+                nursery.start_soon(
+                    _Intake(door, lets_in, is_spent, is_noise, partial(_handle, handle), hanging_limit).run, nursery
+                )
             task_status.started()
 
 
@@ -109,11 +112,12 @@ class _Intake:
         is_spent: Callable[[str], bool],
         is_noise: Callable[[bytes], bool],
         handle: Handler,
+        hanging_limit: int,
     ) -> None:
         self._door = door
         self._lets_in, self._is_spent, self._is_noise, self._handle = lets_in, is_spent, is_noise, handle
-        limit = _hanging_limit()
-        self._refused, self._spent = _Hanging(REFUSED_HANGING_S, limit), _Hanging(SPENT_HANGING_S, limit)
+        self._refused = _Hanging(REFUSED_HANGING_S, hanging_limit)
+        self._spent = _Hanging(SPENT_HANGING_S, hanging_limit)
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Take who comes, until cancelled."""

@@ -36,7 +36,7 @@ CONNECTION_LIMIT = 512
 HALF_OPEN_LIMIT = 64
 """Incoming connections whose handshake is under way."""
 HALF_OPEN_PER_ADDRESS_LIMIT = 48
-HANDSHAKES_PER_S, HANDSHAKES_BURST = 0.3, 64.0
+HANDSHAKES_PER_S, HANDSHAKES_BURST = 0.3, 96.0
 """Incoming ones in all, from other addresses than members'. With all that a stranger may say afterwards each costs this
 node up to 80 ms of CPU; the burst is as many as a swarm has members."""
 NEWCOMERS_PER_S, NEWCOMERS_BURST = 0.3, 64.0
@@ -45,6 +45,8 @@ NEWCOMER_RETURNS_S, NEWCOMER_BURST = 60.0, 4.0
 """An address is a newcomer's for its first few, and for another one after so long."""
 ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST = 3.0, 96.0
 """From one IP address. A whole swarm on one machine, or behind one router, comes and is re-linked within the burst."""
+CALLS_PER_S, CALLS_BURST = 16.0, 256.0
+"""Through one relay, of those who belong here or may: all of a swarm behind routers comes and is re-linked that way."""
 ADDRESSES_LIMIT = 4096
 """IP addresses and peers that are remembered; beyond it the one heard of least lately begins anew."""
 
@@ -68,7 +70,7 @@ FIRST_STREAMS = 8.0
 STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST = 16.0, 384.0
 FIRST_READS = 48.0
 """Of a stranger that dialled: of frames' headers and bodies. A hello with all that is beside it takes up to 42."""
-NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST = 32.0, 2048.0
+NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST = 32.0, 4096.0
 """Of all strangers' first ones: more than those need who are let in at NEWCOMERS_PER_S and HANDSHAKES_PER_S."""
 STRANGERS_READS_PER_S, STRANGERS_READS_BURST = 8.0, 256.0
 """Of all strangers' later ones."""
@@ -206,7 +208,8 @@ class Crowd:
 class Door:
     """Decides which incoming connections are worth a handshake. Use from trio's thread.
 
-    is_known: whether an IP address is a member's. Those spend their own allowance alone.
+    is_known: whether an IP address is a member's. Those spend their own allowance alone. is_member: whether a peer
+    belongs here or may.
     """
 
     def __init__(
@@ -218,13 +221,27 @@ class Door:
         address_per_s: tuple[float, float] = (ADDRESS_HANDSHAKES_PER_S, ADDRESS_HANDSHAKES_BURST),
         newcomers_per_s: tuple[float, float] = (NEWCOMERS_PER_S, NEWCOMERS_BURST),
         is_known: Callable[[str], bool] = lambda address: False,
+        is_member: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self._refusals, self._reason = refusals, reason
+        self._calls: Rates[PeerId] = Rates(CALLS_PER_S, CALLS_BURST)
         self._by_address: Rates[str] = Rates(*address_per_s)
         self._first: Rates[str] = Rates(1 / NEWCOMER_RETURNS_S, NEWCOMER_BURST)
         self._newcomers: Rates[None] = Rates(*newcomers_per_s)
         self._all: Rates[None] = Rates(*per_s)
-        self._is_known = is_known
+        self._is_known, self._is_member = is_known, is_member
+
+    def lets_call(self, relay: PeerId, caller: PeerId) -> bool:
+        """Whether one more call through a relay may say something, which vouches for who calls.
+
+        Strangers share what there is for one address, and take nothing from members.
+        """
+        if not self._is_member(caller):
+            return self.lets_in(f"relay {relay}")
+        if self._calls.take(relay, trio.current_time()):
+            return True
+        self._refusals.note(self._reason)
+        return False
 
     def lets_in(self, address: str) -> bool:
         """Whether one more connection from this IP address may say something."""

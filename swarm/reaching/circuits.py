@@ -166,8 +166,8 @@ class Circuits:
 
     def __init__(self, network: Any, libp2p_host: Any) -> None:
         self._network = network
-        self.lets_in: Callable[[str], bool] = lambda source: True
-        """Whether one more call is worth a handshake, by the relay that it comes through."""
+        self.lets_in: Callable[[PeerId, PeerId], bool] = lambda relay, caller: True
+        """Whether one more call is worth a handshake, by the relay that it comes through and who it says is calling."""
         self._reserved: set[PeerId] = set()
         self._pending = 0
         libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)
@@ -223,24 +223,27 @@ class Circuits:
     async def _stopped_at(self, stream: Any) -> None:
         """Somebody calls through a relay. The handler lives as long as the connection."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
-        if relay not in self.reserved or self._pending >= PENDING_LIMIT or not self.lets_in(f"relay {relay}"):
+        if relay not in self.reserved or self._pending >= PENDING_LIMIT:
             await reset(stream)
             return
         self._pending += 1
         try:
-            muxer = await self._take(stream)
+            muxer = await self._take(stream, relay)
         finally:
             self._pending -= 1
         if muxer is not None:
             await muxer.event_closed.wait()
 
-    async def _take(self, stream: Any) -> Muxer | None:
+    async def _take(self, stream: Any, relay: PeerId) -> Muxer | None:
         muxer: Muxer | None = None
         with trio.move_on_after(HANDSHAKE_DEADLINE_S):
             try:
                 asked = await read_message(stream, StopMessage)
-                if asked.type != StopMessage.CONNECT:
+                caller = peer_in(asked)
+                if asked.type != StopMessage.CONNECT or caller is None:
                     raise NetworkError("a relay says something else than who calls")
+                if not self.lets_in(relay, caller):
+                    raise NetworkError("too many call through this relay")
                 await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
                 raw = CircuitWire(stream).raw(dialled=False)
                 muxer = await self._network.upgrade_inbound_raw_conn(raw, None)

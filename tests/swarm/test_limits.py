@@ -81,6 +81,37 @@ def test_door_lets_members_addresses_in_first_and_no_faster_than_others() -> Non
     run(main)
 
 
+def test_door_lets_as_many_calls_of_members_through_one_relay_as_a_swarm_has_links_to_make() -> None:
+    async def main() -> None:
+        refusals, relay, stranger = Refusals(), PeerId("relay"), PeerId("stranger")
+        door = Door(refusals, per_s=(0.001, 1), newcomers_per_s=(0.001, 1), is_member=is_member)
+        assert [door.lets_call(relay, stranger) for _ in range(20)] == [True] * 2 + [False] * 18
+        assert [door.lets_call(relay, MEMBER) for _ in range(300)] == [True] * 256 + [False] * 44
+        assert door.lets_call(PeerId("another relay"), MEMBER)
+        assert refusals.counts() == {Reason.HANDSHAKE_RATE.value: 18 + 44}
+        await trio.sleep(1)
+        assert [door.lets_call(relay, MEMBER) for _ in range(20)] == [True] * 16 + [False] * 4
+
+    run(main)
+
+
+def test_door_lets_a_whole_swarm_of_newcomers_in_at_once() -> None:
+    """63 of them, each of which comes twice and says all that a hello takes."""
+
+    async def main() -> None:
+        door, guests = Door(Refusals()), Guests(Refusals(), is_member)
+        for number in range(63):
+            assert door.lets_in(f"10.0.0.{number}")
+            assert door.lets_in(f"10.0.0.{number}")
+            for _ in range(int(limits.FIRST_READS)):
+                await guests.turn(PeerId(f"peer {number}"))
+        assert trio.current_time() == began, "nobody had to wait"
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(main, clock=clock)
+
+
 def test_door_counts_the_addresses_of_one_network_as_one() -> None:
     async def main() -> None:
         door = Door(Refusals(), address_per_s=(1, 2))

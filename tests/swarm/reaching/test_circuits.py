@@ -250,6 +250,28 @@ def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
     run(main)
 
 
+def test_strangers_that_call_through_a_relay_take_nothing_from_members() -> None:
+    async def main() -> None:
+        async with hosts(4) as (relay, alice, bob, carol):
+            none = (1e-9, 0.0)
+            bob._door = Door(
+                bob.refusals,
+                per_s=none,
+                address_per_s=none,
+                newcomers_per_s=none,
+                is_member=lambda peer: peer == alice.peer_id,
+            )
+            await bob.circuits.reserve(relay.peer_id)
+            for _ in range(3):
+                with pytest.raises(NetworkError, match="203"):
+                    await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert alice.peer_id in bob.connected()
+            assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
+
+    run(main)
+
+
 def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
 
