@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -103,3 +104,30 @@ def test_page_of_the_code_names_every_module() -> None:
             name for name in modules if name not in words and not name.startswith(starts) and not name.endswith(ends)
         ]
         assert left == [] or "per benchmark" in " ".join(words), package
+
+
+UNITS = {"": 1, "B": 1, "s": 1, "/s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1e-3}
+CONSTANTS = re.compile(r"^\| ((?:`[A-Z][A-Z0-9_]*`(?:, )?)+) \| (.*?) \| .*? \| `([a-z_/]+)\.py` \|$", re.MULTILINE)
+VALUE = re.compile(r"([\d,.]+(?:e-\d+)?)(?:\^(\d+))?( − 1)?(?: ?([A-Za-zµ/]+))?")
+
+
+def number(text: str) -> float:
+    """What a cell says, in bytes or seconds: `30 s`, `128 KiB/s`, `2^63 − 1`."""
+    found = VALUE.fullmatch(text)
+    assert found is not None, text
+    base, exponent, less, unit = found.groups(default="")
+    value = float(base.replace(",", "")) ** int(exponent or 1) - bool(less)
+    return value * UNITS[unit if unit in UNITS else unit.removesuffix("/s")]
+
+
+def test_constants_of_the_protocol_are_those_of_the_code() -> None:
+    rows = CONSTANTS.findall((ROOT / "docs/protocol.md").read_text(encoding="utf-8"))
+    assert len(rows) > 150
+    wrong = []
+    for names, values, path in rows:
+        module = importlib.import_module("shoal." + path.replace("/", "."))
+        for name, value in zip(re.findall("`(.*?)`", names), values.split(", "), strict=True):
+            real = getattr(module, name, None)
+            if real is None or real != pytest.approx(number(value), rel=1e-9):
+                wrong.append(f"{path}.py: {name} is {real}, not {value}")
+    assert not wrong
