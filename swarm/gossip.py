@@ -176,22 +176,26 @@ class Gossip:
             adaptive_gossip_enabled=False,
         )
         self._pubsub = _Pubsub(host, self._router, self._deliver, guests)
+        self._runs = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run both of GossipSub's services; ready on entry."""
         async with running(self._pubsub), running(self._router):
             await self._pubsub.wait_until_ready()
+            self._runs = True
             try:
                 yield
             finally:
+                self._runs = False
                 for mailboxes in self._mailboxes.values():
                     for mailbox in mailboxes:
                         mailbox.close()
 
     def include(self, peer: PeerId) -> None:
-        """A connected peer is admitted from now on: messages go to it as well."""
-        self._pubsub.include(ID.from_base58(peer))
+        """A connected peer is admitted from now on, and written to if this runs."""
+        if self._runs:
+            self._pubsub.include(ID.from_base58(peer))
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send `data` to the subscribers of `topic`.
