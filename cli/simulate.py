@@ -53,8 +53,14 @@ def simulate(options: SimulateOptions) -> None:
 
 def scenario_of(options: SimulateOptions) -> Scenario:
     """What is to be simulated. Raises ConfigError."""
+    from shoal.testnet.ranges import check_option
     from shoal.testnet.simulate.scenario import Churn, FaultFile, Scenario, load_faults
 
+    check_option("--peers", options.peers, Scenario, "peers")
+    check_option("--rounds", options.rounds, Scenario, "rounds")
+    check_option("--seed", options.seed, Scenario, "seed")
+    check_option("--loss", options.loss, Scenario, "loss")
+    check_option("--churn", options.churn, Churn, "share_per_round")
     found = FaultFile() if options.faults is None else load_faults(options.faults)
     churn = msgspec.structs.replace(found.churn, share_per_round=options.churn or found.churn.share_per_round)
     try:

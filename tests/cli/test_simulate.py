@@ -67,6 +67,25 @@ def test_simulate_refuses_what_it_cannot_carry_out(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--peers 0", "--peers: 0 is not in 1..20000"),
+        ("--peers 20001", "--peers: 20001 is not in 1..20000"),
+        ("--rounds 0", "--rounds: 0 is not in 1..10000"),
+        ("--seed -1", f"--seed: -1 is not in 0..{2**62 - 1}"),
+        ("--loss 1.5", "--loss: 1.5 is not in 0..1"),
+        ("--loss nan", "--loss: nan is not in 0..1"),
+        ("--churn 2 --peers 80", "--churn: 2.0 is not in 0..1"),
+    ],
+)
+def test_simulate_names_the_option_that_is_out_of_range(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["simulate", *arguments.split()]) == 2
+    assert capsys.readouterr() == ("", f"shoal: {told}\n")
+
+
 def test_simulate_ends_with_one_and_the_shortest_test_after_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
