@@ -24,6 +24,7 @@ import msgspec
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
+from shoal.testnet.tether import tethered
 
 INPUTS = 256
 STEPS = 1000
@@ -123,7 +124,7 @@ class _Node:
         self._began_at = time.time()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def restart(self) -> Restart:
