@@ -170,4 +170,4 @@ def parse_numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{option}: {text!r} is not a list of numbers like 2,4") from None
+        raise ConfigError(f"{option}: {text!r} is not a list of numbers; write them like 2,4") from None
