@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, Withdraw, option
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.node.control_client import request
 from shoal.protocol.errors import ConfigError
@@ -20,7 +20,7 @@ def amend(
     by_authority: Annotated[
         bool, option("--by-authority", help="Sign it with the swarm's authority key: members follow by themselves.")
     ] = False,
-    withdraw: Annotated[bool, option("--withdraw", help="Take back what was ordered before.")] = False,
+    withdraw: Withdraw = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Propose to the members to go on with other settings: steps, learning rates, codec, deadlines.

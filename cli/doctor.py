@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, DataDir, option, parse_host_port
+from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, Data, DataDir, Device, option, parse_host_port
 from shoal.cli.text import in_one_line
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -36,10 +36,8 @@ class DoctorOptions:
     lane_listen: Annotated[
         str | None, option("--lane-listen", help="Where it would listen for bulk data.", metavar="HOST:PORT")
     ] = None
-    device: Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")] = "auto"
-    data: Annotated[
-        str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
-    ] = None
+    device: Device = "auto"
+    data: Data = None
     trial: Annotated[float, option("--trial", help="How long a trial of the workload may take.", metavar="SECONDS")] = (
         14.0
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option
+from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, Strategy, option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
@@ -32,7 +32,7 @@ class InitOptions:
     workload: Annotated[
         str, option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
-    strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
+    strategy: Strategy = "diloco"
     admission: Annotated[Literal["open", "allowlist", "invite"], option("--admission", help="Who may join.")] = "open"
     output: Annotated[Path, option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"

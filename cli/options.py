@@ -75,6 +75,13 @@ def help_of(execute: Callable[..., None]) -> str:
 
 
 DataDir = Annotated[Path, option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
+Device = Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")]
+Data = Annotated[
+    str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
+]
+Listen = Annotated[list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")]
+Strategy = Annotated[str, option("--strategy", help="How nodes synchronise.")]
+Withdraw = Annotated[bool, option("--withdraw", help="Take back what was ordered before.")]
 AsJson = Annotated[bool, option("--json", help="Print one JSON document on stdout.")]
 LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How log lines on stderr are written.")]
 LogLevel = Annotated[
@@ -155,9 +162,12 @@ def parse_host_port(text: str, option: str) -> tuple[str, int]:
 
 def parse_seeds(text: str | None, seed: int) -> tuple[int, ...]:
     """The seeds of "1,2,3", or that one where there is no text. Raises ConfigError."""
-    if text is None:
-        return (seed,)
+    return (seed,) if text is None else parse_numbers(text, "--seeds")
+
+
+def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+    """The numbers of "2,4". Raises ConfigError that names `option`."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--seeds: {text!r} is not a list of numbers like 1,2,3") from None
+        raise ConfigError(f"{option}: {text!r} is not a list of numbers; write them like 2,4") from None

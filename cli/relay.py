@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, ProgressOptions, option
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, Listen, ProgressOptions, option
 from shoal.cli.text import in_one_line
 from shoal.protocol.errors import ConfigError, StorageError
 
@@ -39,9 +39,7 @@ class RelayOptions(ProgressOptions):
     """What the user asked `shoal relay` for."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
-    listen: Annotated[
-        list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")
-    ] = field(default_factory=lambda: [LISTEN_ANYWHERE])
+    listen: Listen = field(default_factory=lambda: [LISTEN_ANYWHERE])
     announce: Annotated[
         list[str],
         option("--announce", help="Where others reach it, where that is not what it listens on. Repeatable."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option
+from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, Withdraw, option
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.node.control_client import request
 from shoal.protocol.errors import ConfigError
@@ -16,7 +16,7 @@ def rollback(
     to: Annotated[
         int | None, option("--to", help="The certified round to go back to; 0 is the initial state.", metavar="ROUND")
     ] = None,
-    withdraw: Annotated[bool, option("--withdraw", help="Take back what was ordered before.")] = False,
+    withdraw: Withdraw = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Propose to the members to go back to a certified round: after a loss spike, or when state was lost.

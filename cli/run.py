@@ -18,7 +18,17 @@ from shoal.cli.arenas import share_arenas
 from shoal.cli.imports import importing
 from shoal.cli.joining import follow_link
 from shoal.cli.open_files import allow_files
-from shoal.cli.options import DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, option, parse_host_port, parse_rate
+from shoal.cli.options import (
+    DEFAULT_DATA_DIR,
+    NODE_KEY_NAME,
+    Data,
+    DataDir,
+    Device,
+    Listen,
+    option,
+    parse_host_port,
+    parse_rate,
+)
 from shoal.cli.relay import check_hivemind_peers
 from shoal.cli.render import RunProgress, progress_display
 from shoal.cli.rollouts import RolloutOptions, check_rollout_options
@@ -56,13 +66,11 @@ class RunOptions(RolloutOptions):
     join: Annotated[
         list[str], option("--join", help="A member's address, as its `shoal status` shows it. Repeatable.")
     ] = field(default_factory=list)
-    listen: Annotated[
-        list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")
-    ] = field(default_factory=lambda: [LISTEN_ANYWHERE])
+    listen: Listen = field(default_factory=lambda: [LISTEN_ANYWHERE])
     lane_listen: Annotated[str, option("--lane-listen", help="Where to listen for bulk data.", metavar="HOST:PORT")] = (
         "0.0.0.0:0"
     )
-    device: Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")] = "auto"
+    device: Device = "auto"
     threads: Annotated[int, option("--threads", help="CPU threads of the trainer; 0: its own choice.")] = 0
     accumulate: Annotated[
         int,
@@ -78,9 +86,7 @@ class RunOptions(RolloutOptions):
             metavar="COUNT",
         ),
     ] = 1
-    data: Annotated[
-        str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
-    ] = None
+    data: Data = None
     rounds: Annotated[int | None, option("--rounds", help="Stop after so many certified rounds.")] = None
     checkpoint_every: Annotated[
         int, option("--checkpoint-every", help="Rounds from one checkpoint to the next; 0: none.", metavar="ROUNDS")

@@ -43,7 +43,7 @@ def simulate(options: SimulateOptions) -> None:
 
     scenario = scenario_of(options)
     outcome = _outcome(scenario)
-    typer.echo(to_json(outcome) if options.as_json else "\n".join(lines_of(outcome)))
+    typer.echo(to_json(outcome) if options.as_json else "\n".join(lines_of(outcome, rollouts=scenario.rollouts)))
     if outcome.violation and options.shrink:
         smallest = shrink(scenario, lambda shorter: _outcome(shorter).violation)
         typer.echo(as_test(smallest, outcome.violation), err=True)
@@ -53,8 +53,14 @@ def simulate(options: SimulateOptions) -> None:
 
 def scenario_of(options: SimulateOptions) -> Scenario:
     """What is to be simulated. Raises ConfigError."""
+    from shoal.testnet.ranges import check_option
     from shoal.testnet.simulate.scenario import Churn, FaultFile, Scenario, load_faults
 
+    check_option("--peers", options.peers, Scenario, "peers")
+    check_option("--rounds", options.rounds, Scenario, "rounds")
+    check_option("--seed", options.seed, Scenario, "seed")
+    check_option("--loss", options.loss, Scenario, "loss")
+    check_option("--churn", options.churn, Churn, "share_per_round")
     found = FaultFile() if options.faults is None else load_faults(options.faults)
     churn = msgspec.structs.replace(found.churn, share_per_round=options.churn or found.churn.share_per_round)
     try:
@@ -90,9 +96,20 @@ def to_json(outcome: Outcome) -> str:
     return msgspec.json.format(msgspec.json.encode(asdict(outcome))).decode()
 
 
-def lines_of(outcome: Outcome) -> Iterator[str]:
-    """The same for people."""
+def lines_of(outcome: Outcome, *, rollouts: bool) -> Iterator[str]:
+    """The same for people; `rollouts`: they were shared, so that each agent made rounds of its own."""
     yield f"peers      {outcome.peers:,}, {outcome.virtual_s:,.1f} s of virtual time in {outcome.wall_s:,.1f} s"
+    if rollouts:
+        yield f"rounds     {outcome.rounds_certified} made by each agent at least, none of them certified"
+        yield f"rollouts   {outcome.groups_trained:,} groups of others trained on, {outcome.wrong_values} wrong"
+    else:
+        yield from _rounds_of(outcome)
+    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
+    yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
+    yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"
+
+
+def _rounds_of(outcome: Outcome) -> Iterator[str]:
     yield f"rounds     {outcome.rounds_certified} certified, {outcome.stalled_rounds} stalled, {outcome.forks} forks"
     yield f"values     {outcome.wrong_values} wrong"
     yield (
@@ -101,8 +118,3 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     )
     if outcome.states_fetched:
         yield f"transfers  {outcome.states_fetched} states fetched"
-    if outcome.groups_trained:
-        yield f"rollouts   {outcome.groups_trained:,} groups of others trained on"
-    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
-    yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
-    yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"

@@ -20,9 +20,9 @@ from shoal.protocol.messages import NO_HASH, domain_hash
 from shoal.protocol.wire import HASH_BYTES
 
 
-def chunk_hash(data: bytes | bytearray | memoryview, *, max_threads: int = 1) -> bytes:
+def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
     """BLAKE3-256 of a chunk's bytes, under no domain: what anyone can compute with `b3sum`."""
-    return blake3(data, max_threads=max_threads).digest()
+    return blake3(data).digest()
 
 
 class MerkleTree:

@@ -18,9 +18,9 @@ Of D encoded bytes, a member of a row of s that owns its even share, in a grid o
 which is 2·D·(1 − 1/(s·r)), as in a flat sum of s·r members, over s + r − 2 connections instead of s·r − 1.
 
 *Who takes over.* The chunks of an owner that is gone go to those who are left in its row, one to each in turn. They
-have the contributions of that row sent to them; what others own stands. Of a column whose summing member's row is gone
-the next row takes its place, and the row counts for nothing. What was counted in a row is in the row's word about the
-chunk, so whoever takes over sums the same ones and finds the same bits.
+have the contributions of that row sent to them; what others own stands. A column is a reduction of its owners, and is
+repaired like any; a row of which everybody is gone counts for nothing. What was counted in a row is in the row's word
+about the chunk, so whoever takes over sums the same ones and finds the same bits.
 """
 
 from __future__ import annotations
@@ -64,18 +64,6 @@ def row_owners(rates: Sequence[tuple[int, int]], chunks: int, *, gone: Collectio
 def column(owners: Sequence[Sequence[int]], chunk: int) -> tuple[int, ...]:
     """The place in each row of the owner of `chunk`. owners: of each row, as `row_owners` has them."""
     return tuple(row[chunk] for row in owners)
-
-
-def summing_row(rows: int, chunk: int, *, gone: Collection[int] = ()) -> int:
-    """The row whose owner of `chunk` sums its column: in turn, and the next where all of a row are gone.
-
-    Raises LocalError where no row is left.
-    """
-    for ahead in range(rows):
-        row = (chunk + ahead) % rows
-        if row not in gone:
-            return row
-    raise LocalError("a grid of which every row is gone")
 
 
 def row_mean(how: Codec, terms: Sequence[Term], n: int) -> RowMean:

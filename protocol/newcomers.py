@@ -8,19 +8,31 @@ Ready is of; and a lead that has all its trainers holds its plan back for who co
     the newcomer announces itself on the state of the round    ─► plan, with the newcomer
     the grace deadline of the round                            ─► plan, without it
 
-For so long, times `REST` and the number of members, that lead waits for nobody again. All leads together thus spend at
-most one part in `REST` of the time on newcomers, however many there are and whatever they say.
+Every lead pays for its waits out of a token bucket: a second of waiting costs as many seconds as there are members, one
+comes in every `REST` seconds, up to `SAVED_LIMIT_S`, and a wait begins where nothing is owed. So a short wait leaves
+room for another, and one up to the grace is rested for afterwards. In a span of time all leads of n members together
+wait for at most
+
+    span / REST + SAVED_LIMIT_S + n × grace
+
+however many newcomers there are and whatever they say: in the long run one part in `REST` of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Message, Ready, Value
+from shoal.protocol.offer_book import TokenBucket
 from shoal.protocol.planning import JOINER, absent_ready
 
 REST = 20
+SAVED_LIMIT_S = 10.0
+"""Seconds that all leads together may spend on newcomers at once, before they rest for it."""
+LAPSE_LIMIT_S = 1.0
+"""After this a lead that does not ask whether to wait, having lost its quorum or its turn, is not waiting."""
 NEWCOMERS_LIMIT = 64
 """Of more that come at once, those that said so last are waited for."""
 
@@ -30,13 +42,27 @@ def coming(previous: Value) -> Ready:
     return absent_ready(JOINER, previous, NO_HASH)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Wait:
+    """The plan after `base` is held back: since when, and when that was asked for last."""
+
+    base: bytes
+    since: float
+    asked: float
+    members: int
+
+    def cost_s(self, now: float) -> float:
+        """What is due for it now that it is over, in seconds of all leads."""
+        return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.members
+
+
 class Newcomers:
     """Who is coming, as far as one node heard, and what it may still spend on waiting for them as a lead."""
 
     def __init__(self) -> None:
         self._said_at: dict[PeerId, float] = {}
-        self._waiting: tuple[bytes, float] | None = None  # the base of the round, and since when
-        self._rest_until = float("-inf")
+        self._wait: _Wait | None = None
+        self._saved = TokenBucket(1 / REST, SAVED_LIMIT_S)
 
     def heard(self, peer: PeerId, message: Message, now: float) -> None:
         """Take note if `peer` says that it comes."""
@@ -51,18 +77,25 @@ class Newcomers:
         """Whether the plan after `previous`, for which everything else is here, waits for somebody who comes.
 
         possible: the living that may take part and have not announced themselves on the state of this round. Whoever
-        said that it comes is believed for `patience_s`.
+        said that it comes is believed for `patience_s`; nobody holds the plan back longer.
         """
-        awaited = any(now - at < patience_s for peer, at in self._said_at.items() if peer in possible)
-        if not awaited or now < self._rest_until:
+        if not any(now - at < patience_s for peer, at in self._said_at.items() if peer in possible):
             return False
-        if self._waiting is None or self._waiting[0] != previous.hash:
-            self._waiting = (previous.hash, now)
-        return True
+        if self._wait is None or self._wait.base != previous.hash or now - self._wait.asked > LAPSE_LIMIT_S:
+            self._pay(now)
+            if not self._saved.has(0.0, now):
+                return False
+            self._wait = _Wait(base=previous.hash, since=now, asked=now, members=len(previous.members))
+        self._wait.asked = now
+        return now - self._wait.since < patience_s
 
     def planned(self, previous: Value, now: float) -> None:
         """The plan after `previous` is made: whoever has not come by then has to say so again."""
-        if self._waiting is not None and self._waiting[0] == previous.hash:
-            self._rest_until = now + REST * len(previous.members) * (now - self._waiting[1])
+        if self._wait is not None and self._wait.base == previous.hash:
             self._said_at.clear()
-        self._waiting = None
+        self._pay(now)
+
+    def _pay(self, now: float) -> None:
+        if self._wait is not None:
+            self._saved.owe(self._wait.cost_s(now), now)
+        self._wait = None

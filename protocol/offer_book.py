@@ -11,6 +11,7 @@ numbers of an origin have not come, to be asked for.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
@@ -65,11 +66,11 @@ class Offer:
 
 
 class TokenBucket:
-    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back."""
+    """At most `burst` at once and `per_second` in the long run; times in seconds, never going back. Full at first."""
 
     __slots__ = ("_at", "_burst", "_level", "_per_second")
 
-    def __init__(self, per_second: float, burst: float, now: float) -> None:
+    def __init__(self, per_second: float, burst: float, now: float = -math.inf) -> None:
         self._per_second, self._burst = per_second, burst
         self._level, self._at = burst, now
 
@@ -85,6 +86,12 @@ class TokenBucket:
             return False
         self._level -= amount
         return True
+
+    def owe(self, amount: float, now: float) -> float:
+        """Take `amount`, whatever there is room for; how many seconds until that is paid, 0 if it was there."""
+        self.has(amount, now)
+        self._level -= amount
+        return max(0.0, -self._level / self._per_second)
 
 
 @dataclass(slots=True)

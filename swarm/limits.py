@@ -342,8 +342,8 @@ class Guests:
         self._first: Rates[PeerId] = Rates(0.0, FIRST_STREAMS)
         self._strangers: Rates[None] = Rates(STRANGERS_STREAMS_PER_S, STRANGERS_STREAMS_BURST)
         self._first_reads: Rates[PeerId] = Rates(0.0, FIRST_READS)
-        self._newcomers_reads = _Debt(NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST)
-        self._strangers_reads = _Debt(STRANGERS_READS_PER_S, STRANGERS_READS_BURST)
+        self._newcomers_reads = TokenBucket(NEWCOMERS_READS_PER_S, NEWCOMERS_READS_BURST)
+        self._strangers_reads = TokenBucket(STRANGERS_READS_PER_S, STRANGERS_READS_BURST)
         self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
         self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
         self._open: Counter[PeerId] = Counter()
@@ -417,8 +417,8 @@ class Pace:
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
-        self._messages = _Debt(MESSAGES_PER_S, MESSAGES_BURST)
-        self._bytes = _Debt(float(MESSAGE_BYTES_PER_S), float(MESSAGE_BURST_BYTES))
+        self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
+        self._bytes = TokenBucket(float(MESSAGE_BYTES_PER_S), float(MESSAGE_BURST_BYTES))
 
     async def read(self, size: int) -> None:
         """A message of so many bytes was read: wait as long as it takes to be within the rates again."""
@@ -427,21 +427,3 @@ class Pace:
         if wait_s > 0:
             self._refusals.note(Reason.PACED)
             await trio.sleep(wait_s)
-
-
-class _Debt:
-    """A token bucket that may be overdrawn."""
-
-    __slots__ = ("_at", "_burst", "_level", "_per_s")
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s, self._burst = per_s, burst
-        self._level, self._at = burst, float("-inf")
-
-    def owe(self, amount: float, now: float) -> float:
-        """Take `amount`; how long until that is paid, in seconds, 0 if it was there."""
-        if self._at != float("-inf"):
-            self._level = min(self._burst, self._level + (now - self._at) * self._per_s)
-        self._at = now
-        self._level -= amount
-        return max(0.0, -self._level / self._per_s)

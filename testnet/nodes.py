@@ -1,7 +1,8 @@
 """The node processes of a testnet: started, watched, signalled and always reaped.
 
 Every node leads a session of its own, so that Ctrl-C does not reach it; a trainer ends or waits when its node does.
-Whoever runs `NodeProcess.run` owns the process: however that ends, no process is left.
+Whoever runs `NodeProcess.run` owns the process: however that ends, no process is left. Where this process is killed it
+ends nothing any more, and the kernel ends the nodes (see `tether`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Certified, Journal, Listening, LogTail
 from shoal.testnet.links.namespaces import LOOPBACK, Place
+from shoal.testnet.tether import tethered
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
@@ -132,22 +134,14 @@ class NodeProcess:
         Cancellation: the process is killed, with all its group, and reaped.
         """
         self.stopped, self.struck = False, None
-        with (self.folder / "log.txt").open("ab") as log:
-            process = await trio.lowlevel.open_process(
-                self._runtime.command(launch),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
+        process = _start(self._runtime.command(launch), self.folder / "log.txt")
         life = Life(pid=process.pid, started_at=time.time())
         self.lives.append(life)
         self._journal.poke()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
-                await process.wait()
+                await _ended(process)
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -197,7 +191,36 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-async def _reap(process: trio.Process) -> None:
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a node by this thread, which runs the event loop: the process lives no longer than its parent thread."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            tethered(command),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            start_new_session=True,
+        )
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until it has ended, and reap it. Cancellation leaves it running."""
+    if sys.platform != "linux":
+        await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+        return
+    if process.returncode is not None:
+        return
+    watched = os.pidfd_open(process.pid)
+    try:
+        await trio.lowlevel.wait_readable(watched)
+    finally:
+        trio.lowlevel.notify_closing(watched)
+        os.close(watched)
+    process.wait()
+
+
+async def _reap(process: subprocess.Popen[bytes]) -> None:
     """End the process with its group if it still runs, and wait until it is gone.
 
     A process that was waited for already is left alone: its number may belong to somebody else by now.
@@ -205,4 +228,4 @@ async def _reap(process: trio.Process) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGKILL)
     with trio.fail_after(REAP_DEADLINE_S):
-        await process.wait()
+        await _ended(process)

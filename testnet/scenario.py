@@ -30,6 +30,7 @@ from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest import Option
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.testnet.links.namespaces import RateMbit, Uplink, What
+from shoal.testnet.ranges import check_option
 
 SCENARIO_LIMIT_BYTES = 65_536
 NODE_LIMIT = 64
@@ -254,8 +255,12 @@ def choose_scenario(
     The demo's faults belong to its size: other `nodes` or `rounds` without a file mean a run without faults.
     Raises ConfigError.
     """
+    numbers = {"nodes": nodes, "rounds": rounds, "seed": seed}
+    for key, number in numbers.items():
+        if number is not None:
+            check_option(f"--{key}", number, Scenario, key)
     base = DEMO if path is None else load_scenario(path)
-    given = {"nodes": nodes, "rounds": rounds, "seed": seed, "strategy": strategy, "codec": codec}
+    given: dict[str, Any] = {**numbers, "strategy": strategy, "codec": codec}
     tables: dict[str, Any] = msgspec.to_builtins(base)
     tables |= {key: value for key, value in given.items() if value is not None}
     if path is None and (tables["nodes"], tables["rounds"]) != (DEMO.nodes, DEMO.rounds):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions, option, parse_numbers
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
-from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.testnet.bench.allreduce import Allreduce
@@ -122,7 +121,7 @@ def compare(options: CompareOptions) -> None:
 
     wanted = Compare(
         repeat=options.repeat,
-        peers=_numbers(options.peers),
+        peers=parse_numbers(options.peers, "--peers"),
         numel=options.numel,
         iters=options.iters,
         fault_iters=options.fault_iters,
@@ -139,13 +138,6 @@ def compare(options: CompareOptions) -> None:
     elif options.out is None:
         typer.echo(page)
     raise typer.Exit(0 if found.ok else 1)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--peers: {text!r} is not a list of numbers like 2,4") from None
 
 
 def _run(job: Callable[[], Any]) -> Any:

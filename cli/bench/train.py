@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import ReportOptions, option, parse_seeds
+from shoal.cli.options import ReportOptions, Strategy, option, parse_seeds
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
 from shoal.protocol.errors import ConfigError
@@ -30,7 +30,7 @@ log = logging.getLogger("shoal.progress")
 class TrainOptions(ReportOptions):
     """What the user asked `shoal bench train` for, as written."""
 
-    strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
+    strategy: Strategy = "diloco"
     nodes: Annotated[int, option("--nodes", help="How many nodes, each a process of its own.")] = 4
     tokens: Annotated[int, option("--tokens", help="How many tokens are to be certified, of all nodes together.")] = (
         2_000_000

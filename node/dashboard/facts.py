@@ -76,7 +76,10 @@ class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """This node. Bytes count since it started; `loss` is held-out, `train_loss` its own; `cpu` in cores."""
+    """This node. Bytes count since it started; `loss` is held-out, `train_loss` its own; `cpu` in cores.
+
+    peer_errors, own_errors: requests of others that failed here, by whose fault that was.
+    """
 
     peer: str
     swarm: str
@@ -105,6 +108,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     memory_bytes: int
     disk_free_bytes: int
+    peer_errors: int = 0
+    own_errors: int = 0
     rollouts: RolloutFacts | None = None
     bans: Sequence[BanFacts] = ()
 
@@ -232,6 +237,8 @@ class DaemonSource:
             tokens_per_s=desk.tokens_per_s,
             blocked_fraction=desk.blocked_fraction,
             addresses=tuple(daemon.host.addresses),
+            peer_errors=daemon.host.remote_errors,
+            own_errors=daemon.host.handler_errors,
             device=daemon.config.device,
             uptime_s=time.monotonic() - self._began,
             cpu=self._cpu_cores(),

@@ -138,6 +138,7 @@ class _Now(Collector):
         yield self._reaches(self.facts)
         yield from _gauges(node, self.coverage, self._viewers())
         yield from _bytes(node)
+        yield _errors(node)
         yield from self._peer_bytes(self.facts)
         yield from _rollouts(node)
 
@@ -225,6 +226,14 @@ def _bytes(node: NodeFacts) -> Iterator[Metric]:
         for channel, count in zip(("lanes", "control"), counts, strict=True):
             family.add_metric((channel,), count)
         yield family
+
+
+def _errors(node: NodeFacts) -> Metric:
+    text = "Requests of others that failed here: the peer broke the protocol, or this node has a bug."
+    family = CounterMetricFamily("shoal_request_errors", text, labels=("fault",))
+    family.add_metric(("peer",), node.peer_errors)
+    family.add_metric(("own",), node.own_errors)
+    return family
 
 
 def _rollouts(node: NodeFacts) -> Iterator[Metric]:

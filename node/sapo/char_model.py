@@ -76,11 +76,6 @@ class CharPolicy:
             torch.manual_seed(seed)
             self.model = CharTransformer(settings, vocabulary=SPECIAL + len(settings.alphabet))
 
-    @property
-    def completion_limit_tokens(self) -> int:
-        """See `Policy`."""
-        return self.settings.completion_tokens
-
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The last characters of the question, and the token that asks."""
         return (*(self._ids.get(char, UNKNOWN) for char in text[-self.settings.prompt_chars :]), ASK)

@@ -16,8 +16,7 @@ class JudgedGroup:
     """G completions of one prompt, with the rewards that this node gave them.
 
     `texts` and `rewards`: (G,), rewards in [0, 1]. `origin`: who generated them, None for this node. `round` and
-    `policy_version` are the origin's. `token_ids`: (G, length of each), with the end-of-sequence token where it was
-    emitted; None for others' text, which the learner encodes with its own tokenizer.
+    `policy_version` are the origin's.
     """
 
     task: Task
@@ -27,4 +26,3 @@ class JudgedGroup:
     origin: PeerId | None
     round: int
     policy_version: int
-    token_ids: tuple[tuple[int, ...], ...] | None

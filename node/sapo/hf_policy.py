@@ -82,11 +82,6 @@ class CausalLMPolicy:
             model = _with_adapters(model, settings, seed=seed)
         self.model = model.to(self.device).eval()
 
-    @property
-    def completion_limit_tokens(self) -> int:
-        """See `Policy`."""
-        return self.settings.completion_tokens
-
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The question as a user's turn where there is a chat template, else as it is."""
         if self._tokenizer.chat_template:

@@ -198,7 +198,6 @@ class Judge:
             origin=peer,
             round=one.group.round,
             policy_version=one.group.policy_version,
-            token_ids=None,
         )
 
 

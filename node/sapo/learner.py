@@ -240,7 +240,6 @@ class Learner:
                 origin=None,
                 round=group.round,
                 policy_version=self.round,
-                token_ids=tuple(tuple(rollout.tokens) for rollout in group.rollouts),
             )
             for group, own in zip(generated, texts, strict=True)
         ]

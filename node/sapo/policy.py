@@ -39,10 +39,6 @@ class Rollout:
 class Policy(Protocol):
     """A causal language model with its tokenizer."""
 
-    @property
-    def completion_limit_tokens(self) -> int:
-        """The most tokens of a completion, its end token included."""
-
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of a question, as the model is asked it (chat template, cut to what fits). At least one."""
 

@@ -50,9 +50,6 @@ RATE_BURST_S = RATE_SAVED_S + RATE_OWED_S
 PIECE_S = 0.005  # every lane may be one piece ahead of its budget
 PIECE_MIN_BYTES = 4 * 1024
 PIECE_LIMIT_BYTES = 512 * 1024
-METER_FRAME_BYTES = 64 * 1024  # smaller frames say nothing of the rate
-METER_SAMPLE_BYTES = 1024 * 1024
-METER_WINDOW_S = 8.0
 
 logger = logging.getLogger(__name__)
 
@@ -117,32 +114,6 @@ class RateLimit:
             return owed_s if owed_s > RATE_OWED_S else 0.0
 
 
-class RateMeter:
-    """Bytes per second while busy; what is older than METER_WINDOW_S busy seconds fades by halves.
-
-    One thread adds, any thread reads. A burst smaller than the kernel's buffers reads too fast on the sending side.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = 0.0
-        self._seconds = 0.0
-
-    def add(self, size: int, seconds: float) -> None:
-        """Count `size` bytes that took `seconds`."""
-        self._bytes += size
-        self._seconds += seconds
-        if self._seconds > METER_WINDOW_S:
-            self._bytes /= 2
-            self._seconds /= 2
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """The measured rate; None until enough bytes went by."""
-        if self._bytes < METER_SAMPLE_BYTES or self._seconds <= 0:
-            return None
-        return self._bytes / self._seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLimits:
     """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
@@ -199,8 +170,6 @@ class Lane:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.payload_sent = 0  # bytes of payload given to the kernel
-        self.send_meter = RateMeter()
-        self.receive_meter = RateMeter()
         self._socket = connection
         self._sealer = sealer
         self._opener = opener
@@ -314,10 +283,7 @@ class Lane:
                 payload += header.length
             del data  # the owner may want to free it while this thread waits
             frames.clear()
-            started = time.monotonic()
             self._send_all(out[:size], payload)
-            if size >= METER_FRAME_BYTES:
-                self.send_meter.add(size, time.monotonic() - started)
         size = self._sealer.seal_into(FrameHeader(kind=FrameKind.CLOSE, length=0), b"", out)
         self._send_all(out[:size], 0)
 
@@ -377,12 +343,9 @@ class Lane:
     def _receive_next(self, head: bytearray, sealed: memoryview, scratch: memoryview) -> bool:
         """Receive one frame; False if it was CLOSE."""
         self._fill(memoryview(head), idle=True)
-        started = time.monotonic()
         header = FrameHeader.decode(head, peer=self.peer)
         body = sealed[: header.length + TAG_BYTES]
         self._fill(body)
-        if header.length >= METER_FRAME_BYTES:
-            self.receive_meter.add(header.length, time.monotonic() - started)
         self._raise_if_dead()
         region = self._region(header)
         target = scratch[: header.length] if region is None else region

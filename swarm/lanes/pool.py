@@ -29,7 +29,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,14 +74,6 @@ WIDEN_DEADLINE_S = 15.0
 WIDEN_RETRY_S = 15.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneRates:
-    """Measured rates with one peer in bytes per second while busy, over all its lanes. None: not known yet."""
-
-    sent_bytes_per_s: float | None
-    received_bytes_per_s: float | None
 
 
 class LanePool:
@@ -230,14 +221,6 @@ class LanePool:
         """The peers that frames can be posted to."""
         with self._lock:
             return frozenset(peer for peer, lanes in self._lanes.items() if any(lane.usable for lane in lanes))
-
-    def rates(self, peer: PeerId) -> LaneRates:
-        """What the present lanes to `peer` measured."""
-        lanes = self._lanes_of(peer)
-        return LaneRates(
-            sent_bytes_per_s=_sum_known([lane.send_meter.bytes_per_s for lane in lanes]),
-            received_bytes_per_s=_sum_known([lane.receive_meter.bytes_per_s for lane in lanes]),
-        )
 
     def queued_bytes(self, peer: PeerId) -> int:
         """Bytes of payload posted to `peer` and not yet given to the kernel. From any thread."""
@@ -491,8 +474,3 @@ class LanePool:
                 pair.count.give_up(time.monotonic())
         else:
             pair.next_widening = 0.0
-
-
-def _sum_known(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

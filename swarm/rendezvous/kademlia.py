@@ -164,13 +164,13 @@ class Kademlia:
                 stored += sum([await self._store_at(contact, key, value) for contact in nearest])
         return stored
 
-    async def look_up(self, slots: Sequence[int] = range(SLOTS)) -> list[bytes]:
-        """Signed points of this swarm that lie in these slots, as found: not checked, at most FOUND_LIMIT_POINTS.
+    async def look_up(self) -> list[bytes]:
+        """Signed points of this swarm, as found: not checked, at most FOUND_LIMIT_POINTS.
 
         Never raises for the network's sake; each walk takes at most WALK_DEADLINE_S, and WALKS_AT_ONCE go on at once.
         """
         found: dict[bytes, None] = {}
-        left = iter(random.sample(slots, len(slots)))
+        left = iter(random.sample(range(SLOTS), SLOTS))
 
         async def look() -> None:
             for slot in left:

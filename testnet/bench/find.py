@@ -30,6 +30,7 @@ import msgspec
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
+from shoal.testnet.tether import tethered
 
 DEADLINE_S = 180.0
 POLL_S = 0.01
@@ -61,11 +62,13 @@ class _Node:
         self._log: IO[bytes] = (folder.parent / f"{folder.name}.log").open("wb")
         self.began_at = time.time()
         self._process = subprocess.Popen(
-            [
-                *("nice", "-n", str(niceness), sys.executable, "-m", "shoal.cli.main", "run", what),
-                *("--data-dir", str(folder), "--no-mdns", "--dashboard", "off", "--threads", "1"),
-                *("--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"),
-            ],
+            tethered(
+                [
+                    *("nice", "-n", str(niceness), sys.executable, "-m", "shoal.cli.main", "run", what),
+                    *("--data-dir", str(folder), "--no-mdns", "--dashboard", "off", "--threads", "1"),
+                    *("--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"),
+                ]
+            ),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

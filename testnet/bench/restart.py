@@ -24,6 +24,7 @@ import msgspec
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
+from shoal.testnet.tether import tethered
 
 INPUTS = 256
 STEPS = 1000
@@ -70,12 +71,12 @@ class RestartSpeed:
         return statistics.median(restart.net_s for restart in self.restarts)
 
 
-def measure_restart(*, state_mb: int, repetitions: int, threads: int = 1) -> RestartSpeed:
+def measure_restart(*, state_mb: int, repetitions: int) -> RestartSpeed:
     """Measure with a regression whose saved state has about so many MB. Raises NetworkError if a node fails."""
     outputs = max(1, state_mb * 1_000_000 // (BYTES_PER_PARAMETER * (INPUTS + 1)))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         steps = min(STEPS_LIMIT, max(2, STEPS // state_mb))
-        node = _Node(Path(scratch), outputs=outputs, steps=steps, threads=threads)
+        node = _Node(Path(scratch), outputs=outputs, steps=steps)
         try:
             node.start()
             node.wait("round_started", round=3)
@@ -92,11 +93,10 @@ def measure_restart(*, state_mb: int, repetitions: int, threads: int = 1) -> Res
 class _Node:
     """A node alone, in a folder of its own."""
 
-    def __init__(self, folder: Path, *, outputs: int, steps: int, threads: int) -> None:
+    def __init__(self, folder: Path, *, outputs: int, steps: int) -> None:
         self._data_dir = folder / "node"
         self._manifest = folder / "swarm.toml"
         self._log = folder / "node.log"
-        self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
         self._began_at = 0.0
         key = Identity.load_or_create(self._data_dir / "node.key")
@@ -119,11 +119,11 @@ class _Node:
         ]
         command += ["--no-mdns", "--dashboard", "off"]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"]
-        command += ["--threads", str(self._threads)]
+        command += ["--threads", "1"]
         self._began_at = time.time()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def restart(self) -> Restart:

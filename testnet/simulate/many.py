@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 from shoal.testnet.simulate.outcome import Kit
 from shoal.testnet.simulate.scenario import Scenario, random_scenario
@@ -26,7 +25,7 @@ def violation_of(scenario: Scenario, kit: Kit | None = None) -> str:
     return run_scenario(scenario, kit).violation
 
 
-def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: Kit | None = None) -> dict[str, object]:
+def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float) -> dict[str, object]:
     """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time."""
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
@@ -37,7 +36,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: K
         if time.monotonic() - began > limit_s:
             break
         scenario = random_scenario(seed, rounds=rounds)
-        outcome = run_scenario(scenario, kit)
+        outcome = run_scenario(scenario)
         done += 1
         events += outcome.events
         certified += outcome.rounds_certified
@@ -46,7 +45,7 @@ def simulate_many(first: int, seeds: int, *, rounds: int, limit_s: float, kit: K
         groups += outcome.groups_trained
         faults.update(fault.kind for fault in scenario.fault)
         if outcome.violation:
-            smallest = shrink(scenario, partial(violation_of, kit=kit))
+            smallest = shrink(scenario, violation_of)
             failures.append({"seed": seed, "violation": outcome.violation, "detail": outcome.detail})
             print(f"seed {seed}: {outcome.violation}: {outcome.detail}\n", file=sys.stderr)
             print(as_test(smallest, outcome.violation), file=sys.stderr)

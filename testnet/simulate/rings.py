@@ -83,7 +83,6 @@ class Rings(ABC):
         self.cells = [Cell(number) for number in range(rows)]
         self.found_after_s: list[float] = []
         self.evicted_after_s: list[float] = []
-        self.false_deaths = 0
         self.record_bytes = 0
         self.false_evictions = 0
         self._turn = 0
@@ -260,9 +259,7 @@ class Rings(ABC):
     # -- who is gone -------------------------------------------------------------------------------------------
 
     def _found_dead(self, leaf: Leaf, other: Leaf) -> None:
-        if other.up:
-            self.false_deaths += 1
-        else:
+        if not other.up:
             self.found_after_s.append(self.timeline.now - other.silent_since)
         if other.number in leaf.near:
             self._give_up(leaf, other.number)

@@ -48,6 +48,17 @@ def test_simulate_reads_faults_and_a_trace_of_churn(tmp_path: Path, capsys: pyte
     assert "2 certified, 0 stalled, 0 forks" in out
 
 
+def test_simulate_of_rollouts_speaks_of_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "faults.toml").write_text("rollouts = true\n")
+    assert execute(["simulate", "--peers", "3", "--rounds", "2", "--faults", str(tmp_path / "faults.toml")]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == ["peers", "rounds", "rollouts", "control", "trace", "violations"]
+    assert lines["rounds"] == "2 made by each agent at least, none of them certified"
+    trained, rest = lines["rollouts"].split(None, 1)
+    assert int(trained) > 0
+    assert rest == "groups of others trained on, 0 wrong"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -65,6 +76,25 @@ def test_simulate_refuses_what_it_cannot_carry_out(
     (tmp_path / "faults.toml").write_text(text)
     assert execute(["simulate", "--peers", "3", "--rounds", "1", "--faults", str(tmp_path / "faults.toml")]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--peers 0", "--peers: 0 is not in 1..20000"),
+        ("--peers 20001", "--peers: 20001 is not in 1..20000"),
+        ("--rounds 0", "--rounds: 0 is not in 1..10000"),
+        ("--seed -1", f"--seed: -1 is not in 0..{2**62 - 1}"),
+        ("--loss 1.5", "--loss: 1.5 is not in 0..1"),
+        ("--loss nan", "--loss: nan is not in 0..1"),
+        ("--churn 2 --peers 80", "--churn: 2.0 is not in 0..1"),
+    ],
+)
+def test_simulate_names_the_option_that_is_out_of_range(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["simulate", *arguments.split()]) == 2
+    assert capsys.readouterr() == ("", f"shoal: {told}\n")
 
 
 def test_simulate_ends_with_one_and_the_shortest_test_after_a_violation(

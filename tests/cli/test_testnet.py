@@ -84,6 +84,26 @@ def test_testnet_runs_the_file_with_what_is_overridden(swarm: FakeSwarm, tmp_pat
     assert swarm.out == tmp_path / "out"
 
 
+@pytest.mark.parametrize("with_file", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--nodes 0", "--nodes: 0 is not in 1..64"),
+        ("--nodes 65", "--nodes: 65 is not in 1..64"),
+        ("--rounds 10001", "--rounds: 10001 is not in 1..10000"),
+        ("--seed -1", f"--seed: -1 is not in 0..{2**63 - 1}"),
+    ],
+)
+def test_testnet_names_the_option_that_is_out_of_range(
+    arguments: str, told: str, with_file: bool, swarm: FakeSwarm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scenario.toml").write_text("nodes = 3\n")
+    file = ["--scenario", str(tmp_path / "scenario.toml")] if with_file else []
+    assert execute(["testnet", *arguments.split(), *file]) == 2
+    assert capsys.readouterr() == ("", f"shoal: {told}\n")
+    assert swarm.scenario is None
+
+
 def test_testnet_json_is_one_document_on_stdout(swarm: FakeSwarm, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["testnet", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -17,7 +17,6 @@ from shoal.collectives.two_level import (
     column_mean,
     row_mean,
     row_owners,
-    summing_row,
     two_level_mean,
 )
 from shoal.protocol.errors import LocalError
@@ -121,20 +120,15 @@ def test_heir_of_a_chunk_finds_the_same_bits() -> None:
     assert first.values.tobytes() == second.values.tobytes()
 
 
-def test_column_has_an_owner_of_each_row_and_its_sum_goes_round() -> None:
+def test_column_has_an_owner_of_each_row() -> None:
     owners = [row_owners([(10, 10)] * size, 12) for size in (3, 4, 6)]
     for chunk in range(12):
         assert column(owners, chunk) == (chunk // 4, chunk // 3, chunk // 2)
-    assert [summing_row(3, chunk) for chunk in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert [summing_row(3, chunk, gone={1}) for chunk in range(6)] == [0, 2, 2, 0, 2, 2]
-    assert summing_row(3, 4, gone={0, 1}) == 2
 
 
 def test_nobody_left_is_refused() -> None:
     with pytest.raises(LocalError, match="everybody"):
         row_owners(EQUAL, 8, gone=range(6))
-    with pytest.raises(LocalError, match="every row"):
-        summing_row(2, 0, gone={0, 1})
 
 
 @pytest.mark.parametrize(("row", "rows"), [(4, 2), (8, 8), (128, 32)])

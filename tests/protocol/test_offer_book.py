@@ -209,3 +209,13 @@ def test_token_bucket_values() -> None:
     assert bucket.take(1, 10.5)
     assert not bucket.take(4, 100.0)
     assert bucket.take(3, 100.0)
+
+
+def test_token_bucket_overdrawn_gives_nothing_until_that_is_paid() -> None:
+    bucket = TokenBucket(2.0, 3.0)
+    assert bucket.owe(3, 10.0) == 0.0
+    assert bucket.owe(5, 10.0) == 2.5
+    assert not bucket.has(0, 12.4)
+    assert bucket.has(0, 12.5)
+    assert bucket.owe(1, 100.0) == 0.0
+    assert [bucket.take(1, 100.0) for _ in range(3)] == [True, True, False]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,9 @@ from shoal.testnet.faults import FaultRecord, holds_for
 from shoal.testnet.links.namespaces import Place
 from shoal.testnet.nodes import Launch, node_command
 from shoal.testnet.scenario import DEMO
+from shoal.testnet.tether import tethered
+
+DEADLINE_S = 20.0
 
 
 def test_node_command_names_every_setting_that_a_scenario_makes() -> None:
@@ -55,3 +63,61 @@ def test_holds_are_those_of_faults_whose_moment_is_to_come() -> None:
     assert holds_for(DEMO, 1, records) == ()
     records[0].at = 1.0
     assert holds_for(DEMO, 2, records) == ()
+
+
+TESTNET = """
+import sys, threading
+from pathlib import Path
+import trio
+from trio._core import _thread_cache
+from shoal.testnet.journal import Journal
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+
+NODE = "import os, time; print(os.getpid(), os.getsid(0), flush=True); time.sleep(600)"
+folder = Path(sys.argv[1])
+log = folder / "log.txt"
+
+async def main():
+    node = NodeProcess(0, folder, Journal(), Runtime(command=lambda launch: [sys.executable, "-c", NODE]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run, Launch(manifest=folder, data_dir=folder))
+        while not log.exists() or not log.read_text().endswith("\\n"):
+            await trio.sleep(0.01)
+        _thread_cache.IDLE_TIMEOUT = 0.01
+        await trio.to_thread.run_sync(int)  # by the thread that was idle, if there is one
+        while threading.active_count() > 1:
+            await trio.sleep(0.01)
+        print("up", flush=True)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_node_outlives_the_threads_of_its_testnet_and_ends_when_that_is_killed(tmp_path: Path) -> None:
+    watched = -1
+    with subprocess.Popen([sys.executable, "-c", TESTNET, str(tmp_path)], stdout=subprocess.PIPE) as testnet:
+        try:
+            assert testnet.stdout is not None
+            assert testnet.stdout.readline() == b"up\n"
+            node, session = map(int, (tmp_path / "log.txt").read_text().split())
+            assert node == session != testnet.pid
+            watched = os.pidfd_open(node)
+            assert not select.select([watched], [], [], 0.2)[0], "the node ended with a thread that was idle"
+        finally:
+            testnet.kill()
+    try:
+        assert select.select([watched], [], [], DEADLINE_S)[0], "the node lives on"
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+        os.close(watched)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_program_whose_parent_is_dead_already_never_begins(tmp_path: Path) -> None:
+    before = tethered([sys.executable, "-c", f"open({str(tmp_path / 'began')!r}, 'w')"])
+    assert before[4] == str(os.getpid())
+    for parent, began in ((str(os.getpid() + 1), False), (str(os.getpid()), True)):
+        subprocess.run([*before[:4], parent, *before[5:]], check=True, timeout=DEADLINE_S)
+        assert (tmp_path / "began").exists() is began

@@ -56,8 +56,18 @@ def test_a_scrape_tells_what_happened_and_what_is() -> None:
     assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == node.lanes_sent
     assert found["shoal_held_out_loss", ()] == node.loss
     assert found["process_resident_memory_bytes", ()] > 0
+    assert found["shoal_request_errors_total", (("fault", "peer"),)] == 0
     assert sum(value for (name, _), value in found.items() if name == "shoal_phase") == 1
     assert "shoal_reward" not in {name for name, _ in found}
+
+
+def test_failed_requests_are_counted_by_whose_fault_it_was() -> None:
+    swarm = SyntheticSwarm(peers=2, now=NOW, rounds=2)
+    facts = swarm.look()
+    failed = msgspec.structs.replace(facts, node=msgspec.structs.replace(facts.node, peer_errors=3, own_errors=1))
+    found = scrape(metrics_of(swarm), failed)
+    assert found["shoal_request_errors_total", (("fault", "peer"),)] == 3
+    assert found["shoal_request_errors_total", (("fault", "own"),)] == 1
 
 
 def test_peers_beyond_the_limit_share_a_label_and_nothing_is_counted_twice() -> None:

@@ -51,7 +51,6 @@ def group_of(
         origin=None,
         round=round_number,
         policy_version=policy_version,
-        token_ids=None,
     )
     return rollout_of(judged, origin)
 

@@ -56,5 +56,4 @@ def foreign_group(task: Task, texts: Sequence[str], *, origin: str = "other") ->
         origin=PeerId(origin),
         round=0,
         policy_version=0,
-        token_ids=None,
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shoal.node.sapo.char_model import END, CharModelSettings, CharPolicy
+from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings, RoundReport, Sharing
@@ -88,24 +89,30 @@ def test_the_same_seeds_give_the_same_rounds() -> None:
     assert [other.run_round() for _ in range(6)] != runs[0]
 
 
-def test_own_groups_are_offered_with_their_tokens_and_rewards() -> None:
-    market = Market()
+def test_own_groups_are_offered_as_they_were_drawn_with_their_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    market, drawn = Market(), []
     learner = new_learner(market, local=5, group_size=6)
+    plain = learner._judge
+
+    def judge(generated: Sequence[GeneratedGroup]) -> list[JudgedGroup]:
+        drawn.extend([[tuple(rollout.tokens) for rollout in group.rollouts] for group in generated])
+        return plain(generated)
+
+    monkeypatch.setattr(learner, "_judge", judge)
     learner.run_round()
     report = learner.run_round()
     assert (report.round, report.local, report.external) == (1, 5, 0)
     groups = market.offered[5:]
     assert [(group.round, group.policy_version, group.origin) for group in groups] == [(1, 1, None)] * 5
     assert [group.task for group in groups] == [easy_task(1, index) for index in range(5)]
-    for group in groups:
-        assert group.token_ids is not None
-        assert len(group.texts) == len(group.rewards) == len(group.token_ids) == 6
-        assert group.texts == tuple(learner.policy.decode(tokens) for tokens in group.token_ids)
+    for group, completions in zip(groups, drawn[5:], strict=True):
+        assert len(group.texts) == len(group.rewards) == len(completions) == 6
+        assert group.texts == tuple(learner.policy.decode(tokens) for tokens in completions)
         assert group.rewards == tuple(score([(group.task, text) for text in group.texts]))
-        assert all(len(tokens) == 3 or tokens[-1] == END for tokens in group.token_ids)
+        assert all(len(tokens) == 3 or tokens[-1] == END for tokens in completions)
     rewards = [reward for group in groups for reward in group.rewards]
     assert report.reward == pytest.approx(sum(rewards) / len(rewards))
-    assert report.generated_tokens == sum(len(tokens) for group in groups for tokens in group.token_ids or ())
+    assert report.generated_tokens == sum(len(tokens) for completions in drawn[5:] for tokens in completions)
 
 
 def test_a_round_takes_others_groups_and_generates_fewer() -> None:

@@ -139,7 +139,7 @@ class Market:
         task = self.source.draw(self.shared.swarm_id, member.peer_id, number, index)
         texts = (str(self.source.family(task).solution(task)), "oops", f"{number} {index}", "-")
         rewards = tuple(self.scorer.score_many([(task, text) for text in texts]))
-        make = partial(JudgedGroup, task=task, prompt=task.question, texts=texts, rewards=rewards, token_ids=None)
+        make = partial(JudgedGroup, task=task, prompt=task.question, texts=texts, rewards=rewards)
         return make(origin=None, round=number, policy_version=number)
 
 
@@ -153,7 +153,7 @@ def test_members_take_each_others_groups_once() -> None:
             if member is market.members[0]:
                 taken += groups
     assert len({group.task.ref for group in taken}) == len(taken) == 12
-    assert all(group.rewards[0] == 1.0 and group.token_ids is None for group in taken)
+    assert all(group.rewards[0] == 1.0 for group in taken)
 
 
 def test_groups_can_be_taken_for_a_few_rounds_only() -> None:
