@@ -141,8 +141,10 @@ class TrainTableOptions:
         list[Path],
         option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
     ] = field(default_factory=list)
+    title: Annotated[str | None, option("--title", help="The page's heading, if not the usual one.")] = None
     out: Annotated[
-        Path | None, option("--out", "-o", help="The page, in Markdown; plots go beside it.", metavar="FILE")
+        Path | None,
+        option("--out", "-o", help="The page, in Markdown; plots go beside it, under its name.", metavar="FILE"),
     ] = None
 
 
@@ -150,15 +152,17 @@ def train_table(options: TrainTableOptions) -> None:
     """Write the page of training results, and plots of all of them together."""
     from shoal.node.state.store import write_atomically
     from shoal.testnet.bench.train import load_result, merged
-    from shoal.testnet.bench.train_page import draw, render
+    from shoal.testnet.bench.train_page import TITLE, draw, render
 
     results = merged([load_result(path) for path in options.results])
-    page = render(results, merged([load_result(path) for path in options.tried]))
+    plots = "" if options.out is None else f"{options.out.stem}_"
+    tried = merged([load_result(path) for path in options.tried])
+    page = render(results, tried, title=options.title or TITLE, plots=plots)
     if options.out is None:
         typer.echo(page)
         return
     write_atomically(options.out, page.encode())
-    draw(results, options.out.parent)
+    draw(results, options.out.parent, plots)
 
 
 def _by_section(texts: Iterable[str]) -> dict[str, dict[str, Option]]:

@@ -19,6 +19,8 @@ from shoal.testnet.bench.train_spec import CHURN_PERIOD_ROUNDS, Point
 
 LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
 LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
+"""Where results are; beside a page each begins with the page's name."""
+TITLE: Final = "Training: strategies beside synchronous data parallel"
 METRIC: Final = "bits per byte"
 _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#7b2d8b", "#b08900", "#444444")
 
@@ -56,10 +58,15 @@ _DEFINITIONS: Final = """\
 * **Churn**: every {churn} rounds that share of the nodes, those that are there longest, is killed and replaced."""
 
 
-def render(results: Sequence[TrainResult], tried: Sequence[TrainResult] = ()) -> str:
-    """The page, a row per result. tried: others, of which the page says what they were and what they led to."""
+def render(
+    results: Sequence[TrainResult], tried: Sequence[TrainResult] = (), *, title: str = TITLE, plots: str = ""
+) -> str:
+    """The page, a row per result. tried: others, of which the page says what they were and what they led to.
+
+    plots: what the names of the plots begin with.
+    """
     parts = [
-        "# Training: strategies beside synchronous data parallel\n",
+        f"# {title}\n",
         "Made by `shoal bench train-table` from results of `shoal bench train --out`; no number here was written by "
         "hand.\n",
         _table(
@@ -77,7 +84,7 @@ def render(results: Sequence[TrainResult], tried: Sequence[TrainResult] = ()) ->
             ),
             (_row(result) for result in results),
         ),
-        f"![Loss by bytes]({LOSS_VS_BYTES}) ![Loss by tokens]({LOSS_VS_TOKENS})\n",
+        f"![Loss by bytes]({plots}{LOSS_VS_BYTES}) ![Loss by tokens]({plots}{LOSS_VS_TOKENS})\n",
         "## What ran\n",
         _table(
             ("strategy", "settings", "where"),
@@ -171,10 +178,14 @@ def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     )
 
 
-def draw(results: Sequence[TrainResult], folder: Path) -> None:
-    """Write both pictures: each result's curve of its first seed, and that seed's synchronous one."""
-    _draw(results, folder / LOSS_VS_BYTES, lambda point: point.wire_bytes / 1e6, "MB sent by all nodes", log=True)
-    _draw(results, folder / LOSS_VS_TOKENS, lambda point: point.tokens / 1e6, "million tokens", log=False)
+def draw(results: Sequence[TrainResult], folder: Path, plots: str = "") -> None:
+    """Write both pictures: each result's curve of its first seed, and that seed's synchronous one.
+
+    plots: what their names begin with.
+    """
+    by_bytes, by_tokens = folder / f"{plots}{LOSS_VS_BYTES}", folder / f"{plots}{LOSS_VS_TOKENS}"
+    _draw(results, by_bytes, lambda point: point.wire_bytes / 1e6, "MB sent by all nodes", log=True)
+    _draw(results, by_tokens, lambda point: point.tokens / 1e6, "million tokens", log=False)
 
 
 def _draw(

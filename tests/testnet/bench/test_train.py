@@ -413,12 +413,15 @@ def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult,
         alone = merged([msgspec.structs.replace(result, seeds=(run,))])
         paths.append(tmp_path / f"{run.seed}.json")
         paths[-1].write_bytes(msgspec.json.encode(alone[0]))
-    train_table(TrainTableOptions(results=paths, tried=paths[:1], out=tmp_path / "training.md"))
-    text = (tmp_path / "training.md").read_text()
-    assert text == render([result], [load_result(paths[0])])
+    train_table(TrainTableOptions(results=paths, tried=paths[:1], title="Once more", out=tmp_path / "again.md"))
+    text = (tmp_path / "again.md").read_text()
+    assert text == render([result], [load_result(paths[0])], title="Once more", plots="again_")
+    assert text.startswith("# Once more\n")
     assert "## What else was tried" in text
     assert "## What else was tried" not in page
-    assert (tmp_path / LOSS_VS_BYTES).read_bytes().startswith(PNG)
+    for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
+        assert f"](again_{name})" in text
+        assert (tmp_path / f"again_{name}").read_bytes().startswith(PNG)
 
 
 def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(result: TrainResult) -> None:
