@@ -181,5 +181,5 @@ async def _ask(host: Host, peer: PeerId, addresses: list[str], swarm: SwarmId, d
     if isinstance(reply, Refusal):
         if reply.reason.startswith(OTHER_SWARM):
             raise RemoteError(reply.reason, peer=peer)
-        raise NetworkError(f"{reply.reason} (from {peer})")
+        raise NetworkError(f"{peer}: {reply.reason}")
     return Manifest.from_canonical(reply.manifest, swarm, peer=peer)
