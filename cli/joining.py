@@ -1,4 +1,4 @@
-"""`shoal run 'shoal:…'`: from a swarm link to the manifest and the members to join.
+"""`shoal run 'shoal:…'`, or `shoal run -`: from a swarm link to the manifest and the members to join.
 
 The manifest comes from any member that the link names and is checked against its SwarmId; it can name only workloads
 that are installed here or that the user allows. A data folder that is of this swarm already has the manifest, and no
@@ -7,8 +7,11 @@ member has to be reached for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from shoal.cli.imports import importing
 from shoal.cli.options import NODE_KEY_NAME
@@ -16,7 +19,20 @@ from shoal.node.discovery.credentials import keep_invite
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
-from shoal.protocol.swarm_link import SwarmLink, parse_link
+from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, SwarmLink, is_link, parse_link
+
+log = logging.getLogger("shoal.progress")
+
+
+def read_link(source: TextIO) -> str:
+    """The link in the first line of `source`, read no further than a link is long. Raises ConfigError."""
+    try:
+        text = source.readline(LINK_LIMIT_CHARS + 1).strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not is_link(text):
+        raise ConfigError("there is no link on standard input; give it as `shoal invite` or `shoal link` prints it")
+    return text
 
 
 def follow_link(
@@ -59,4 +75,4 @@ def _fetched(link: SwarmLink) -> Manifest:
 
         from shoal.swarm.manifest_exchange import fetch_manifest
 
-    return trio.run(fetch_manifest, link)
+    return trio.run(partial(fetch_manifest, link, on_wait=log.info))

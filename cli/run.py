@@ -16,7 +16,7 @@ import typer
 from shoal.cli import logs
 from shoal.cli.arenas import share_arenas
 from shoal.cli.imports import importing
-from shoal.cli.joining import follow_link
+from shoal.cli.joining import follow_link, read_link
 from shoal.cli.open_files import allow_files
 from shoal.cli.options import (
     DEFAULT_DATA_DIR,
@@ -42,6 +42,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
 from shoal.protocol.swarm_link import is_link
 
+FROM_STDIN = "-"
 LISTEN_ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 DEFAULT_PAGE = f"{PageAddress().host}:{PageAddress().port}"
 THREAD_LIMIT = 4096
@@ -60,7 +61,10 @@ class RunOptions(RolloutOptions):
 
     manifest: Annotated[
         Path,
-        typer.Argument(help="A manifest, which `shoal init` writes, or a link, from `shoal link`.", metavar="MANIFEST"),
+        typer.Argument(
+            help="A manifest, which `shoal init` writes, or a link, from `shoal link`; -: a link on standard input.",
+            metavar="MANIFEST",
+        ),
     ]
     data_dir: DataDir = DEFAULT_DATA_DIR
     join: Annotated[
@@ -176,12 +180,14 @@ def run(options: RunOptions) -> None:
     """Be a node of a swarm, until interrupted, told to leave, or done.
 
     MANIFEST is a file that `shoal init` wrote, or the link that `shoal link` prints at a member: in quotes, it is all
-    that a newcomer needs. Members are found through the link or --join, on the local network, and in the address book
-    of earlier runs.
+    that a newcomer needs. Others on this machine see what commands are given: a link that lets in whoever has it goes
+    to `shoal run - < FILE`. Members are found through the link or --join, on the local network, and in the address
+    book of earlier runs.
 
     Ctrl-C leaves the swarm and ends with exit code 130; `shoal leave` from another terminal ends with 0. A node that is
     killed goes on where it was with the same --data-dir. `shoal doctor MANIFEST` says whether this machine can do it.
     """
+    logs.configure(log_format=options.log_format, level=options.log_level, console=None)  # a link may take its time
     config = config_of(options)
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
         if options.log_format == "json":
@@ -271,6 +277,8 @@ def _check_processes(options: RunOptions) -> None:
 def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest, from its file or by a link, and the addresses to join."""
     text, allowed = str(options.manifest), options.allow_workload
+    if text == FROM_STDIN:
+        text = read_link(sys.stdin)
     if is_link(text):
         return follow_link(
             text, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed

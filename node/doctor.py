@@ -43,6 +43,7 @@ LATE: Final = "it took more than"
 TRIAL_REPORT_LIMIT_BYTES: Final = 1 << 16
 TOOL_DEADLINE_S: Final = 5.0
 FILES_WANTED: Final = 1024
+FILES_ASKED: Final = 65_536
 CLOCK_READS: Final = 20_000
 CLOCK_STEP_LIMIT_S: Final = 0.01
 YEAR_2024_S: Final = 1_704_067_200
@@ -171,7 +172,8 @@ def open_files() -> Check:
     """Each peer takes some descriptors. A node raises the soft limit itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ok = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
-    remedy = "" if ok else f"raise the hard limit, with `ulimit -Hn {FILES_WANTED}` as root or in the service's unit"
+    how = f"`LimitNOFILE={FILES_ASKED}` in a service's unit, `* hard nofile {FILES_ASKED}` in /etc/security/limits.conf"
+    remedy = "" if ok else f"raise the hard limit: {how} for logins"
     return Check(name="open files", ok=ok, detail=f"at most {soft} (hard limit {hard})", remedy=remedy)
 
 

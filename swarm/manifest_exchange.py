@@ -3,12 +3,15 @@
     GetManifest(swarm)  ─────►  ManifestAnswer(the agreed sections, checked against the SwarmId)  or  Refusal(reason)
 
 It is public to who has the SwarmId, and no secret is in it. Strangers may ask, so what is given out is bounded per
-IP address and in all.
+IP address and in all. Who is not reached, or is asked by too many, is asked again; who is of another swarm, or answers
+what no member would, is not.
 """
 
 from __future__ import annotations
 
 import logging
+import random
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -27,7 +30,14 @@ MANIFEST_PROTOCOL = "/shoal/manifest/1"
 REQUEST_LIMIT_BYTES = 128
 ANSWER_LIMIT_BYTES = MANIFEST_LIMIT_BYTES + 64
 REQUEST_DEADLINE_S = 5.0
-FETCH_DEADLINE_S = 10.0
+FETCH_DEADLINE_S = 45.0
+TRY_DEADLINE_S = 10.0
+"""Of one member, for one answer."""
+FIRST_PAUSE_S = 1.0
+PAUSE_LIMIT_S = 8.0
+"""Pauses between tries double from the first to this; each is taken half to one and a half times, so that newcomers who
+came together come back apart."""
+TELL_AFTER_S = 3.0
 
 ANSWER_LEAST_BYTES = 4096
 """So much an answer counts at least."""
@@ -39,6 +49,8 @@ TOTAL_BURST_BYTES = 4 << 20
 HOST_LIMIT = 1024
 """IP addresses that are remembered; beyond it the one that asked least lately begins anew."""
 REASONS_SHOWN = 3
+OTHER_SWARM = "this node is in swarm "
+"""So begins the refusal that no later try changes."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +76,7 @@ class ManifestDesk:
 
     def _reply(self, swarm: bytes, host: str) -> bytes:
         if swarm != self._swarm_id:
-            return canonical(Refusal(reason=f"this node is in swarm {self._swarm_id.hex()[:16]}…, not in that one"))
+            return canonical(Refusal(reason=f"{OTHER_SWARM}{self._swarm_id.hex()[:16]}…, not in that one"))
         if not self._spend(host):
             return canonical(Refusal(reason="too many ask for the manifest; try again in a minute"))
         return self._answer
@@ -82,11 +94,18 @@ class ManifestDesk:
         return True
 
 
-async def fetch_manifest(link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_S) -> Manifest:
-    """The manifest of the link's swarm, from the first of its peers that has it; all are asked at once.
+def _tell_nobody(text: str) -> None:
+    """Where nobody watches."""
 
-    It is asked for under a key made for that, so nobody is told who will join. Raises ConfigError where the link names
-    nobody, NetworkError, with what the peers said, where none has it. Cancellation leaves nothing behind.
+
+async def fetch_manifest(
+    link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_S, on_wait: Callable[[str], None] = _tell_nobody
+) -> Manifest:
+    """The manifest of the link's swarm, from the first of its peers that has it; all are asked at once, and again.
+
+    It is asked for under a key made for that, so nobody is told who will join. `on_wait` is called once, if it takes
+    longer than TELL_AFTER_S. Raises ConfigError where the link names nobody, NetworkError, with what the peers said
+    last, where none has it. Cancellation leaves nothing behind.
     """
     by_peer: dict[PeerId, list[str]] = {}
     for text in link.addresses:
@@ -94,17 +113,21 @@ async def fetch_manifest(link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_
     if not by_peer:
         raise ConfigError("nobody is named who could be asked for the manifest; add a member's address with --join")
     host = Host(identity=Identity.generate(), listen=("/ip4/127.0.0.1/tcp/0",))
+    ends_at = trio.current_time() + deadline_s
     found: list[Manifest] = []
     reasons: list[str] = []
     async with trio.open_nursery() as outer:
         await outer.start(host.run)
+        outer.start_soon(_tell_later, deadline_s, on_wait)
         async with trio.open_nursery() as asking:
 
             async def ask(peer: PeerId, addresses: list[str]) -> None:
+                async def once(try_s: float) -> Manifest:
+                    return await _ask(host, peer, addresses, link.swarm, try_s)
+
                 try:
-                    found.append(await _ask(host, peer, addresses, link.swarm, deadline_s))
+                    found.append(await ask_again(once, ends_at, random.Random()))
                 except (NetworkError, RemoteError) as error:
-                    logger.info("no manifest from %s: %s", peer, error)
                     reasons.append(str(error))
                 else:
                     asking.cancel_scope.cancel()
@@ -120,14 +143,43 @@ async def fetch_manifest(link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_
     return found[0]
 
 
+async def _tell_later(deadline_s: float, on_wait: Callable[[str], None]) -> None:
+    await trio.sleep(TELL_AFTER_S)
+    on_wait(f"no member that the link names has given the manifest yet; asking again, for {deadline_s:.0f} s in all")
+
+
+async def ask_again(ask: Callable[[float], Awaitable[Manifest]], ends_at: float, rng: random.Random) -> Manifest:
+    """What `ask`, given the seconds it may take, returns the first time that it raises no NetworkError.
+
+    Raises the last NetworkError when no time is left for another try, and at once whatever else `ask` raises.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return await ask(min(TRY_DEADLINE_S, ends_at - trio.current_time()))
+        except NetworkError as error:
+            taken_s = pause_s * rng.uniform(0.5, 1.5)
+            if trio.current_time() + taken_s + FIRST_PAUSE_S >= ends_at:
+                raise  # a try without time would only hide the reason
+            logger.debug("no manifest yet: %s", error)
+        await trio.sleep(taken_s)
+        pause_s = min(2 * pause_s, PAUSE_LIMIT_S)
+
+
 async def _ask(host: Host, peer: PeerId, addresses: list[str], swarm: SwarmId, deadline_s: float) -> Manifest:
-    """Raises NetworkError, RemoteError."""
+    """One try. Raises NetworkError where another may go better, RemoteError where none will."""
     ends_at = trio.current_time() + deadline_s
     await host.dial_peer(peer, addresses, deadline_s=deadline_s)
     left_s = max(ends_at - trio.current_time(), 0.0)
     request = canonical(GetManifest(swarm=swarm))
-    data = await host.request(peer, MANIFEST_PROTOCOL, request, deadline_s=left_s, limit_bytes=ANSWER_LIMIT_BYTES)
+    try:
+        data = await host.request(peer, MANIFEST_PROTOCOL, request, deadline_s=left_s, limit_bytes=ANSWER_LIMIT_BYTES)
+    except NetworkError:
+        await host.disconnect(peer)  # perhaps the far end no longer reads it; the next try makes another
+        raise
     reply: ManifestReply = decode(data, ManifestReply, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
     if isinstance(reply, Refusal):
-        raise RemoteError(reply.reason, peer=peer)
+        if reply.reason.startswith(OTHER_SWARM):
+            raise RemoteError(reply.reason, peer=peer)
+        raise NetworkError(f"{peer}: {reply.reason}")
     return Manifest.from_canonical(reply.manifest, swarm, peer=peer)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from shoal.cli.joining import follow_link
+from shoal.cli.joining import follow_link, read_link
 from shoal.cli.link import LIFETIME_LIMIT_DAYS, parse_lifetime
 from shoal.cli.main import execute
 from shoal.node.discovery.credentials import admission_of, kept_revocations
@@ -17,6 +19,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest, render_manifest, validate_manifest
 from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, parse_link
+from shoal.swarm import manifest_exchange
 from tests.node.lab import Node, Swarm, assert_one_line, manifest_of
 
 NOWHERE = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
@@ -209,12 +212,40 @@ def test_damaged_link_is_refused_before_anything_is_made(tmp_path: Path, capsys:
     assert not (tmp_path / "guest").exists()
 
 
-def test_link_to_members_that_are_gone_says_what_to_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_link_to_members_that_are_gone_is_waited_for_and_says_what_to_ask_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_exchange, "fetch_manifest", partial(manifest_exchange.fetch_manifest, deadline_s=1.0))
+    monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.2)
     link = SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,))
     assert run_link(tmp_path, link) == 1
-    said = told(capsys)
+    err = capsys.readouterr().err
+    waiting, said = err.splitlines()
+    assert "shoal.progress: no member that the link names has given the manifest yet; asking again" in waiting
     assert "none of the 1 members that the link names gives the manifest; check the network, or ask for a fresh" in said
     assert not (tmp_path / "guest").exists()
+
+
+def test_link_comes_from_standard_input_where_no_other_user_sees_it(
+    tmp_path: Path, closed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = kept_folder(tmp_path, closed)
+    authority = Identity.load(closed.parent / "node0" / "authority.key")
+    signed = make_invite(authority, link.swarm, holder=Identity.generate().peer_id, expires=2**33)
+    bound = SwarmLink(swarm=link.swarm, addresses=link.addresses, invite=LinkInvite(invite=signed))
+    monkeypatch.setattr("sys.stdin", io.StringIO(format_link(bound) + "\nand more\n"))
+    assert execute(["run", "-", "--data-dir", str(tmp_path / "guest")]) == 2
+    assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
+
+
+@pytest.mark.parametrize("given", [b"", b"\n", b"swarm.toml\n", b"\xff\n", b"x" * (1 << 20)])
+def test_what_is_no_link_on_standard_input_is_refused(given: bytes) -> None:
+    source = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match="no link on standard input; give it as `shoal invite` or `shoal link` prints"
+    ):
+        read_link(source)
 
 
 def kept_folder(tmp_path: Path, closed: Path) -> SwarmLink:

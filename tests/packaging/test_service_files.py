@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from shoal.cli.commands import app
+from shoal.cli.main import INTERRUPTED, WRONG_USAGE
+from shoal.node.doctor import FILES_ASKED
+from shoal.protocol.key_file import PASSPHRASE_VARIABLE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "public-swarm.md").read_text(encoding="utf-8")
-INSTRUCTIONS = {"FROM", "RUN", "COPY", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "public-swarm.md").read_text(encoding="utf-8")
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
 
 
 def block(language: str) -> str:
@@ -25,8 +31,24 @@ def block(language: str) -> str:
     return str(found).replace("\\\n", " ")
 
 
-def run_options() -> set[str]:
-    command = get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
+def service() -> dict[str, list[str]]:
+    """The settings of the unit, each with all that it is set to."""
+    found: dict[str, list[str]] = {}
+    for line in block("ini").splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def typed() -> list[list[str]]:
+    """The words of every command on the page, as a shell reads them."""
+    text = "\n".join(line[4:] for line in PAGE.replace("\\\n", " ").splitlines() if line.startswith("    "))
+    return [shlex.split(line, comments=True) for line in text.splitlines() if not line.startswith("(")]
+
+
+def run_options(name: str = "run") -> set[str]:
+    command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
     return {name for parameter in command.params for name in parameter.opts}
 
 
@@ -60,6 +82,41 @@ def test_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_unit_does_not_repeat_what_only_its_user_can_cure() -> None:
+    settings = service()
+    assert settings["Restart"] == ["on-failure"]
+    assert settings["RestartPreventExitStatus"] == [str(WRONG_USAGE)]
+    assert settings["SuccessExitStatus"] == [str(INTERRUPTED)]
+    assert int(settings["RestartSec"][0]) >= 5
+    assert settings["LimitNOFILE"] == [str(FILES_ASKED)]
+    assert f"\n#Environment={PASSPHRASE_VARIABLE}=/etc/shoal/passphrase\n" in block("ini")
+
+
+def test_steps_make_what_the_unit_names() -> None:
+    (user,), (start,) = service()["User"], service()["ExecStart"]
+    words = shlex.split(start)
+    environment, data = Path(words[0]).parents[1], words[words.index("--data-dir") + 1]
+    steps = [" ".join(line) for line in typed() if line[:1] == ["sudo"]]
+    assert any(step.startswith("sudo useradd --system") and step.endswith(f" {user}") for step in steps)
+    assert f"sudo python3 -m venv {environment}" in steps
+    assert any(step.startswith(f"sudo {environment}/bin/pip install --constraint") for step in steps)
+    assert f"sudo install -d -o {user} -m 700 {data}" in steps
+    assert f"sudo install -m 644 swarm.toml {Path(words[2]).parent}/" in steps
+    assert any(f"{words[0]} run - --data-dir {data} --rounds 1 < link" in step for step in steps)
+    assert f"/var/lib/{service()['StateDirectory'][0]}" == data
+
+
+def test_commands_on_the_page_have_options_that_there_are() -> None:
+    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    ours = [line for line in typed() if line[:1] == ["shoal"]]
+    assert {line[1] for line in ours} >= {"init", "id", "doctor", "run"}
+    for line in ours:
+        assert line[1] in known
+        assert options_in(line) <= run_options(line[1])
+    founding = next(line for line in ours if line[1] == "run" and "--listen" in line)
+    assert founding[-4:] == ["--listen", "/ip4/0.0.0.0/tcp/4001", "--lane-listen", "0.0.0.0:4002"]
+
+
 def test_container_file_has_instructions_only_and_its_data_where_it_says() -> None:
     lines = [line for line in block("dockerfile").splitlines() if line]
     assert {line.split()[0] for line in lines} <= INSTRUCTIONS
@@ -67,3 +124,58 @@ def test_container_file_has_instructions_only_and_its_data_where_it_says() -> No
     assert "VOLUME /swarm" in lines
     assert all(word.startswith("/swarm/") for word in entry_point() if word.startswith("/swarm"))
     assert "STOPSIGNAL SIGINT" in lines
+    assert any("--constraint /src/constraints.txt" in line for line in lines if line.startswith("RUN pip"))
+    assert any("install -d -o shoal" in line and line.index("install -d") < line.index("/swarm") for line in lines)
+    assert lines.index("VOLUME /swarm") > next(at for at, line in enumerate(lines) if "install -d -o shoal" in line)
+
+
+def test_container_is_run_with_the_ports_and_the_volume_of_its_file() -> None:
+    (run,) = (line for line in typed() if line[:3] == ["docker", "run", "-d"])
+    published = [run[at + 1].split(":") for at, word in enumerate(run) if word == "-p"]
+    assert all(ends[-2:] == [ends[-1], ends[-1]] for ends in published)  # the same inside as outside
+    (exposed,) = (line.split()[1:] for line in block("dockerfile").splitlines() if line.startswith("EXPOSE"))
+    assert [ends[-1] for ends in published] == exposed
+    assert published[-1] == ["127.0.0.1", "8420", "8420"]  # the page is for this machine alone
+    words = entry_point()
+    where = [words[words.index(option) + 1] for option in ("--listen", "--lane-listen", "--dashboard")]
+    assert [re.split(r"[:/]", place)[-1] for place in where] == exposed
+    assert run[run.index("-v") + 1] == "/srv/swarm:/swarm"
+    (timeout,) = service()["TimeoutStopSec"]
+    assert run[run.index("--stop-timeout") + 1] == timeout
+    (owner,) = re.findall(r"useradd --uid (\d+)", block("dockerfile"))
+    made = [line for line in typed() if line[:2] == ["sudo", "install"] and "/srv/swarm" in line[-1]]
+    assert [line[line.index("-o") + 1] for line in made] == [owner, owner]
+
+
+def is_left_out(path: str) -> bool:
+    """Whether the image is built without it: it, or a folder that it lies in, is on the list."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    parts = path.split("/")
+    for end in range(1, len(parts) + 1):
+        whole, name = "/".join(parts[:end]), parts[end - 1]
+        if any(
+            fnmatch.fnmatch(name, pattern.removeprefix("**/"))
+            if pattern.startswith("**/")
+            else whole.count("/") == pattern.count("/") and fnmatch.fnmatch(whole, pattern)
+            for pattern in patterns
+        ):
+            return True
+    return False
+
+
+def test_image_has_the_source_and_nothing_else_of_this_machine() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = project["tool"]["setuptools"]["package-dir"].values()
+    source = [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+    wanted = [path.relative_to(ROOT).as_posix() for path in source if path.is_file()]
+    wanted += ["pyproject.toml", "constraints.txt", project["project"]["readme"], "LICENSE"]
+    assert [path for path in wanted if is_left_out(path)] == []
+    for path in (
+        ".git/config",
+        ".venv/bin/python",
+        "node/__pycache__/x.pyc",
+        "runs/demo/nodes/0/node.key",
+        "my/authority.key",
+    ):
+        assert is_left_out(path), path

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import trio
+import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity
@@ -16,7 +19,7 @@ from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
-from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestDesk, fetch_manifest
+from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestDesk, ask_again, fetch_manifest
 from shoal.swarm.streams import MessageStream
 
 TEST_DEADLINE_S = 20
@@ -51,13 +54,17 @@ async def hosts(count: int) -> AsyncIterator[list[Host]]:
         nursery.cancel_scope.cancel()
 
 
-def answering(host: Host, reply: bytes) -> None:
+def answering(host: Host, reply: bytes) -> list[bytes]:
+    """Have `host` give that answer to all who ask; returns where their questions are kept."""
+    asked: list[bytes] = []
+
     async def answer(stream: MessageStream) -> None:
-        await stream.receive(deadline_s=5)
+        asked.append(await stream.receive(deadline_s=5))
         await stream.send(reply, deadline_s=5)
         await stream.aclose()
 
     host.serve(MANIFEST_PROTOCOL, answer)
+    return asked
 
 
 async def keep_silent(stream: MessageStream) -> None:
@@ -100,7 +107,7 @@ def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
             asked = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead, *members.addresses))
             began = trio.current_time()
             assert (await fetch_manifest(asked)).swarm_id == MANIFEST.swarm_id
-            assert trio.current_time() - began < manifest_exchange.FETCH_DEADLINE_S / 2
+            assert trio.current_time() - began < manifest_exchange.TRY_DEADLINE_S / 2
 
     run(main)
 
@@ -111,20 +118,130 @@ def test_one_honest_member_among_dead_silent_and_lying_ones_suffices() -> None:
         (canonical(ManifestAnswer(manifest=manifest("other").to_canonical())), "a manifest of another swarm"),
         (canonical(ManifestAnswer(manifest=MANIFEST.to_canonical()[:-1])), "not a valid Manifest"),
         (canonical(ManifestAnswer(manifest=b"")), "not a valid Manifest"),
-        (canonical(Refusal(reason="not now")), "not now"),
+        (canonical(Refusal(reason="this node is in swarm 00…, not in that one")), "this node is in swarm 00…"),
         (b"\x91" * 10_000, "not a valid"),
         (b"x" * (manifest_exchange.ANSWER_LIMIT_BYTES + 1), "exceeds the limit"),
     ],
-    ids=["other", "cut", "empty", "refusal", "nested", "large"],
+    ids=["other", "cut", "empty", "elsewhere", "nested", "large"],
 )
-def test_what_is_not_the_swarms_manifest_is_not_taken(reply: bytes, said: str) -> None:
+def test_what_is_not_the_swarms_manifest_is_not_taken_nor_asked_for_again(reply: bytes, said: str) -> None:
     async def main() -> None:
         async with hosts(1) as (member,):
-            answering(member, reply)
+            asked = answering(member, reply)
             with pytest.raises(NetworkError) as caught:
                 await fetch_manifest(link_to(member))
             assert str(caught.value).startswith("none of the 1 members that the link names gives the manifest; check")
             assert said in str(caught.value)
+            assert len(asked) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("again", ["breaks off", "asks to come later"])
+def test_member_that_answers_the_second_time_is_asked_a_second_time(
+    again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.1)
+    asked: list[bytes] = []
+
+    async def answer(stream: MessageStream) -> None:
+        asked.append(await stream.receive(deadline_s=5))
+        if len(asked) > 1:
+            await stream.send(canonical(ManifestAnswer(manifest=MANIFEST.to_canonical())), deadline_s=5)
+        elif again == "breaks off":
+            await stream.abort()
+            return
+        else:
+            await stream.send(canonical(Refusal(reason="too many ask for the manifest; try again")), deadline_s=5)
+        await stream.aclose()
+
+    async def main() -> None:
+        async with hosts(1) as (member,):
+            member.serve(MANIFEST_PROTOCOL, answer)
+            told: list[str] = []
+            assert (await fetch_manifest(link_to(member), on_wait=told.append)).swarm_id == MANIFEST.swarm_id
+            assert asked == [canonical(GetManifest(swarm=MANIFEST.swarm_id))] * 2
+            assert told == []  # it was over before anybody had to be told
+
+    run(main)
+
+
+def under_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_pauses_between_tries_grow_and_no_two_newcomers_keep_time() -> None:
+    async def times_of(seed: int) -> list[float]:
+        """When a member that never answers is asked."""
+        began, asked = trio.current_time(), list[float]()
+
+        async def ask(try_s: float) -> Manifest:
+            asked.append(trio.current_time() - began)
+            assert 0 < try_s <= manifest_exchange.TRY_DEADLINE_S
+            raise NetworkError(f"no answer to try {len(asked)}")
+
+        ends_at = began + manifest_exchange.FETCH_DEADLINE_S
+        with pytest.raises(NetworkError) as caught:
+            await ask_again(ask, ends_at, random.Random(seed))
+        assert str(caught.value) == f"no answer to try {len(asked)}"
+        return asked
+
+    async def main() -> None:
+        several = [await times_of(seed) for seed in range(20)]
+        assert len({tuple(times) for times in several}) == len(several)
+        for times in several:
+            pauses = [after - before for before, after in itertools.pairwise(times)]
+            for number, pause in enumerate(pauses):
+                most = min(manifest_exchange.FIRST_PAUSE_S * 2**number, manifest_exchange.PAUSE_LIMIT_S)
+                assert 0.5 * most - 1e-6 <= pause <= 1.5 * most + 1e-6
+            assert 6 <= len(times) <= 14  # one port may be dialled 16 times
+            left_s = manifest_exchange.FETCH_DEADLINE_S - times[-1]
+            longest_s = 1.5 * manifest_exchange.PAUSE_LIMIT_S + manifest_exchange.FIRST_PAUSE_S
+            assert manifest_exchange.FIRST_PAUSE_S < left_s <= longest_s
+
+    under_virtual_time(main)
+
+
+def test_slow_tries_end_in_time_and_what_no_try_changes_ends_at_once() -> None:
+    async def main() -> None:
+        tries: list[float] = []
+
+        async def hang(try_s: float) -> Manifest:
+            tries.append(try_s)
+            await trio.sleep(try_s)
+            raise NetworkError("no answer in time")
+
+        began = trio.current_time()
+        with pytest.raises(NetworkError, match="no answer in time"):
+            await ask_again(hang, began + 45, random.Random(1))
+        assert 40 < trio.current_time() - began <= 45
+        assert tries[0] == manifest_exchange.TRY_DEADLINE_S
+        assert len(tries) == 4
+
+        async def lie(try_s: float) -> Manifest:
+            tries.append(try_s)
+            raise RemoteError("a manifest of another swarm")
+
+        with pytest.raises(RemoteError, match="another swarm"):
+            await ask_again(lie, trio.current_time() + 45, random.Random(1))
+        assert len(tries) == 5
+
+    under_virtual_time(main)
+
+
+def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.05)
+
+    async def main() -> None:
+        async with hosts(2) as members:
+            for member in members:
+                answering(member, canonical(Refusal(reason="not now")))
+            told: list[str] = []
+            with pytest.raises(NetworkError, match="not now"):
+                await fetch_manifest(link_to(*members), deadline_s=1, on_wait=told.append)
+            (text,) = told
+            assert text.startswith("no member that the link names has given the manifest yet; asking again")
 
     run(main)
 
