@@ -3,7 +3,9 @@
 Real nodes train; in windows that take turns they are left alone and attacked by `flood_attacker`. An attacker elsewhere
 takes no processor time from the nodes, so here it has none of theirs: the nodes run on one half of this machine's
 processors, the attacker and this process on the other. With two processors all nodes and their trainers share one, and
-whatever the attack costs a daemon is missing in training.
+whatever the attack costs a daemon is missing in training. Two processors may be halves of one core, or share what else
+there is of the machine, so that a busy one slows the other: the attacker's are kept busy in all windows, by processes
+that get what nobody else wants.
 
 `ratio` is the rate under attack by the mean of the rates before and after it, in wall-clock time. `work_ratio` is the
 same for tokens per second of processor time of all nodes, daemons and trainers: it means the same on a machine that
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +47,13 @@ LEAST_ROUNDS: Final = 3
 """In a window; it lasts until there were so many, or it would say nothing."""
 INNER_STEPS: Final = 400
 MUST: Final = 0.9
+_BALLAST: Final = """\
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    sum(range(1_000_000))
+"""
 
 
 class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +114,17 @@ def halves() -> tuple[list[int], list[int]]:
 
 
 @contextlib.contextmanager
+def _busy(processors: Sequence[int]) -> Iterator[None]:
+    """Keep these processors busy in the block, with what gives way to everything else."""
+    with contextlib.ExitStack() as stack:
+        for processor in processors:
+            ballast = subprocess.Popen([sys.executable, "-I", "-S", "-c", _BALLAST, str(processor), str(os.getpid())])
+            stack.callback(ballast.wait)
+            stack.callback(ballast.kill)
+        yield
+
+
+@contextlib.contextmanager
 def _own_processors() -> Iterator[None]:
     """Give this process back, after the block, the processors that it had."""
     before = os.sched_getaffinity(0)
@@ -141,7 +161,8 @@ class FloodBench:
                 nursery.start_soon(node.run, Launch(manifest=self._path, data_dir=node.folder, join=first.addresses))
             await self._until(lambda: all(map(self._trains, self.nodes)), START_DEADLINE_S, "the nodes train")
             os.sched_setaffinity(0, self.of_attacker)
-            yield
+            with _busy(self.of_attacker):
+                yield
             nursery.cancel_scope.cancel()
 
     def _trains(self, node: NodeProcess) -> bool:
