@@ -285,12 +285,13 @@ class Simulation:
                 self.found_after_s.append(now - target.silent_since)
         elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > SETTLED_S:
             self.false_evictions += 1
-            if now - max(observer.disturbed_at, self.quiet_at) > SETTLED_S and not self._loses_or_lies():
+            if now - max(observer.disturbed_at, self.quiet_at) > SETTLED_S and not self._may_look_dead():
                 raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
 
-    def _loses_or_lies(self) -> bool:
-        """Whether some fault may make a living peer look dead for good."""
-        return self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
+    def _may_look_dead(self) -> bool:
+        """Whether some fault may make a living peer look dead beyond its time, as what a slow peer has queued does."""
+        slow = any(fault.kind == "slow" for fault in self.scenario.fault)
+        return slow or self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
 
     def is_troubled(self, now: float) -> bool:
         """Whether some fault is not over, or has been for a moment only."""

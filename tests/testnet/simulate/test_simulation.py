@@ -171,9 +171,10 @@ def test_seeded_death_of_one_lost_ping_is_found(monkeypatch: pytest.MonkeyPatch)
     [
         Fault(kind="lossy", peer=1, at_s=0.0, share=0.1),
         Fault(kind="lie", peer=1, at_s=0.0, lie="vouch"),
-        Fault(kind="slow", peer=1, at_s=0.0, duration_s=200.0, factor=1.0),
+        Fault(kind="slow", peer=1, at_s=0.0, duration_s=1.0, factor=1.0),
+        Fault(kind="leave", peer=1, at_s=100.0),
     ],
-    ids=["lossy", "lie", "not over"],
+    ids=["lossy", "lie", "slow", "still to come"],
 )
 def test_false_eviction_that_a_fault_may_justify_is_counted_alone(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
