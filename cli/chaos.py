@@ -83,7 +83,8 @@ def summary(report: ChaosReport, out: Path) -> list[str]:
         f"faults     {report.faults_done} done, {report.faults_missed} could not be",
     ]
     if report.without_links is not None:
-        lines.append(f"links      left alone: {in_one_line(report.without_links)}")
+        over = count(len(report.passed_over), "scenario")
+        lines.append(f"links      left alone, {over} that strike some passed over: {in_one_line(report.without_links)}")
     for kind, found in report.by_kind.items():
         delay = found.delay_s
         took = (

@@ -20,7 +20,7 @@ import trio
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.testnet.campaigns.campaign_check import Member, broken_votes, load_per_core, machine_s, round_bound_s
-from shoal.testnet.campaigns.chaos_plan import draw_scenario
+from shoal.testnet.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
 from shoal.testnet.campaigns.chaos_report import (
     ChaosReport,
     ScenarioRecord,
@@ -33,7 +33,7 @@ from shoal.testnet.campaigns.chaos_report import (
 from shoal.testnet.links.namespaces import why_not
 from shoal.testnet.reports.report import Report
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
-from shoal.testnet.scenario import ROUND_LIMIT
+from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
 
 MINUTES_LIMIT: Final = 24 * 60.0
@@ -43,7 +43,10 @@ PAGE_NAME: Final = "chaos.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What to run: scenarios for `minutes`, at most `scenarios` of them; or `only` a single one of them."""
+    """What to run: scenarios for `minutes`, at most `scenarios` of them; or `only` a single one of them.
+
+    Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
+    """
 
     seed: int = 1
     minutes: float = 60.0
@@ -64,20 +67,32 @@ async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioReco
     signal ended it. Cancellation: all processes are killed and reaped; the report is of the scenarios before.
     """
     without_links = why_not()
-    numbers = range(1, 1 + (chaos.scenarios or ROUND_LIMIT)) if chaos.only is None else (chaos.only,)
-    draw_scenario(chaos.seed, numbers[0], links=without_links is None)
+    numbers = range(1, SCENARIO_LIMIT + 1) if chaos.only is None else (chaos.only,)
+    if chaos.only is not None:
+        _check_only(chaos.only, draw_scenario(chaos.seed, chaos.only), without_links)
     out = await trio.to_thread.run_sync(_prepare_folder, out)
     began = time.monotonic()
     records: list[ScenarioRecord] = []
+    passed_over: list[int] = []
 
     def told() -> ChaosReport:
         wall_s = time.monotonic() - began
-        return report_of(chaos.seed, records, minutes=chaos.minutes, wall_s=wall_s, without_links=without_links)
+        return report_of(
+            chaos.seed,
+            records,
+            minutes=chaos.minutes,
+            wall_s=wall_s,
+            without_links=without_links,
+            passed_over=passed_over,
+        )
 
     for number in numbers:
-        if records and time.monotonic() - began >= chaos.minutes * 60:
+        if len(records) == chaos.scenarios or (records and time.monotonic() - began >= chaos.minutes * 60):
             break
-        scenario = draw_scenario(chaos.seed, number, links=without_links is None)
+        scenario = draw_scenario(chaos.seed, number)
+        if scenario.needs_namespaces and without_links is not None:
+            passed_over.append(number)
+            continue
         folder = out / "scenarios" / str(number)
         report = await run_testnet(scenario, folder)
         record = await trio.to_thread.run_sync(judge, number, report, folder)
@@ -87,6 +102,14 @@ async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioReco
         await trio.to_thread.run_sync(_write, told(), out)
         on_scenario(record)
     return told()
+
+
+def _check_only(number: int, scenario: Scenario, without_links: str | None) -> None:
+    if scenario.needs_namespaces and without_links is not None:
+        raise ConfigError(
+            f"--only {number}: this scenario strikes links; run it where that can be done, or choose another: "
+            f"{without_links}"
+        )
 
 
 def _prepare_folder(out: Path) -> Path:

@@ -3,7 +3,8 @@
 A *move* is a fault of some kind in some phase with whatever has to go with it: a repair needs a loss in the same round,
 a transfer somebody who joins, and who was stopped for an open time is continued. Every pair of kind and phase is a card
 of the deck; the deck is dealt out before it is shuffled again, so that no pair is left out. Scenario 7 of a seed is the
-same whether the others are run or not.
+same whether the others are run or not, and on whatever machine: where links cannot be struck, the scenarios that strike
+some are left out and the others are what they are elsewhere.
 
 A swarm must be able to survive what is drawn: so many nodes that those who are lost for good, or until some later
 round, are never half of those that are left.
@@ -26,8 +27,6 @@ Card = tuple[Kind, Phase]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """A move named `continue` is a stop that lasts until then, one named `heal` a partition that does."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-LINKED: Final = ("partition", "heal", "slow")
-"""Kinds that need network namespaces."""
 LOSING: Final = ("kill", "leave", "continue")
 """Moves in which a node is gone for good, or until some later round."""
 LASTING: Final = ("stop", "restart", "slow")
@@ -55,26 +54,23 @@ MODEL: Final = {"inputs": 320, "outputs": 128, "step_s": 0.1}
 CHUNK_VALUES: Final = 4096
 
 
-def cards(*, links: bool) -> tuple[Card, ...]:
-    """All pairs of kind and phase; without `links` only those that need no network namespaces."""
-    return tuple((kind, phase) for kind in KINDS for phase in PHASES if links or kind not in LINKED)
+DECK: Final[tuple[Card, ...]] = tuple((kind, phase) for kind in KINDS for phase in PHASES)
 
 
-def hand(seed: int, number: int, *, links: bool) -> tuple[Card, ...]:
+def hand(seed: int, number: int) -> tuple[Card, ...]:
     """The cards of scenario `number`, counted from 1. Raises ConfigError."""
     if not 1 <= number <= SCENARIO_LIMIT:
         raise ConfigError(f"--only: the scenarios of a campaign are 1 to {SCENARIO_LIMIT}, not {number}")
-    deck = cards(links=links)
     drawn = []
     for at in range((number - 1) * MOVES, number * MOVES):
-        deals, place = divmod(at, len(deck))
-        drawn.append(random.Random(f"{seed}:chaos:deck:{deals}").sample(deck, len(deck))[place])
+        deals, place = divmod(at, len(DECK))
+        drawn.append(random.Random(f"{seed}:chaos:deck:{deals}").sample(DECK, len(DECK))[place])
     return tuple(drawn)
 
 
-def draw_scenario(seed: int, number: int, *, links: bool) -> Scenario:
+def draw_scenario(seed: int, number: int) -> Scenario:
     """Scenario `number` of a campaign. Raises ConfigError."""
-    drawn = hand(seed, number, links=links)
+    drawn = hand(seed, number)
     draw = random.Random(f"{seed}:chaos:{number}")
     losses = sum(kind in LOSING for kind, _ in drawn)
     nodes = NODES[losses > 1 or any(phase == "repair" for _, phase in drawn)]

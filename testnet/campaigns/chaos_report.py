@@ -59,7 +59,10 @@ class FaultsOfAKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole campaign. without_links: why nothing was done to links, if so; failed: the numbers of scenarios."""
+    """The whole campaign. without_links: why nothing was done to links, if so.
+
+    failed and passed_over are numbers of scenarios; passed over are those that strike links where that cannot be done.
+    """
 
     seed: int
     minutes: float
@@ -75,13 +78,20 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     faults_done: int
     faults_missed: int
     failed: tuple[int, ...]
+    passed_over: tuple[int, ...]
     by_kind: dict[str, FaultsOfAKind]
     by_phase: dict[str, FaultsOfAKind]
     records: tuple[ScenarioRecord, ...]
 
 
 def report_of(
-    seed: int, records: Sequence[ScenarioRecord], *, minutes: float, wall_s: float, without_links: str | None
+    seed: int,
+    records: Sequence[ScenarioRecord],
+    *,
+    minutes: float,
+    wall_s: float,
+    without_links: str | None,
+    passed_over: Sequence[int],
 ) -> ChaosReport:
     """The report over the scenarios that were done."""
     kinds: dict[str, list[FaultReport]] = defaultdict(list)
@@ -105,6 +115,7 @@ def report_of(
         faults_done=sum(len(record.faults) - record.missed for record in records),
         faults_missed=sum(record.missed for record in records),
         failed=tuple(record.number for record in records if record.failed),
+        passed_over=tuple(passed_over),
         by_kind={kind: _of_a_kind(faults) for kind, faults in sorted(kinds.items())},
         by_phase={phase: _of_a_kind(faults) for phase, faults in sorted(phases.items())},
         records=tuple(records),
@@ -182,6 +193,7 @@ def render_page(report: ChaosReport) -> str:
     sections = [
         f'<p class="verdict">{good} {escape(facts)}</p>',
         "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in problems) + "</ul>" if problems else "",
+        _passed_over(report),
         "<h2>Delays by kind of fault</h2>",
         _kinds_table("fault", report.by_kind),
         "<h2>Delays by phase</h2>",
@@ -192,6 +204,13 @@ def render_page(report: ChaosReport) -> str:
         _faults_table(report.records),
     ]
     return document(f"Chaos campaign, seed {report.seed}", sections)
+
+
+def _passed_over(report: ChaosReport) -> str:
+    if report.without_links is None:
+        return ""
+    numbers = ", ".join(str(number) for number in report.passed_over) or "none"
+    return f"<p>Scenarios that strike links and were passed over: {numbers}. {escape(report.without_links)}</p>"
 
 
 def _kinds_table(head: str, kinds: dict[str, FaultsOfAKind]) -> str:

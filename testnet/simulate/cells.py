@@ -35,7 +35,7 @@ from shoal.testnet.simulate.peer import SimulatedPeer
 from shoal.testnet.simulate.rings import CELL_TICK_S, Rings
 from shoal.testnet.simulate.rows import Cell, Leaf, made_by, plain_row, row_work, summed_row
 from shoal.testnet.simulate.scenario import Churn, Scenario
-from shoal.testnet.simulate.simulation import Simulation
+from shoal.testnet.simulate.simulation import NoQuorum, Simulation
 
 ROW_GRACE_S = 3.0
 """After half of a row is done the rest has so long; what comes later counts in the next round."""
@@ -225,7 +225,8 @@ class Crowd(Rings):
         cell = self.cells[self.by_seat[seat.number]]
         assert cell.row is not None
         made = [self.made(number, round) for number in cell.counted]
-        if not np.array_equal(plain_row(self._how, self.seats.grid, made), cell.row[0]):
+        tokens = sum(weight for _, weight in made)
+        if cell.row[1] != tokens or not np.array_equal(plain_row(self._how, self.seats.grid, made), cell.row[0]):
             raise Violation("the reference", f"the row of cell {cell.number} in round {round}")
         return cell.row
 
@@ -242,6 +243,8 @@ class Crowd(Rings):
                     seats.start(peer)
                 self.begin_churn()
                 self._run(rounds)
+            except NoQuorum:
+                pass
             except Violation as broken:
                 violation, detail = broken.kind, broken.detail
         return self._outcome(time.perf_counter() - began, violation, detail)
@@ -250,7 +253,7 @@ class Crowd(Rings):
         seats, best = self.seats, -1
         while seats._best < rounds:
             if seats._best == best:
-                raise Violation("progress", f"none after round {best}")
+                seats.stands_still(STANDSTILL_S)
             best = seats._best
             self.timeline.run(self.timeline.now + STANDSTILL_S, lambda best=best: seats._best > best)  # type: ignore[misc]
 

@@ -8,7 +8,10 @@
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
-                         fell silent is given up by everyone who watched it, undisturbed, within the detector's bound
+                         fell silent is given up by everyone who watched it, undisturbed, within the detector's bound,
+                         and is on its row's list no more soon after
+    no false eviction    who lives is given up by nobody where no fault is or just was, nobody was slow, and of control
+                         messages no more than `LOSS_BORNE_SHARE` are lost
     bounded queues       see `peer.QUEUES`
     transfers            see `donations`
     progress             `PROGRESS_S` after the last fault a round has been certified
@@ -43,6 +46,7 @@ from shoal.testnet.simulate.states import next_state, state_digest
 
 STANDSTILL_S = 120.0
 PROGRESS_S = 120.0
+LOSS_BORNE_SHARE = 0.05
 
 
 class Violation(Exception):

@@ -7,6 +7,9 @@ the other rows.
 *Verdicts.* A neighbour that gives a peer up says so to the head, and to the next in order, until the list has the
 peer no more. More than half of the living neighbours must; so one bad link evicts nobody.
 
+*Judged* is, see `judge`, that neighbours find who vanished within the detector's bound, that the list has it no more
+within `OFF_BOUND_S`, and that who lives is given up by nobody.
+
 Who is on a row's list, and who heads it, is known to the simulation at once where a real head would tell its row; the
 bytes of that are counted as the commit's.
 
@@ -32,12 +35,13 @@ from shoal.protocol.liveness import (
     State,
     Suspected,
 )
-from shoal.protocol.membership import MembershipMachine
+from shoal.protocol.membership import TICK_S, MembershipMachine, detection_bound_s
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.protocol.rows import deal_rows, shortest
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.members import DIAL_DEADLINE_S
+from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE, Violation
 from shoal.testnet.simulate.network import (
     CONTROL_OVERHEAD_BYTES,
     DOWNLOADS,
@@ -60,6 +64,10 @@ EXPECTED_ROUND_S = 15.0
 RETRY_S = 0.3
 """What TCP needs to notice that a segment was lost."""
 LOOK_S = 2.0
+FOUND_BOUND_S = detection_bound_s(2 * REACH) + 4 * (CELL_TICK_S - TICK_S) + 1.0
+"""Within which a neighbour gives up who vanished, what was still under way included."""
+OFF_BOUND_S = FOUND_BOUND_S + 2 * LOOK_S
+"""Within which the row's list has it no more, counted from when its neighbours are those that judge it."""
 JUDGES = 2
 ABOUT_RECORDS = ("hello", "welcome", "record")
 VERDICT_BYTES = 330
@@ -83,6 +91,7 @@ class Rings(ABC):
         self.cells = [Cell(number) for number in range(rows)]
         self.found_after_s: list[float] = []
         self.evicted_after_s: list[float] = []
+        self.false_deaths = 0
         self.record_bytes = 0
         self.false_evictions = 0
         self._turn = 0
@@ -157,7 +166,8 @@ class Rings(ABC):
                     leaf.machine.peer_seen(self.leaves[fresh].id, 0, self.timeline.now)
                 else:
                     self._deliver(leaf, self.leaves[fresh], "hello", HELLO_BYTES)
-            leaf.near = frozenset(near)
+            if leaf.near != near:
+                leaf.near, leaf.arranged_at = frozenset(near), self.timeline.now
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -259,7 +269,10 @@ class Rings(ABC):
     # -- who is gone -------------------------------------------------------------------------------------------
 
     def _found_dead(self, leaf: Leaf, other: Leaf) -> None:
-        if not other.up:
+        if other.up:
+            self.false_deaths += 1
+            self._bear(f"peer {leaf.number} gives up peer {other.number}, which lives")
+        else:
             self.found_after_s.append(self.timeline.now - other.silent_since)
         if other.number in leaf.near:
             self._give_up(leaf, other.number)
@@ -296,12 +309,39 @@ class Rings(ABC):
             return
         if self.leaves[accused].up:
             self.false_evictions += 1
+            self._bear(f"the row of peer {accused} is without it, which lives")
         else:
             self.evicted_after_s.append(self.timeline.now - self.leaves[accused].silent_since)
         before = [cell.ring[(place + d) % len(cell.ring)] for d in (-1, 1)]
         del cell.ring[place], cell.verdicts[accused]
         self._arrange(cell, before, introduced=False)
         self._is_off(cell, self.leaves[accused])
+
+    # -- what is judged ----------------------------------------------------------------------------------------
+
+    def _bear(self, detail: str) -> None:
+        """Who lives is held for dead. Raises Violation unless so much is lost that it may happen."""
+        if self.scenario.loss <= LOSS_BORNE_SHARE:
+            raise Violation("no false eviction", detail)
+
+    def _check_found(self, watcher: int, gone: int) -> None:
+        leaf, other = self.leaves[watcher], self.leaves[gone]
+        watches = leaf.up and gone in leaf.near and leaf.near_since[gone] <= other.silent_since
+        if watches and leaf.machine.state_of(other.id) in (State.ALIVE, State.SUSPECT):
+            raise Violation("no wait too long", f"peer {watcher} holds peer {gone} for alive {FOUND_BOUND_S} s on")
+
+    def _check_off(self, gone: int) -> None:
+        """Raises Violation if a row still has who vanished, once those around it have been the same for long enough."""
+        other = self.leaves[gone]
+        cell, now = self.cells[other.cell], self.timeline.now
+        if gone not in cell.ring:
+            return
+        around = [self.leaves[number] for number in {*other.near, cell.head, *cell.ring[:JUDGES]}]
+        changed_at = max(other.silent_since, other.arranged_at, *(leaf.silent_since for leaf in around))
+        if now < changed_at + OFF_BOUND_S:
+            self.timeline.at(changed_at + OFF_BOUND_S, self._check_off, gone)
+        else:
+            raise Violation("no wait too long", f"the row of peer {gone} has it {now - other.silent_since:.1f} s on")
 
     # -- churn -------------------------------------------------------------------------------------------------
 
@@ -325,6 +365,10 @@ class Rings(ABC):
         leaf.up = False
         leaf.silent_since = self.timeline.now
         self.timeline.note(6, leaf.number, leaf.cell, 0)
+        for near in sorted(leaf.near):
+            if self.leaves[near].machine.state_of(leaf.id) is State.ALIVE:
+                self.timeline.after(FOUND_BOUND_S, self._check_found, near, leaf.number)
+        self.timeline.after(OFF_BOUND_S, self._check_off, leaf.number)
         self._has_vanished(leaf)
 
     def _join(self) -> None:

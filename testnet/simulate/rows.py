@@ -41,6 +41,8 @@ class Leaf:
     near_since: dict[int, float] = field(default_factory=dict)
     looked_at: float = 0.0
     silent_since: float = 0.0
+    arranged_at: float = 0.0
+    """When it got the neighbours that it has."""
     since_round: int = 0
     control_bytes: int = 0
     bulk_bytes: float = 0.0

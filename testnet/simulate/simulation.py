@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from blake3 import blake3
@@ -33,7 +33,7 @@ from shoal.protocol.membership import TICK_S, detection_bound_s
 from shoal.protocol.messages import Message, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
-from shoal.testnet.simulate.judge import PROGRESS_S, Violation, outweighs
+from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
 from shoal.testnet.simulate.network import DOWNLOADS, ENVELOPE_BYTES, REGIONS, UPLOADS, Network, Timeline, Wall
 from shoal.testnet.simulate.outcome import Kit, Outcome
 from shoal.testnet.simulate.peer import Disk, SimulatedPeer
@@ -53,9 +53,11 @@ UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
 IN_FLIGHT_S = 1.0
 """What a peer said just before it fell silent has arrived by then."""
+SETTLED_S = IN_FLIGHT_S + 10
+"""So long after a fault nobody has a reason any more to give a living peer up."""
 
 
-class _NoQuorum(Exception):
+class NoQuorum(Exception):
     """Members left or died for good, and the rest cannot certify without them: that is for a rebase to mend.
 
     A promise to leave counts where everyone who could certify has heard it, and only there: whoever knows nothing of it
@@ -281,8 +283,15 @@ class Simulation:
         if not target.running:
             if observer.disturbed_at < target.silent_since:
                 self.found_after_s.append(now - target.silent_since)
-        elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > IN_FLIGHT_S + 10:
+        elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > SETTLED_S:
             self.false_evictions += 1
+            if now - max(observer.disturbed_at, self.quiet_at) > SETTLED_S and not self._may_look_dead():
+                raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
+
+    def _may_look_dead(self) -> bool:
+        """Whether some fault may make a living peer look dead beyond its time, as what a slow peer has queued does."""
+        slow = any(fault.kind == "slow" for fault in self.scenario.fault)
+        return slow or self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
 
     def is_troubled(self, now: float) -> bool:
         """Whether some fault is not over, or has been for a moment only."""
@@ -394,7 +403,7 @@ class Simulation:
         with self.keys.in_use():
             try:
                 self._run()
-            except _NoQuorum:
+            except NoQuorum:
                 pass
             except Violation as broken:
                 violation, detail = broken.kind, broken.detail
@@ -410,23 +419,21 @@ class Simulation:
         limit = self.quiet_at
         while not self._done():
             if timeline.now >= limit:
-                before = self._best if limit > self.quiet_at else -1
-                self._check_progress(before, limit)
+                if limit > self.quiet_at:
+                    self.stands_still(PROGRESS_S)
                 limit = timeline.now + PROGRESS_S + ROUND_LIMIT_S * (rounds if self._best >= rounds else 0)
             height = self._best
             timeline.run(limit, lambda height=height: self._best > height or self._done())  # type: ignore[misc]
             if self._best > height and self._best < rounds:
                 limit = timeline.now + PROGRESS_S
 
-    def _check_progress(self, before: int, limit: float) -> None:
-        """Raises Violation when nothing came of the time since the last progress although there is a quorum."""
-        if before < 0:
-            return
+    def stands_still(self, waited_s: float) -> NoReturn:
+        """Nothing came of so long a time. Raises Violation if there is a quorum, else NoQuorum."""
         head = max((peer.disk.chain[-1] for peer in self.peers), key=lambda value: value.round)
         if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
             behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
-            raise Violation("progress", f"none for {PROGRESS_S} s after round {self._best}; behind are {behind}")
-        raise _NoQuorum
+            raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")
+        raise NoQuorum
 
     def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
         """The promises to leave in the round after `head` that every running member of it has heard."""

@@ -20,16 +20,17 @@ from shoal.protocol.identity import Identity
 from shoal.testnet.campaigns import chaos
 from shoal.testnet.campaigns.campaign_check import MACHINE_S
 from shoal.testnet.campaigns.chaos import Chaos, bound_of, judge, run_chaos
-from shoal.testnet.campaigns.chaos_plan import KINDS, LINKED, MOVES, PHASES, ROUNDS, cards, draw_scenario, hand
+from shoal.testnet.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_scenario, hand
 from shoal.testnet.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, render_page, report_of, to_json
 from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
 from shoal.testnet.journal import Holding, Journal, Listening, RoundStarted
+from shoal.testnet.links.namespaces import why_not
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, NodeReport, Report, RoundReport, Span
 from shoal.testnet.scenario import Fault, Scenario
 from tests.testnet.test_swarm import fakes
 
-SCENARIOS = [draw_scenario(3, number, links=True) for number in range(1, 89)]
+SCENARIOS = [draw_scenario(3, number) for number in range(1, 89)]
 """Four decks of 66 cards, in hands of three."""
 
 
@@ -37,24 +38,24 @@ SCENARIOS = [draw_scenario(3, number, links=True) for number in range(1, 89)]
 
 
 def test_every_kind_meets_every_phase_before_any_meets_it_twice() -> None:
-    dealt = [card for number in range(1, 23) for card in hand(3, number, links=True)]
+    dealt = [card for number in range(1, 23) for card in hand(3, number)]
     assert len(dealt) == len(set(dealt)) == len(KINDS) * len(PHASES)
-    assert Counter(card for number in range(1, 89) for card in hand(3, number, links=True)) == Counter(
+    assert Counter(card for number in range(1, 89) for card in hand(3, number)) == Counter(
         {(kind, phase): 4 for kind in KINDS for phase in PHASES}
     )
 
 
 def test_a_scenario_follows_from_seed_and_number() -> None:
-    assert draw_scenario(3, 7, links=True) == SCENARIOS[6]
-    assert draw_scenario(4, 7, links=True) != SCENARIOS[6]
+    assert draw_scenario(3, 7) == SCENARIOS[6]
+    assert draw_scenario(4, 7) != SCENARIOS[6]
     with pytest.raises(ConfigError, match="--only: the scenarios of a campaign are 1 to"):
-        draw_scenario(3, 0, links=True)
+        draw_scenario(3, 0)
 
 
 def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> None:
     for number, scenario in enumerate(SCENARIOS, 1):
         points = {(fault.kind, fault.phase) for fault in scenario.faults}
-        for kind, phase in hand(3, number, links=True):
+        for kind, phase in hand(3, number):
             assert (kind, phase) in points
             if phase == "repair":
                 assert ("restart", "reduce") in points, "there is something to repair"
@@ -62,13 +63,6 @@ def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> No
                 assert ("join", "train") in points, "there is somebody who fetches"
         progresses = [fault.progress for fault in scenario.faults if fault.phase in ("reduce", "transfer")]
         assert None not in progresses
-
-
-def test_without_namespaces_nothing_is_done_to_links() -> None:
-    assert {kind for kind, _ in cards(links=False)} == set(KINDS) - set(LINKED)
-    kinds = {fault.kind for number in range(1, 30) for fault in draw_scenario(3, number, links=False).faults}
-    assert kinds == set(KINDS) - set(LINKED)
-    assert not any(draw_scenario(3, number, links=False).needs_namespaces for number in range(1, 30))
 
 
 def test_a_swarm_can_survive_what_is_drawn() -> None:
@@ -190,7 +184,7 @@ def test_a_faultless_scenario_passes_and_what_was_not_done_is_counted(tmp_path: 
     record = judge(4, GOOD, tmp_path)
     assert (record.failed, record.problems, record.missed) == (False, (), 1)
     assert (record.longest_round_s, record.rounds_certified, record.number) == (2.5, 3, 4)
-    report = report_of(1, [record], minutes=1, wall_s=30.0, without_links=None)
+    report = report_of(1, [record], minutes=1, wall_s=30.0, without_links=None, passed_over=())
     assert ok(report)
     assert (report.faults_done, report.faults_missed, report.by_kind["kill"].delay_s.median) == (1, 1, 1.5)  # type: ignore[union-attr]
     assert (report.by_phase["repair"].done, report.by_phase["repair"].missed) == (0, 1)
@@ -216,7 +210,7 @@ def test_whatever_is_not_as_it_should_be_fails_the_scenario(
 ) -> None:
     record = judge(4, msgspec.structs.replace(GOOD, **wrong), tmp_path)  # type: ignore[arg-type]
     assert what in "; ".join(record.problems)
-    report = report_of(1, [record], minutes=1, wall_s=30.0, without_links=None)
+    report = report_of(1, [record], minutes=1, wall_s=30.0, without_links=None, passed_over=())
     assert not ok(report)
     assert report.failed == (4,)
     told = json.loads(to_json(report))
@@ -261,16 +255,17 @@ def test_a_vote_against_a_promise_fails_the_scenario(tmp_path: Path) -> None:
 
 
 def test_nothing_done_is_no_success(tmp_path: Path) -> None:
-    report = report_of(1, [], minutes=1, wall_s=0.0, without_links="no root")
+    report = report_of(1, [], minutes=1, wall_s=0.0, without_links="no root", passed_over=[1, 2])
     assert not ok(report)
     assert summary(report, tmp_path)[-1] == "FAILED     nothing was done"
-    assert "links      left alone: no root" in summary(report, tmp_path)
+    assert "links      left alone, 2 scenarios that strike some passed over: no root" in summary(report, tmp_path)
+    assert "were passed over: 1, 2. no root" in render_page(report)
 
 
 # -- the campaign --------------------------------------------------------------------------------------------
 
 
-def with_stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+def with_stand_ins(monkeypatch: pytest.MonkeyPatch, without_links: str | None = "no root") -> list[Scenario]:
     """Scenarios of two rounds without faults and without real nodes, of which nothing can be verified."""
     done: list[Scenario] = []
 
@@ -282,27 +277,66 @@ def with_stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
 
     real = chaos.run_testnet
     monkeypatch.setattr(chaos, "run_testnet", run_testnet)
-    monkeypatch.setattr(chaos, "why_not", lambda: "no root")
+    monkeypatch.setattr(chaos, "why_not", lambda: without_links)
     return done
+
+
+STRIKING = [number for number in range(1, 27) if draw_scenario(1, number).needs_namespaces]
+LEFT = [number for number in range(1, 27) if number not in STRIKING]
+"""Of the first 26 scenarios of seed 1, those that strike links and those that do not."""
 
 
 def test_a_failed_scenario_leaves_its_folder_and_the_report_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = with_stand_ins(monkeypatch)
+    done = with_stand_ins(monkeypatch, without_links=None)
     assert execute(["chaos", "--scenarios", "2", "--seed", "5", "--out", str(tmp_path), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["scenarios"], told["failed"], told["seed"]) == (2, [1, 2], 5)
-    assert done == [draw_scenario(5, number, links=False) for number in (1, 2)]
+    assert (told["scenarios"], told["failed"], told["seed"], told["passed_over"]) == (2, [1, 2], 5, [])
+    assert done == [draw_scenario(5, number) for number in (1, 2)]
     assert (tmp_path / "scenarios" / "1" / "nodes" / "0" / "log.txt").exists()
     assert json.loads((tmp_path / "chaos.json").read_text())["failed"] == [1, 2]
     assert (tmp_path / "chaos.html").read_text().startswith("<!doctype html>")
 
 
-def test_one_of_the_scenarios_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_links_cannot_be_struck_scenarios_that_do_are_passed_over_by_name_and_the_others_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert STRIKING
     done = with_stand_ins(monkeypatch)
-    assert execute(["chaos", "--seed", "5", "--only", "9", "--out", str(tmp_path)]) == 1
-    assert done == [draw_scenario(5, 9, links=False)]
+    asked = ["chaos", "--scenarios", "2", "--seed", "1", "--minutes", "9", "--out", str(tmp_path), "--json"]
+    assert execute(asked) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["failed"] == LEFT[:2]
+    assert told["passed_over"] == [number for number in STRIKING if number < LEFT[1]]
+    assert told["again"] == [f"shoal chaos --seed 1 --only {number}" for number in LEFT[:2]]
+    assert done == [draw_scenario(1, number) for number in LEFT[:2]]
+    assert {fault.kind for scenario in done for fault in scenario.faults}.isdisjoint({"partition", "heal", "slow"})
+
+
+@pytest.mark.parametrize("without_links", [None, "no root"])
+def test_one_of_the_scenarios_is_the_same_with_and_without_the_privilege(
+    without_links: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = with_stand_ins(monkeypatch, without_links)
+    assert execute(["chaos", "--seed", "1", "--only", str(LEFT[3]), "--out", str(tmp_path)]) == 1
+    assert done == [draw_scenario(1, LEFT[3])]
+
+
+def test_one_that_strikes_links_is_refused_where_they_cannot_be_and_done_where_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["chaos", "--seed", "1", "--only", str(STRIKING[0]), "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        assert with_stand_ins(patch) == []
+        assert execute(asked) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--only {STRIKING[0]}: this scenario strikes links; run it where that can be done" in line
+    assert line.endswith("no root")
+    assert not (tmp_path / "out").exists()
+    done = with_stand_ins(monkeypatch, without_links=None)
+    assert execute(asked) == 1
+    assert done == [draw_scenario(1, STRIKING[0])]
 
 
 def test_scenarios_are_begun_until_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +370,7 @@ def test_nothing_but_an_earlier_campaign_is_removed(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.long
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_a_real_scenario_is_exact(tmp_path: Path) -> None:
     told: list[ScenarioRecord] = []
     report = trio.run(partial(run_chaos, Chaos(seed=1, only=3), tmp_path, told.append))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, get_args
 
@@ -11,18 +10,12 @@ import numpy as np
 import pytest
 
 from shoal.collectives.finals import FinalFormat
-from shoal.collectives.reduce import Reduction
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import facts as facts_module
 from shoal.protocol import gathering as gathering_module
 from shoal.protocol import round as round_module
-from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
 from shoal.protocol.certificate import lead
-from shoal.protocol.effects import Effect
-from shoal.protocol.membership import MembershipMachine
-from shoal.protocol.messages import Message, Propose, Value, Vote
-from shoal.protocol.round import RoundMachine
 from shoal.testnet.simulate import judge as judge_module
 from shoal.testnet.simulate import watch as watch_module
 from shoal.testnet.simulate.many import simulate_many, violation_of
@@ -31,6 +24,19 @@ from shoal.testnet.simulate.peer import QUEUES
 from shoal.testnet.simulate.scenario import Fault, Lie, Scenario, random_scenario
 from shoal.testnet.simulate.shrink import as_test, shrink
 from shoal.testnet.simulate.simulation import Simulation, run_scenario
+from tests.testnet.simulate.seeded_bugs import (
+    GivesNobodyUp,
+    GoesBack,
+    HidesItsVote,
+    LeavesOneOut,
+    NeverMoves,
+    OneLossIsDeath,
+    ProposesTwice,
+    VotesTwice,
+    anyone_decides,
+    half_decides,
+    halved,
+)
 
 PLAIN = Scenario(peers=4, rounds=2, seed=3)
 KILLED = Scenario(peers=4, rounds=3, seed=5, fault=(Fault(kind="kill", peer=1, at_s=2.0),))
@@ -110,76 +116,6 @@ def test_peer_that_takes_nothing_from_the_next_lead_is_not_waited_for_in_the_sam
 # -- seeded bugs: each promise can be seen broken ----------------------------------------------------------------
 
 
-class VotesTwice(RoundMachine):
-    """Votes again in the same view, for a value of its own making."""
-
-    def receive(self, sender: Any, message: Message, now: float) -> list[Effect]:
-        effects = super().receive(sender, message, now)
-        if isinstance(message, Propose) and any(
-            isinstance(e, Broadcast) and isinstance(e.message, Vote) for e in effects
-        ):
-            other = msgspec.structs.replace(message.value, tokens=message.value.tokens + 1)
-            effects.append(Broadcast(self.agreement._take_vote(message.view, other)))
-        return effects
-
-
-class GoesBack(RoundMachine):
-    """Falls back to the first view once after it moved."""
-
-    fell = False
-
-    def tick(self, now: float) -> list[Effect]:
-        effects = super().tick(now)
-        if self.agreement.view and not self.fell:
-            self.fell, self.agreement.view = True, 0
-        return effects
-
-
-class ProposesTwice(RoundMachine):
-    """Proposes another value beside the first."""
-
-    def tick(self, now: float) -> list[Effect]:
-        effects = super().tick(now)
-        proposed = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose)]
-        for message in proposed:
-            value = msgspec.structs.replace(message.value, tokens=message.value.tokens + 1)
-            effects.append(Broadcast(msgspec.structs.replace(message, value=value)))
-        return effects
-
-
-class HidesItsVote(Agreement):
-    """Moves to another view and says that it voted for nothing."""
-
-    def move_to(self, view: int) -> list[AgreementEffect]:
-        self._highest = None
-        return super().move_to(view)
-
-
-class NeverMoves(RoundMachine):
-    """Waits for its lead for ever."""
-
-    def _watch_lead(self, now: float) -> list[Effect]:
-        return []
-
-
-class LeavesOneOut(Reduction):
-    """Sums without waiting for the last contribution."""
-
-    def _reduce_if_complete(self, chunk: int) -> None:
-        inbox = self._inboxes.get(chunk)
-        if inbox is not None and len(inbox.owing) == 1:
-            inbox.owing.clear()
-        super()._reduce_if_complete(chunk)
-
-
-class GivesNobodyUp(MembershipMachine):
-    """Suspects for ever."""
-
-    def _overdue(self, peer: Any, watched: Any, now: float) -> list[Any]:
-        watched.suspect_until = float("inf")
-        return super()._overdue(peer, watched, now)
-
-
 SILENT = Scenario(peers=4, rounds=6, seed=5, fault=(Fault(kind="crash", peer=1, at_s=1.0),))
 
 
@@ -221,37 +157,54 @@ def test_seeded_wait_for_a_silent_peer_is_found(monkeypatch: pytest.MonkeyPatch)
     assert run_scenario(SILENT).violation == "no wait too long"
 
 
+LOSSY = Scenario(peers=4, rounds=20, seed=5, loss=0.01)
+
+
+def test_seeded_death_of_one_lost_ping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "MembershipMachine", OneLossIsDeath)
+    outcome = run_scenario(LOSSY)
+    assert (outcome.violation, outcome.false_evictions) == ("no false eviction", 1)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(kind="lossy", peer=1, at_s=0.0, share=0.1),
+        Fault(kind="lie", peer=1, at_s=0.0, lie="vouch"),
+        Fault(kind="slow", peer=1, at_s=0.0, duration_s=1.0, factor=1.0),
+        Fault(kind="leave", peer=1, at_s=100.0),
+    ],
+    ids=["lossy", "lie", "slow", "still to come"],
+)
+def test_false_eviction_that_a_fault_may_justify_is_counted_alone(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "MembershipMachine", OneLossIsDeath)
+    outcome = run_scenario(msgspec.structs.replace(LOSSY, fault=(fault,)))
+    assert outcome.violation == ""
+    assert outcome.false_evictions > 0
+
+
 def test_seeded_sum_that_leaves_one_out_is_found() -> None:
     assert run_scenario(PLAIN, Kit(reduction=LeavesOneOut)).violation == "nothing left out"
 
 
 def test_seeded_final_of_another_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = FinalFormat.sign
-
-    def halved(form: Any, identity: Any, chunk: int, mean: Any, *rest: Any) -> Any:
-        return plain(form, identity, chunk, mean * np.float32(0.5), *rest)
-
     monkeypatch.setattr(FinalFormat, "sign", halved)
     outcome = run_scenario(PLAIN)
     assert (outcome.violation, outcome.wrong_values) == ("the reference", 1)
 
 
 def test_seeded_quorum_of_a_minority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def anyone(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
-        return bool(set(previous.members) & set(supporters))
-
     for module in (certificate_module, agreement_module, facts_module):
-        monkeypatch.setattr(module, "is_quorum", anyone)
+        monkeypatch.setattr(module, "is_quorum", anyone_decides)
     outcome = run_scenario(PLAIN)
     assert outcome.violation == "no fork"
 
 
 def test_fork_is_counted_when_both_halves_of_a_partition_certify(monkeypatch: pytest.MonkeyPatch) -> None:
-    def anyone(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
-        return 2 * len(set(previous.members) & set(supporters)) >= len(previous.members)
-
     for module in (certificate_module, agreement_module, facts_module, judge_module):
-        monkeypatch.setattr(module, "outweighs" if module is judge_module else "is_quorum", anyone)
+        monkeypatch.setattr(module, "outweighs" if module is judge_module else "is_quorum", half_decides)
     halves = Fault(kind="partition", at_s=0.0, duration_s=60.0, groups=((0, 1), (2, 3)))
     outcome = run_scenario(Scenario(peers=4, rounds=2, seed=1, fault=(halves,)))
     assert (outcome.violation, outcome.forks) == ("no fork", 1)
