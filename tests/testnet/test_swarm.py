@@ -358,8 +358,8 @@ def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing
     assert [node.outcome for node in report.nodes] == ["running", "running", "killed", "killed"]
     assert [node.rounds for node in report.nodes] == [4, 4, 2, 1]
     assert [r.members for r in report.rounds] == [4, 3, 2, 2]
-    # It was planned with before it was killed, and is in no chunk.
-    assert [r.coverage for r in report.rounds] == [1.0, 0.75, 1.0, 1.0]
+    # It was planned with before it was killed, and is in no chunk; the lead of a later view, if any, plans without it.
+    assert [r.coverage for r in report.rounds] in ([1.0, 0.75, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0])
     # Who is killed before it reduces contributes nothing; who is killed after it has reduced, all that it had sent.
     assert [r.contributors for r in report.rounds] in ([4, 3, 3, 2], [4, 3, 2, 2])
     for fault in report.faults:
