@@ -28,6 +28,7 @@ class Pair:
     next_look: float = 0.0
     next_widening: float = 0.0
     asked_for: int = 1  # lanes that the peer's last offer wanted
+    told: int = 1  # no less than what the peer takes for wanted here
     payload_sent: int = 0  # by lanes that ended
     moved: Moved = field(default_factory=Moved)  # over lanes that ended
 

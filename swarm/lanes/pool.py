@@ -375,7 +375,7 @@ class LanePool:
                     self._check_up()
                     self._check_room()
                     try:
-                        await self._dialler.dial(peer, self._wanted(peer))
+                        await self._offer(peer, self._dialler.dial)
                     except NetworkError as error:
                         if not may_summon:
                             raise
@@ -395,12 +395,26 @@ class LanePool:
         with trio.move_on_after(patience_s if reach.is_reached() else 0):
             await self._summon(peer)
             return
-        await self._dialler.dial_through(peer, self._wanted(peer))
+        await self._offer(peer, self._dialler.dial_through)
+
+    async def _offer(self, peer: PeerId, dial: Callable[[PeerId, int], Awaitable[None]]) -> None:
+        """Dial, which tells the peer how many lanes are wanted; that may be fewer by the time it has heard it."""
+        pair = self._pair(peer)
+        lanes = pair.count.wanted
+        try:
+            await dial(peer, lanes)
+        finally:
+            pair.told = max(pair.told, lanes)
+            if lanes > pair.count.wanted:
+                self._follow_count(peer)
 
     async def _summon(self, peer: PeerId) -> None:
         """Ask `peer` to dial, and wait until it did; the caller has the deadline."""
+        await self._offer(peer, self._be_dialled)
+
+    async def _be_dialled(self, peer: PeerId, lanes: int) -> None:
         before = set(self._lanes_of(peer))
-        await self._request(peer, encode_handshake(LaneSummons(lanes=self._wanted(peer))))
+        await self._request(peer, encode_handshake(LaneSummons(lanes=lanes)))
         while before.issuperset(self._lanes_of(peer)):
             await self._adopted.wait()
 
@@ -449,17 +463,19 @@ class LanePool:
         pair = self._pair(peer)
         surplus = len(self._usable(peer)) - pair.count.wanted
         with suppress(trio.WouldBlock):
-            if surplus > 0 and self._me > peer:
+            if self._me > peer and (surplus > 0 or pair.told > pair.count.wanted):
                 self._jobs.send_nowait(partial(self._tell_wanted, peer, pair))
-            elif surplus < 0 and time.monotonic() >= pair.next_widening:
+            if surplus < 0 and time.monotonic() >= pair.next_widening:
                 pair.next_widening = time.monotonic() + WIDEN_DEADLINE_S + WIDEN_RETRY_S
                 self._jobs.send_nowait(partial(self._widen, peer, pair))
 
     async def _tell_wanted(self, peer: PeerId, pair: Pair) -> None:
         """Have the peer, which decides, retire what neither side wants any more."""
+        lanes = pair.count.wanted
         try:
             with trio.fail_after(WIDEN_DEADLINE_S):
-                await self._request(peer, encode_handshake(LaneSummons(lanes=pair.count.wanted)))
+                await self._request(peer, encode_handshake(LaneSummons(lanes=lanes)))
+            pair.told = lanes
         except (NetworkError, RemoteError, trio.TooSlowError) as error:
             logger.debug("%s keeps lanes to spare: %r", peer, error)
 
@@ -472,5 +488,6 @@ class LanePool:
             logger.debug("no more lanes to %s: %r", peer, error)
             with pair.queue.changed:
                 pair.count.give_up(time.monotonic())
+            self._follow_count(peer)
         else:
             pair.next_widening = 0.0

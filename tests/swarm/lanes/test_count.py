@@ -14,7 +14,7 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import LaneLimits, RateLimit
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pool import LanePool
-from tests.swarm.lane_net import ALICE, BOB, WAIT_S, alice_and_bob, lanes_of, open_net, run, until
+from tests.swarm.lane_net import ALICE, BOB, DEAD_ADDRESS, WAIT_S, alice_and_bob, lanes_of, open_net, run, until
 
 MB = 1_000_000
 STEP_S = 0.25
@@ -262,22 +262,50 @@ def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> Non
 @pytest.mark.usefixtures("hurried")
 def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
     """Each would retire what it has dialled: one decides, so that none is retired that the other counts on."""
-    frames = 5 * MB // HEADER.length
+    pairs = ((ALICE, BOB), (BOB, ALICE))
+    posted = dict.fromkeys((ALICE, BOB), 0)
 
     async def main() -> None:
         async with open_net() as net:
             pools = {me: await net.add(me, limits=LaneLimits(upload=RateLimit(2 * MB))) for me in (ALICE, BOB)}
             await pools[ALICE].ensure(BOB, deadline_s=WAIT_S)
             await until(lambda: len(lanes_of(pools[BOB], ALICE)) == 1)
-            first = {me: lanes_of(pools[me], peer) for me, peer in ((ALICE, BOB), (BOB, ALICE))}
-            for me, peer in ((ALICE, BOB), (BOB, ALICE)):
-                post(pools[me], peer, frames * HEADER.length)
-            for me, peer in ((ALICE, BOB), (BOB, ALICE)):
-                count = pools[me]._pair(peer).count
-                await until(lambda c=count: c._hold_off_s == 2 * HOLD_OFF_MIN_S, deadline_s=LONG_S, look_s=LOOK_S)
-                await until(lambda m=me, p=peer: lanes_of(pools[m], p) == first[m], deadline_s=LONG_S, look_s=LOOK_S)
-            for me in (ALICE, BOB):
-                await until(lambda m=me: net.sinks[m].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
+            first = {me: lanes_of(pools[me], peer) for me, peer in pairs}
+
+            def went_back() -> bool:
+                """Keeps both busy: a trial that nothing waits for any more is never judged."""
+                for me, peer in pairs:
+                    if pools[me].queued_bytes(peer) < MB:
+                        post(pools[me], peer, MB)
+                        posted[peer] += MB // HEADER.length
+                return all(
+                    pools[me]._pair(peer).count._hold_off_s == 2 * HOLD_OFF_MIN_S
+                    and lanes_of(pools[me], peer) == first[me]
+                    for me, peer in pairs
+                )
+
+            await until(went_back, deadline_s=LONG_S, look_s=LOOK_S)
+            for me in posted:
+                await until(lambda m=me: net.sinks[m].frames.qsize() == posted[m], deadline_s=LONG_S, look_s=LOOK_S)
+
+    run(main)
+
+
+def test_pool_that_cannot_have_more_lanes_takes_back_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the peer, which decides, would keep as many for its sake, whoever dials them."""
+    monkeypatch.setattr("shoal.swarm.lanes.pool.WIDEN_DEADLINE_S", 1.0)
+
+    async def main() -> None:
+        async with alice_and_bob() as (_, alice, bob):
+            await alice.ensure(BOB, deadline_s=WAIT_S)
+            alice.addresses = bob.addresses = (DEAD_ADDRESS,)
+            await until(lambda: len(lanes_of(bob, ALICE)) == 1)
+            bob._pair(ALICE).count.wanted = 2
+            bob._follow_count(ALICE)
+            await until(lambda: alice._pair(BOB).asked_for == 2)
+            await until(lambda: alice._pair(BOB).asked_for == 1)
+            assert bob._pair(ALICE).count.wanted == 1
+            assert len(lanes_of(alice, BOB)) == 1
 
     run(main)
 
