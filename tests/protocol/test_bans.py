@@ -20,7 +20,7 @@ from shoal.protocol.messages import Ban, Certificate, Propose, Term, Value, Vote
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from tests.protocol.lab import honest_report, plan_hash, value_of, vote_of
-from tests.protocol.test_round import contribution, machines_of
+from tests.protocol.round_machines import contribution, machines_of
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
 PEERS = [one.peer_id for one in IDENTITIES]

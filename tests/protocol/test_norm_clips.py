@@ -31,8 +31,8 @@ from shoal.protocol.round import RoundMachine
 from shoal.protocol.wire import canonical, decode
 from tests.protocol import round_lab
 from tests.protocol.round_lab import deal_evenly
+from tests.protocol.round_machines import contribution, machines_of
 from tests.protocol.test_planning import GOOD, LEAD, PEERS, SETTINGS, START, ready
-from tests.protocol.test_round import contribution, machines_of
 
 CLIPPING = replace(SETTINGS, norm_clip=True)
 CHUNKS = 11

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
-from trio.testing import MockClock
 
 from shoal.collectives.outer import OuterSettings
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import FinalsAnswer, GetFinals
 from tests.node.donors import World
 from tests.node.ledger import GRID, Ledger, finals_of, plan_of
-from tests.node.state.test_catchup import Watch
+from tests.node.state.catchup_lab import BAD, GOOD, Watch, _no_threads, run
 
-GOOD, BAD = PeerId("good"), PeerId("bad")
+__all__ = ["_no_threads"]
+
 REPLAY_LIMIT = replay_limit_rounds("int8", GRID.numel, GRID.chunk_values)
-
-
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would run on while a thread works."""
-
-    async def run_here(work: Callable[..., object], *arguments: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
 
 
 @pytest.mark.parametrize("missed", [1, 2, 3 * REPLAY_LIMIT])

@@ -1,0 +1,209 @@
+"""Reducing desks joined by lanes in memory, and a clock, for tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import trio
+
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.traffic import PlanTraffic
+from shoal.node.config import Hold
+from shoal.node.holds import Holds
+from shoal.node.reporting.events import EventLog
+from shoal.node.rounds import reducing
+from shoal.node.rounds.reducing import ReduceDesk
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Participant, Plan
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from shoal.swarm.lanes.moved import Moved
+from tests.node.ledger import GRID, Ledger, identity, plan_of, vector
+
+LEDGER = Ledger()
+STEP_S = 0.2
+NOBODY: frozenset[PeerId] = frozenset()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(60):
+            await main()
+
+    trio.run(bounded, strict_exception_groups=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.002)
+
+
+@dataclass
+class FakeCatchUp:
+    """Knows some finals; what it does not know nobody has."""
+
+    known: dict[bytes, Finals] = field(default_factory=dict)
+    asked: list[tuple[bytes, tuple[PeerId, ...]]] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
+        self.asked.append((plan_hash, tuple(peers)))
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        if plan_hash not in self.known:
+            raise NetworkError("no peer has the finals")
+        return self.known[plan_hash]
+
+
+@dataclass
+class Clock:
+    """A clock that only the test turns forward, so that a slow machine changes nothing."""
+
+    ahead_s: float = 0.0
+    started_at: float = field(default_factory=time.monotonic)
+
+    def monotonic(self) -> float:
+        return self.started_at + self.ahead_s
+
+    async def pass_time(self, mesh: Mesh, seconds: float) -> None:
+        """In steps in which every desk looks around."""
+        ends_at = self.ahead_s + seconds
+        while self.ahead_s < ends_at:
+            self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
+            looked = [lanes.looks for lanes in mesh.lanes]
+            others = len(mesh.peers) - 1
+            busy = [i for i, desk in enumerate(mesh.desks) if desk._pace is not None]
+            await until(lambda: all(mesh.lanes[i].looks >= looked[i] + 6 * others for i in busy))  # noqa: B023
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reducing, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(reducing, "LOOK_PERIOD_S", 0.002)
+    return clock
+
+
+@dataclass
+class FakeLanes:
+    """What a desk sees of a node's lanes; `looks` counts how often it asked what has moved."""
+
+    ensure: Callable[..., Awaitable[None]]
+    received: dict[PeerId, int] = field(default_factory=dict)
+    dropped: list[PeerId] = field(default_factory=list)
+    queued: dict[PeerId, int] = field(default_factory=dict)
+    looks: int = 0
+
+    def moved(self, peer: PeerId) -> Moved:
+        self.looks += 1
+        return Moved(received=self.received.get(peer, 0))
+
+    def queued_bytes(self, peer: PeerId) -> int:
+        return self.queued.get(peer, 0)
+
+    def drop(self, peer: PeerId) -> None:
+        self.dropped.append(peer)
+
+
+class Mesh:
+    """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane.
+
+    `lose_between` is of sender and receiver.
+    """
+
+    def __init__(self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None) -> None:
+        self.events = EventLog(folder / "events.jsonl")
+        self.contributions = [EncodedContribution.encode(vector(n), GRID, "int8") for n in range(count)]
+        self.identities = [identity(n + 1) for n in range(count)]
+        self.peers = [one.peer_id for one in self.identities]
+        self.traffics = [PlanTraffic(post=self.poster(peer), waiting=lambda to, scope: ()) for peer in self.peers]
+        self.catchups = [FakeCatchUp() for _ in self.peers]
+        self.done: list[list[tuple[Finals, float]]] = [[] for _ in self.peers]
+        self.lose: Callable[[PeerId, FrameHeader], bool] = lambda sender, header: False
+        self.lose_between: Callable[[PeerId, PeerId], bool] = lambda sender, to: False
+        self.unreachable: set[PeerId] = set()
+        self.broken: set[tuple[PeerId, PeerId]] = set()
+        self.ensured: list[tuple[PeerId, PeerId]] = []
+        self.lanes = [FakeLanes(self.ensurer(peer)) for peer in self.peers]
+        self.holds = [Holds((holds or {}).get(n, ()), self.events) for n in range(count)]
+        self.desks = [self.desk(n) for n in range(count)]
+
+    def desk(self, n: int) -> ReduceDesk:
+        def done(finals: Finals, seconds: float) -> None:
+            self.done[n].append((finals, seconds))
+
+        return ReduceDesk(
+            identity=self.identities[n],
+            lanes=self.lanes[n],  # type: ignore[arg-type]
+            traffic=self.traffics[n],
+            catchup=self.catchups[n],  # type: ignore[arg-type]
+            holds=self.holds[n],
+            done=done,
+        )
+
+    def ensurer(self, me: PeerId) -> Callable[..., Awaitable[None]]:
+        async def ensure(peer: PeerId, *, deadline_s: float) -> None:
+            await trio.lowlevel.checkpoint()
+            self.ensured.append((me, peer))
+            if peer in self.unreachable:
+                raise NetworkError(f"no lane to {peer}")
+            self.broken.discard((me, peer))
+
+        return ensure
+
+    def poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes], None]:
+        def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+            if to in self.unreachable or (sender, to) in self.broken:
+                raise NetworkError(f"there is no lane to {to}")
+            if not self.lose(sender, header) and not self.lose_between(sender, to):
+                threading.Thread(target=self.deliver, args=(sender, to, header, bytes(payload)), daemon=True).start()
+
+        return post
+
+    def deliver(self, sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
+        traffic, lanes = self.traffics[self.peers.index(to)], self.lanes[self.peers.index(to)]
+        lanes.received[sender] = lanes.received.get(sender, 0) + len(payload)
+        if header.kind is FrameKind.LACKING:
+            traffic.received(sender, header, memoryview(payload))
+            return
+        region = traffic.region(sender, header)
+        if region is not None:
+            region[:] = payload
+            traffic.received(sender, header, region)
+
+    def plan(self, *, attempt: int = 0, weightless: tuple[int, ...] = ()) -> Plan:
+        plan = plan_of(self.identities, LEDGER.chain.head)
+        seats = tuple(
+            Participant(p, 0, 0, NO_HASH) if n in weightless else Participant(p, 1, 10, self.contributions[n].root)
+            for n, p in enumerate(self.peers)
+        )
+        return msgspec.structs.replace(plan, participants=seats, attempt=attempt)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with trio.open_nursery() as nursery:
+                for desk in self.desks:
+                    nursery.start_soon(desk.run)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self.events.close()
+
+    def start(self, plan: Plan, *nodes: int) -> None:
+        for n in nodes or range(len(self.desks)):
+            self.desks[n].start(plan, self.contributions[n])
+
+
+def digests(mesh: Mesh) -> list[bytes]:
+    return [done[-1][0].concatenated() for done in mesh.done]

@@ -1,0 +1,319 @@
+"""Reducing desks that repair a reduction, go round a broken pair, and take finals that others have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from shoal.collectives.partition import deal
+from shoal.node.rounds.pace import Stall
+from shoal.node.rounds.reducing import DETOUR_S
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term, Value
+from shoal.protocol.planning import PlanSeat
+from shoal.protocol.repair import revise_plan
+from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from tests.node.ledger import Ledger, finals_of, plan_of
+from tests.node.rounds.reducing_lab import (
+    LEDGER,
+    NOBODY,
+    Clock,
+    Mesh,
+    clock,
+    digests,
+    run,
+    until,
+)
+
+__all__ = ["clock"]
+
+
+# -- repair --------------------------------------------------------------------------------------------------
+
+
+async def revised(mesh: Mesh, plan: Plan, *gone: int) -> tuple[Plan, dict[PeerId, Held]]:
+    """What the lead makes of it when these are lost and the others have closed them off."""
+    evicted = frozenset(mesh.peers[n] for n in gone)
+    helds = {
+        peer: Held(
+            term=plan.term,
+            round=plan.round,
+            base=plan.base,
+            lineage=plan.lineage,
+            evicted=tuple(sorted(evicted)),
+            chunks=await mesh.desks[n].close_off(plan.lineage, evicted),
+        )
+        for n, peer in enumerate(mesh.peers)
+        if peer not in evicted
+    }
+    seat = PlanSeat(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=tuple(sorted(evicted)))
+    return revise_plan(plan, seat, helds, deal), helds
+
+
+def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mute = mesh.peers[2]
+        sent: list[FrameHeader] = []
+
+        def lose(sender: PeerId, header: FrameHeader) -> bool:
+            sent.append(header)
+            return sender == mute
+
+        mesh.lose = lose
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {mute})
+            again, helds = await revised(mesh, plan, 2)
+            assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
+            mesh.desks[0]._stall = Stall(frozenset({mute}), NOBODY)
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], helds)
+            assert mesh.desks[0].stalled() is None, "that was under another plan"
+            await until(lambda: mesh.done[0] and mesh.done[1])
+            assert mesh.desks[0]._reduction is reduction, "the same reduction goes on"
+            assert [mesh.done[n][0][0].plan for n in (0, 1)] == [again, again]
+            assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
+            assert mesh.done[0][0][0].bitmaps == (b"\x03",) * 3
+            # Of the two contributions of those who stay only the lost owner's chunk travels again.
+            again_sent = [h.chunk for h in sent if h.kind is FrameKind.CONTRIBUTION and h.attempt == 1]
+            assert len(again_sent) == 1
+
+    run(main)
+
+
+def test_repair_of_a_reduction_that_is_not_under_way_starts_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.lose = lambda sender, header: sender == mesh.peers[2]
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan, 0)
+            again, helds = await revised(mesh, plan, 2)
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], helds)
+            await until(lambda: mesh.done[0] and mesh.done[1])
+            assert len({mesh.done[n][0][0].concatenated() for n in (0, 1)}) == 1
+
+    run(main)
+
+
+def test_reduction_that_begins_again_signs_nothing_anew(tmp_path: Path) -> None:
+    """A lead may plan anew and lose its view to one who repairs the first plan: all take that up again."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            await until(lambda: all(mesh.done))
+            before = mesh.done[0][0][0]
+            again, _ = await revised(mesh, plan, 2)
+            mesh.desks[0].start(mesh.plan(attempt=1), mesh.contributions[0])
+            mesh.lose = lambda sender, header: sender == mesh.peers[2]  # its contributions are in what was signed
+            for n in (0, 1):
+                mesh.desks[n].repair(again, mesh.contributions[n], {})
+            await until(lambda: all(len(mesh.done[n]) == 2 for n in (0, 1)))
+            mine = [c.chunk for c in before.chunks if c.owner == mesh.peers[0]]
+            for n in (0, 1):
+                after = mesh.done[n][1][0]
+                assert mine
+                assert all(bytes(after.chunks[c].payload) == bytes(before.chunks[c].payload) for c in mine)
+            mesh.desks[0].forget()
+            assert not mesh.desks[0]._kept, "the next round has other lineages"
+
+    run(main)
+
+
+def test_eviction_that_is_heard_before_its_plan_binds(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        me, _, gone = mesh.peers
+        delivered: set[FrameKind] = set()
+        deliver = mesh.deliver
+
+        def noted(sender: PeerId, to: PeerId, header: FrameHeader, payload: bytes) -> None:
+            deliver(sender, to, header, payload)
+            if (sender, to) == (gone, me):
+                delivered.add(header.kind)
+
+        mesh.deliver = noted  # type: ignore[method-assign]
+        async with mesh.running():
+            plan = mesh.plan()
+            assert await mesh.desks[0].close_off(plan.lineage, frozenset({gone})) == ()
+            mesh.start(plan)
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().contributions == {gone})
+            await until(lambda: FrameKind.CONTRIBUTION in delivered)
+            assert gone not in reduction.received_bytes
+
+    run(main)
+
+
+# -- peers that are reached through another ------------------------------------------------------------------
+
+
+def relayed(plan: Plan, *, attempt: int, round: int = 1) -> Plan:
+    """The plan with participants 0 and 1 reaching each other through 2."""
+    origin = plan.lineage if attempt else NO_HASH
+    return msgspec.structs.replace(plan, relays=(Relay(0, 1, 2),), attempt=attempt, origin=origin, round=round)
+
+
+def test_pair_over_whose_lane_nothing_moves_is_known_to_be_apart(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        one, other, _ = mesh.peers
+        apart = {one, other}
+        mesh.lose_between = lambda sender, to: {sender, to} == apart
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            await until(lambda: all(desk._reduction.waiting_for().contributions for desk in mesh.desks[:2]))  # type: ignore[union-attr]
+            for n, desk in enumerate(mesh.desks):
+                desk.repair(relayed(plan, attempt=1), mesh.contributions[n], {})
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
+            assert mesh.done[0][0][0].bitmaps == (b"\x07",) * 3, "all contributions are in all chunks"
+            assert [desk.unreachable for desk in mesh.desks] == [{other}, {one}, set()]
+            assert [lanes.dropped for lanes in mesh.lanes] == [[other], [one], []]
+
+    run(main)
+
+
+def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        one, other, third = mesh.peers
+        desk = mesh.desks[0]
+
+        async def dials_in(round: int) -> int:
+            """How often the desk dials the other in a round whose plan relays the two from the start."""
+            before, dialled = mesh.ensured.count((one, other)), mesh.ensured.count((one, third))
+            desk.start(relayed(mesh.plan(), attempt=0, round=round), mesh.contributions[0])
+            await until(lambda: mesh.ensured.count((one, third)) > dialled)  # which is done after the other
+            return mesh.ensured.count((one, other)) - before
+
+        async with mesh.running():
+            mesh.unreachable = {other}
+            desk._give_up_on(other)
+            assert await dials_in(2) == 0
+            clock.ahead_s += DETOUR_S
+            assert await dials_in(3) == 1
+            assert desk.unreachable == {other}, "it failed"
+            clock.ahead_s += DETOUR_S
+            assert await dials_in(4) == 0, "twice as long this time"
+            clock.ahead_s += DETOUR_S
+            mesh.unreachable = set()
+            assert await dials_in(5) == 1
+            assert desk.unreachable == set(), "the next plan may do without the relay"
+
+    run(main)
+
+
+# -- finals that are fetched ---------------------------------------------------------------------------------
+
+
+def value_with(plan_hash: bytes) -> Value:
+    genesis = LEDGER.empty_chain().head
+    return msgspec.structs.replace(genesis, round=1, base=genesis.hash, plan=plan_hash)
+
+
+def test_fetched_finals_are_handed_over_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        ledger.certify()
+        finals = ledger.finals[1]
+        mesh = Mesh(tmp_path, 2)
+        mesh.catchups[0].known[finals.plan.hash] = finals
+        async with mesh.running():
+            for _ in range(3):
+                mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.done[0])
+            mesh.desks[0].fetch(value_with(finals.plan.hash), mesh.peers[1:])
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert [finals for finals, _ in mesh.done[0]] == [finals]
+            assert mesh.catchups[0].asked == [(finals.plan.hash, (mesh.peers[1],))]
+
+    run(main)
+
+
+@pytest.mark.parametrize("field", ["term", "round", "base"])
+def test_fetched_finals_of_another_round_are_dropped(tmp_path: Path, field: str) -> None:
+    """A lead may propose the hash of any plan; what it leads to cannot follow this node's state."""
+
+    async def main() -> None:
+        ledger = Ledger()
+        plan = plan_of(ledger.founders, ledger.chain.head)
+        other = {"term": Term(1, 0), "round": 2, "base": bytes(32)}[field]
+        strange = finals_of(msgspec.structs.replace(plan, **{field: other}), ledger.founders, seed=1)
+        mesh = Mesh(tmp_path, 2)
+        mesh.catchups[0].known[strange.plan.hash] = strange
+        async with mesh.running():
+            mesh.desks[0].fetch(value_with(strange.plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.catchups[0].asked)
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert mesh.done[0] == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [NetworkError("nobody has them"), RemoteError("nonsense", peer="x")])
+def test_fetch_that_fails_may_be_tried_again(tmp_path: Path, error: Exception) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        catchup = mesh.catchups[0]
+        catchup.error = error
+        async with mesh.running():
+            for count in (1, 2, 3):
+                mesh.desks[0].fetch(value_with(bytes(32)), [])
+                await until(lambda n=count: len(catchup.asked) == n)  # type: ignore[misc]
+                for _ in range(5):
+                    await trio.lowlevel.checkpoint()
+            assert mesh.done[0] == []
+            mesh.start(mesh.plan())  # and the desk is none the worse for it
+            await until(lambda: all(mesh.done))
+
+    run(main)
+
+
+def test_finals_of_the_reduction_under_way_are_not_fetched(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        mesh.lose = lambda sender, header: True
+        async with mesh.running():
+            plan = mesh.plan()
+            mesh.start(plan)
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert mesh.catchups[0].asked == []
+            mesh.desks[0].forget()
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.catchups[0].asked)
+
+    run(main)
+
+
+def test_cancelled_run_closes_the_reduction(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        mesh.lose = lambda sender, header: True
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.waiting_for().finals)
+        assert reduction.waiting_for().finals == frozenset()
+        assert mesh.desks[0]._reduction is None
+
+    run(main)

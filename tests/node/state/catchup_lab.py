@@ -1,0 +1,93 @@
+"""Worlds of donors for the tests of catching up, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.collectives.grid import Grid
+from shoal.collectives.state import CertifiedState, header_of
+from shoal.node.state import transfer as transfer_module
+from shoal.protocol.identity import PeerId
+from tests.node.donors import World
+from tests.node.ledger import GRID, Ledger
+
+GOOD, BAD = PeerId("good"), PeerId("bad")
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time would run on while a thread works."""
+
+    async def run_here(work: Callable[..., object], *arguments: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+
+
+def ledger_of(rounds: int) -> Ledger:
+    ledger = Ledger()
+    if rounds:
+        ledger.certify(rounds)
+    return ledger
+
+
+class Watch:
+    """Remembers what was said of the chunks that came."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    async def __call__(self, done: int, total: int) -> None:
+        self.seen.append((done, total))
+
+
+def assert_state(state: CertifiedState, ledger: Ledger, round: int) -> None:
+    want = ledger.states[round]
+    assert state.round == round
+    assert header_of(state, GRID).digest == header_of(want, GRID).digest
+    assert state.anchor.tobytes() == want.anchor.tobytes()
+    assert state.momentum.tobytes() == want.momentum.tobytes()
+    assert (state.tokens, state.layout_hash, state.term) == (want.tokens, want.layout_hash, want.term)
+
+
+async def advance(world: World, state: CertifiedState | None, peers: Sequence[PeerId]) -> CertifiedState:
+    return await world.catchup.advance(state, world.ledger.chain, peers, Watch())
+
+
+FINE = Grid(60_000, 1000)
+"""Sixty chunks of each vector: enough for several windows."""
+STATE_BYTES = 8 * FINE.numel
+PEERS = tuple(PeerId(name) for name in ("one", "two", "three"))
+
+
+def fine_world(folder: Path, rounds: int, *, grid: Grid = FINE, codec: str = "int8") -> World:
+    ledger = Ledger(grid=grid, codec=codec)
+    ledger.certify(rounds)
+    world = World(folder, ledger)
+    for peer in PEERS:
+        world.donor(peer)
+    return world
+
+
+def assert_fine(state: CertifiedState, world: World, round: int) -> None:
+    want = world.ledger.states[round]
+    assert state.round == round
+    assert header_of(state, world.ledger.grid).digest == world.ledger.chain.value(round).digest
+    assert state.anchor.tobytes() == want.anchor.tobytes()
+    assert state.momentum.tobytes() == want.momentum.tobytes()
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if chunks were megabytes: a donor is asked for four at first."""
+    monkeypatch.setattr(transfer_module, "WINDOW_FIRST_BYTES", 16_000)

@@ -1,0 +1,203 @@
+"""Catching up from several donors at once: none that dies, lies or hangs costs the transfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from shoal.collectives.state import StateAssembly
+from shoal.node.state.catchup import HEADER_PATIENCE_S
+from shoal.node.state.transfer import BAN_S
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import (
+    GetFinals,
+)
+from shoal.swarm.lanes.frame import FrameHeader
+from tests.node.donors import Line, World, flipped
+from tests.node.ledger import GRID
+from tests.node.state.catchup_lab import (
+    FINE,
+    GOOD,
+    PEERS,
+    STATE_BYTES,
+    _no_threads,
+    advance,
+    assert_fine,
+    assert_state,
+    fine_world,
+    ledger_of,
+    run,
+    small_windows,
+)
+
+__all__ = ["_no_threads", "small_windows"]
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_donors_serve_at_once_each_by_its_bandwidth(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        line = Line(world, rates={PEERS[0]: 60_000.0, PEERS[1]: 30_000.0, PEERS[2]: 10_000.0})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(line.run)
+            began = trio.current_time()
+            state = await advance(world, None, PEERS)
+            took = trio.current_time() - began
+            nursery.cancel_scope.cancel()
+        assert_fine(state, world, 2)
+        assert took == pytest.approx(STATE_BYTES / 100_000, rel=0.2)  # all lines are full
+        donated = world.catchup.donated
+        assert sum(donated.values()) == STATE_BYTES
+        assert donated[PEERS[0]] == pytest.approx(0.6 * STATE_BYTES, rel=0.2)
+        assert donated[PEERS[1]] == pytest.approx(0.3 * STATE_BYTES, rel=0.3)
+        assert 0 < donated[PEERS[2]] < 0.2 * STATE_BYTES
+
+    run(main)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_donor_killed_in_mid_transfer_costs_what_it_owed(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        line = Line(world, rates=dict.fromkeys(PEERS, 30_000.0))
+        began = trio.current_time()
+
+        async def kill_when_half_is_here(done: int, total: int) -> None:
+            if done == total // 2:
+                world.kill(PEERS[0])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(line.run)
+            state = await world.catchup.advance(None, world.ledger.chain, PEERS, kill_when_half_is_here)
+            nursery.cancel_scope.cancel()
+        assert_fine(state, world, 2)
+        assert trio.current_time() - began < 1.1 * STATE_BYTES / 2 * (1 / 90_000 + 1 / 60_000) + 1
+        donated = world.catchup.donated
+        assert 0 < donated[PEERS[0]] < STATE_BYTES / 4
+        assert sum(donated.values()) == STATE_BYTES
+
+    run(main)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_donor_that_lies_in_the_middle_is_dropped_and_not_asked_the_next_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        honest = 0
+
+        def lie_later(header: FrameHeader, data: bytes) -> bytes:
+            nonlocal honest
+            honest += 1
+            return data if honest <= 10 else flipped(data)
+
+        world.donors[PEERS[1]].spoil = lie_later
+        assert_fine(await advance(world, None, PEERS), world, 2)
+        assert world.catchup.donated.get(PEERS[1], 0) <= 10 * 4000
+        assert sum(world.catchup.donated.values()) == STATE_BYTES
+        asked = len(world.donors[PEERS[1]].asked)
+        world.shelf = world._shelf("another")
+        assert_fine(await advance(world, None, PEERS), world, 2)
+        assert len(world.donors[PEERS[1]].asked) == asked
+        with pytest.raises(NetworkError, match="no peer has the state"):
+            await advance(world, None, [PEERS[1]])
+        await trio.sleep(BAN_S)
+        world.donors[PEERS[1]].spoil = lambda header, data: data
+        assert_fine(await advance(world, None, [PEERS[1]]), world, 2)
+
+    run(main)
+
+
+def test_donor_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        ask = world.catchup._ask
+
+        async def hang(peer: PeerId, request: bytes) -> bytes:
+            if peer == PEERS[0]:
+                await trio.sleep(10)
+                raise NetworkError(f"{peer} did not answer within 10 s")
+            return await ask(peer, request)
+
+        world.catchup._ask = hang
+        began = trio.current_time()
+        assert_fine(await advance(world, None, PEERS), world, 2)
+        assert trio.current_time() - began <= HEADER_PATIENCE_S
+
+    run(main)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_finals_come_from_several_donors_and_a_liar_among_them_is_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 1)
+        world.donors[PEERS[1]].spoil = lambda header, data: flipped(data)
+        plan = world.ledger.finals[1].plan
+        finals = await world.catchup.finals(plan.hash, PEERS)
+        assert finals.concatenated() == world.ledger.finals[1].concatenated()
+        donated = world.catchup.donated
+        assert set(donated) <= {PEERS[0], PEERS[2]}
+        assert sum(donated.values()) == sum(chunk.payload.nbytes for chunk in finals.chunks)
+
+    run(main)
+
+
+def test_finals_are_fetched_once_however_many_want_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 1)
+        plan, found = world.ledger.finals[1].plan, []
+
+        async def fetch() -> None:
+            found.append(await world.catchup.finals(plan.hash, PEERS))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(fetch)
+        assert [finals.concatenated() for finals in found] == [world.ledger.finals[1].concatenated()] * 3
+        assert sum(world.chunks_from(peer) for peer in PEERS) == FINE.chunks
+        assert not world.catchup._fetching_finals
+
+    run(main)
+
+
+# -- which state ---------------------------------------------------------------------------------------------
+
+
+def test_the_newest_state_that_most_hold_is_fetched_and_the_rest_replayed(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(3)
+        world = World(tmp_path, ledger)
+        names = [PeerId(name) for name in ("behind0", "behind1", "behind2", "newest")]
+        donors = [world.donor(name, rounds=2 if n < 3 else 3) for n, name in enumerate(names)]
+        assert_state(await advance(world, None, names), ledger, 3)
+        assert sum(isinstance(request, GetFinals) for request in donors[3].asked) == 1
+        assert world.chunks_from(names[3]) == GRID.chunks  # the finals; the state came from the many
+        assert sum(world.chunks_from(name) for name in names[:3]) == 2 * GRID.chunks
+
+    run(main)
+
+
+def test_state_of_a_round_that_only_one_holds_is_taken_from_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(3)
+        world = World(tmp_path, ledger)
+        world.donor(GOOD)
+        world.donor(PeerId("empty"), rounds=0)
+        assert_state(await advance(world, None, [PeerId("empty"), GOOD]), ledger, 3)
+        assert world.catchup.donated == {GOOD: 8 * GRID.numel}
+
+    run(main)
+
+
+def test_state_is_received_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(*args: object) -> bool:
+        raise AssertionError("a chunk was copied")
+
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        monkeypatch.setattr(StateAssembly, "_write", copy)
+        assert_fine(await advance(world, None, PEERS), world, 2)
+
+    run(main)

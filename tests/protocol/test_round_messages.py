@@ -1,0 +1,366 @@
+"""The rules of the round machine, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from shoal.protocol.accusations import PLANS_LIMIT
+from shoal.protocol.agreement import Broadcast, Persist
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.leading import REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    NO_HASH,
+    Held,
+    Message,
+    OwnedRange,
+    Plan,
+    Propose,
+    Ready,
+    Report,
+    Stalled,
+    domain_hash,
+)
+from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
+from shoal.protocol.round import RESEND_S, Phase, RoundMachine
+from tests.protocol.lab import PaperIdentity, paper_signatures
+from tests.protocol.round_lab import (
+    SETTINGS,
+    RoundLab,
+    deal_evenly,
+)
+from tests.protocol.round_machines import contribution, machines_of, planned, sends
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+
+__all__ = ["paper_signatures"]
+
+
+# -- rules of the machine, message by message ----------------------------------------------------------------
+
+
+def test_second_contribution_and_unknown_role_are_blamed() -> None:
+    _, machines = machines_of(2)
+    one, two = machines
+    two.receive(one.me, contribution(one), 0.1)
+    two.receive(one.me, contribution(one), 0.2)
+    with pytest.raises(RemoteError, match="two contributions"):
+        two.receive(one.me, contribution(one, root=domain_hash("other")), 0.3)
+    with pytest.raises(RemoteError, match="unknown role"):
+        two.receive(one.me, contribution(one, role="king"), 0.3)
+
+
+def test_plan_with_a_contribution_never_announced_is_blamed() -> None:
+    _, machines, leader, plan = planned(3)
+    other = machines[(leader + 1) % 3]
+    place = plan.number(other.me)
+    assert place is not None
+    forged = list(plan.participants)
+    forged[place] = msgspec.structs.replace(forged[place], root=domain_hash("forged"))
+    with pytest.raises(RemoteError, match="did not announce"):
+        other.receive(plan.planner, msgspec.structs.replace(plan, attempt=1, participants=tuple(forged)), 2.0)
+    assert other.plan == plan
+
+
+def returned(lab: RoundLab, machine: RoundMachine) -> RoundMachine:
+    """The machine of the same node after a restart that nobody noticed; everyone else lives."""
+    identity = next(node.identity for node in lab.nodes if node.peer == machine.me)
+    again = RoundMachine(
+        identity=identity,
+        previous=machine.previous,
+        state=machine.previous.digest,
+        life=domain_hash("second life"),
+        settings=SETTINGS,
+        deal=deal_evenly,
+    )
+    again.peers_alive([node.peer for node in lab.nodes], 1.5)
+    return again
+
+
+def announced(effects: Sequence[Effect]) -> Ready:
+    (ready,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Ready)]
+    return ready
+
+
+def late_member_planned() -> tuple[RoundLab, list[RoundMachine], int, int, Plan]:
+    """Three machines and the plan that they follow, which names one of them, that still trained, without weight."""
+    lab, machines = machines_of(3)
+    leader = lab.lead()
+    late = (leader + 1) % 3
+    readies = [contribution(machine) for machine in machines]
+    absent = absent_ready(TRAINING, machines[late].previous, machines[late].previous.digest)
+    readies[late] = announced(machines[late].ready(absent, 1.0))
+    for sender, ready in zip(machines, readies, strict=True):
+        if sender is not machines[late]:
+            sender.ready(ready, 1.0)
+        for machine in machines:
+            if machine is not sender:
+                machine.receive(sender.me, ready, 1.0)
+    effects = machines[leader].tick(1.0 + SETTINGS.grace_s)
+    (plan,) = [e.plan for e in effects if isinstance(e, StartReduce)]
+    for machine in machines:
+        if machine is not machines[leader]:
+            assert StartReduce(plan) in machine.receive(plan.planner, plan, 1.1)
+    return lab, machines, leader, late, plan
+
+
+def test_plan_names_the_lives_that_were_announced() -> None:
+    _, machines, _, late, plan = late_member_planned()
+    assert {p.peer: p.life for p in plan.participants} == {machine.me: machine.life for machine in machines}
+    assert [p.peer for p in plan.participants if p.weight == 0] == [machines[late].me]
+
+
+@pytest.mark.parametrize("contributes", [False, True])
+def test_node_that_was_restarted_does_not_reduce_under_a_plan_of_its_earlier_life(contributes: bool) -> None:
+    if contributes:
+        lab, machines, leader, plan = planned(3)
+        number = (leader + 1) % 3
+        again = returned(lab, machines[number])
+        ready = contribution(again)  # the very same one: it was on disk
+    else:
+        lab, machines, leader, number, plan = late_member_planned()
+        again = returned(lab, machines[number])
+        ready = absent_ready(TRAINING, again.previous, again.previous.digest)
+    lead = machines[leader]
+    said = announced(again.ready(ready, 1.5))
+    assert said.life == again.life
+    later = msgspec.structs.replace(plan, attempt=1)
+    for old in (plan, later):
+        assert again.receive(plan.planner, old, 1.6) == []
+        assert again.plan is None
+    # Nobody noticed that it was gone; the lead goes on without it as soon as it hears its announcement.
+    effects = lead.receive(again.me, said, 1.1 + SETTINGS.grace_s + REPLAN_SETTLE_S)
+    assert CloseOff(plan.hash, frozenset({again.me})) in effects
+    assert lead._gathering.get(again.me) == said
+    place = plan.number(lead.me)
+    assert place is not None
+    evicted = msgspec.structs.replace(
+        plan, attempt=1, evicted=(again.me,), origin=plan.hash, owners=(OwnedRange(place, 0, plan.chunks),)
+    )
+    assert again.receive(plan.planner, evicted, 2.0) == [Evicted(evicted)]
+
+
+def test_plan_of_this_life_is_followed_after_a_restart() -> None:
+    lab, machines, _, late, plan = late_member_planned()
+    again = returned(lab, machines[late])
+    again.ready(absent_ready(TRAINING, again.previous, again.previous.digest), 1.5)
+    named = [msgspec.structs.replace(p, life=again.life) if p.peer == again.me else p for p in plan.participants]
+    fresh = msgspec.structs.replace(plan, attempt=1, participants=tuple(named))
+    assert again.receive(plan.planner, fresh, 1.6) == [StartReduce(fresh)]
+
+
+def test_lead_that_was_restarted_unnoticed_plans_anew_and_is_followed() -> None:
+    lab, machines, leader, plan = planned(3)
+    lead = returned(lab, machines[leader])
+    others = [machine for machine in machines if machine is not machines[leader]]
+    effects = [*lead.ready(contribution(lead), 1.5)]
+    for other in others:
+        effects += lead.receive(other.me, contribution(other), 1.6)
+    (fresh,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Plan)]
+    assert (fresh.view, fresh.attempt) == (plan.view, plan.attempt)
+    assert fresh.lineage != plan.lineage, "or what it signs would be about the same chunks as before"
+    for other in others:
+        assert other.receive(lead.me, fresh, 1.7) == [], "a second plan of one life"
+        other.receive(lead.me, announced(effects), 1.7)
+        assert other.receive(lead.me, fresh, 1.7) == [StartReduce(fresh)]
+        assert other.receive(lead.me, plan, 1.8) == []
+
+
+def test_older_plan_does_not_replace_a_newer() -> None:
+    _, machines, leader, plan = planned(3)
+    other = machines[(leader + 1) % 3]
+    newer = msgspec.structs.replace(plan, attempt=2)
+    assert other.receive(plan.planner, newer, 2.0) == [StartReduce(newer)]
+    assert other.receive(plan.planner, plan, 2.1) == []
+    assert other.plan == newer
+
+
+def test_planner_that_died_and_forgot_its_attempts_is_listened_to() -> None:
+    _, machines, leader, plan = planned(3)
+    other, third = (machines[n] for n in range(3) if n != leader)
+    second = msgspec.structs.replace(plan, attempt=1)
+    assert other.receive(plan.planner, second, 2.0) == [StartReduce(second)]
+    afresh = msgspec.structs.replace(
+        plan, participants=plan.participants[1:], owners=deal_evenly([(1, 1)] * 2, plan.chunks)
+    )
+    assert other.receive(plan.planner, afresh, 2.1) == [], "an older one that was late"
+    other.agreement.leaves.add(third.me)  # keeps it from moving on by itself: alone it is no quorum
+    other.peers_alive([other.me], 2.2)
+    other.agreement.leaves.clear()
+    other.peers_alive([m.me for m in machines], 2.3)
+    effects = other.receive(plan.planner, afresh, 2.4)
+    assert [type(e) for e in effects] in ([StartReduce], [Evicted])
+    assert other.plan == afresh
+    assert other.receive(plan.planner, afresh, 2.5) == []
+
+
+def test_plan_of_a_later_view_is_followed_into_it() -> None:
+    """Its lead planned with a quorum behind it, whose messages were lost here: an own older plan is over."""
+    lab, machines, leader, plan = planned(3)
+    lead = machines[leader]
+    second = lab.number(lead.agreement.lead(1))
+    later = msgspec.structs.replace(plan, view=1, attempt=0, planner=machines[second].me)
+    effects = lead.receive(later.planner, later, 2.0)
+    assert [e.record.kind for e in effects if isinstance(e, Persist)] == ["promise"]
+    assert StartReduce(later) in effects
+    assert lead.agreement.view == 1
+    assert [e for e in lead.tick(2.5) if isinstance(e, StartReduce)] == []
+    assert lead.plan == later
+
+
+def test_evicted_node_is_told() -> None:
+    _, machines, leader, plan = planned(3)
+    other = machines[(leader + 1) % 3]
+    rest = tuple(p for p in plan.participants if p.peer != other.me)
+    without = msgspec.structs.replace(
+        plan, attempt=1, participants=rest, owners=deal_evenly([(1, 1)] * 2, plan.chunks), evicted=(other.me,)
+    )
+    assert other.receive(plan.planner, without, 2.0) == [Evicted(without)]
+    assert other.phase is Phase.PLAN
+
+
+def test_new_lead_that_had_been_evicted_plans_itself_in() -> None:
+    lab, machines, leader, plan = planned(3)
+    second = lab.number(machines[leader].agreement.lead(1))
+    third = 3 - leader - second
+    machine = machines[second]
+    rest = tuple(p for p in plan.participants if p.peer != machine.me)
+    without = msgspec.structs.replace(
+        plan, attempt=1, participants=rest, owners=deal_evenly([(1, 1)] * 2, plan.chunks), evicted=(machine.me,)
+    )
+    assert machine.receive(plan.planner, without, 2.0) == [Evicted(without)]
+    effects = machine.peers_alive([machine.me, machines[third].me], 3.0)
+    effects += machine.receive(machines[third].me, next(m for m in _moved(machines[third], machines, leader)), 3.1)
+    effects += machine.tick(4.0)
+    made = [e.plan for e in effects if isinstance(e, StartReduce)]
+    assert [lab.number(p.peer) for p in made[-1].participants] == sorted([second, third])
+    assert made[-1].evicted == (machines[leader].me,)
+
+
+def _moved(machine: RoundMachine, machines: Sequence[RoundMachine], dead: int) -> list[Message]:
+    """What a member says when it sees that the lead has died."""
+    alive = [m.me for n, m in enumerate(machines) if n != dead]
+    effects = machine.peers_alive(alive, 3.0)
+    return [e.message for e in effects if isinstance(e, Broadcast)]
+
+
+def test_new_lead_waits_a_moment_for_reports_on_their_way() -> None:
+    lab, machines, leader, plan = planned(4)
+    second = lab.number(machines[leader].agreement.lead(1))
+    machine = machines[second]
+    alive = [m.me for n, m in enumerate(machines) if n != leader]
+    machine.tick(50.0 - 49.0)
+    effects = machine.peers_alive(alive, 5.0)
+    for number, other in enumerate(machines):
+        if number not in (leader, second):
+            for message in _moved(other, machines, leader):
+                effects += machine.receive(other.me, message, 5.05)
+    assert machine.agreement.free_to_plan
+    assert not [e for e in effects if isinstance(e, StartReduce)], "it settles first"
+    now = 5.05 + REPLAN_SETTLE_S + 0.01
+    (asked,) = (e for e in machine.tick(now) if isinstance(e, CloseOff))
+    assert asked.evicted == {machines[leader].me}
+    effects = machine.closed_off(asked, (), now)
+    for number, other in enumerate(machines):
+        if number not in (leader, second):
+            assert not [e for e in effects if isinstance(e, Repair)], "all are asked"
+            (held,) = (e for e in other.closed_off(asked, (), now) if sends(e, Held))
+            effects = machine.receive(other.me, held.message, now)  # type: ignore[union-attr]
+    assert [(e.plan.view, e.plan.lineage) for e in effects if isinstance(e, Repair)] == [(1, plan.hash)]
+
+
+def test_messages_of_another_round_or_base_are_passed_over() -> None:
+    _, machines = machines_of(2)
+    one, two = machines
+    assert two.receive(one.me, contribution(one, round=2), 0.1) == []
+    assert two.receive(one.me, contribution(one, base=domain_hash("x")), 0.1) == []
+    assert one.me not in two._gathering
+
+
+def test_foreign_message_is_our_own_bug() -> None:
+    _, machines = machines_of(2)
+    with pytest.raises(LocalError):
+        machines[0].receive(machines[1].me, Message(), 0.0)
+    with pytest.raises(LocalError):
+        absent_ready(CONTRIBUTOR, machines[0].previous, NO_HASH)
+    for role in (TRAINING, OBSERVER, JOINER):
+        assert absent_ready(role, machines[0].previous, NO_HASH).role == role
+
+
+def test_tables_keyed_by_plan_are_bounded_per_sender() -> None:
+    _, machines = machines_of(2)
+    one, two = machines
+    base = two.previous
+    for number in range(3 * PLANS_LIMIT):
+        plan = domain_hash("no such plan", bytes([number]))
+        report = Report(term=base.term, round=1, base=base.hash, plan=plan, digest=NO_HASH, bitmaps=NO_HASH)
+        two.receive(one.me, report, 0.1)
+        two.receive(one.me, Stalled(term=base.term, round=1, base=base.hash, plan=plan, peers=(two.me,)), 0.1)
+    assert len(two._facts.reports) <= PLANS_LIMIT
+    assert len(two._facts.accusations._said) <= PLANS_LIMIT
+
+
+def test_plan_holds_no_more_than_a_message_may() -> None:
+    lab, machines = machines_of(3)
+    lead = machines[lab.lead()]
+    crowd = [PaperIdentity(f"x{number}").peer_id for number in range(MEMBER_LIMIT + 6)]
+    lead.peers_alive([m.me for m in machines] + crowd, 0.0)
+    for peer in crowd:
+        lead.receive(peer, absent_ready(JOINER, lead.previous, lead.previous.digest), 0.5)
+    effects: list[Effect] = []
+    for machine in machines:
+        if machine is not lead:
+            effects += lead.receive(machine.me, contribution(machine), 1.0)
+    effects += lead.ready(contribution(lead), 1.0)
+    (started,) = [e.plan for e in effects if isinstance(e, StartReduce)]
+    planned_peers = {p.peer for p in started.participants}
+    assert len(planned_peers) == MEMBER_LIMIT
+    assert planned_peers >= {m.me for m in machines}, "members come first"
+
+
+def test_lead_waits_for_a_slow_report_but_not_for_ever() -> None:
+    _, machines, leader, plan = planned(4)
+    lead = machines[leader]
+    others = [machines[n] for n in range(4) if n != leader]
+    report = Report(
+        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
+    )
+    effects = lead.reduced(report, 2.0)
+    for other in others[:2]:
+        effects += lead.receive(other.me, report, 2.1)
+    assert not [e for e in effects if sends(e, Propose)]
+    late = lead.tick(2.1 + REPORT_GRACE_S + 0.01)
+    proposed = next(e.message for e in late if isinstance(e, Broadcast) and isinstance(e.message, Propose))
+    assert proposed.value.members == tuple(sorted([lead.me, others[0].me, others[1].me]))
+
+
+def test_report_of_another_digest_is_no_membership() -> None:
+    _, machines, leader, plan = planned(3)
+    lead = machines[leader]
+    one, two = (machines[n] for n in range(3) if n != leader)
+    report = Report(
+        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
+    )
+    effects = lead.reduced(report, 2.0)
+    effects += lead.receive(one.me, msgspec.structs.replace(report, digest=domain_hash("e")), 2.1)
+    effects += lead.receive(two.me, report, 2.1)
+    effects += lead.tick(2.1 + REPORT_GRACE_S + 0.01)
+    proposed = next(e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose))
+    assert proposed.value.members == tuple(sorted([lead.me, two.me]))
+
+
+def test_messages_are_sent_again_until_the_round_is_decided() -> None:
+    _, machines, leader, plan = planned(3)
+    lead = machines[leader]
+    effects = lead.tick(1.0 + RESEND_S + 0.2)
+    sent = [e.message for e in effects if isinstance(e, Broadcast)]
+    mine = sent[0]
+    assert isinstance(mine, Ready)
+    assert mine.signature
+    assert [msgspec.structs.replace(mine, signature=b""), *sent[1:]] == [contribution(lead), plan]
+    assert lead.tick(1.0 + RESEND_S + 0.3) == []
+    assert lead.current() == sent
