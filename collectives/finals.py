@@ -208,6 +208,11 @@ class Finals:
         return cls(plan=plan, chunks=tuple(form.open(chunk, data) for chunk, data in enumerate(payloads)))
 
     @property
+    def sound(self) -> bool:
+        """Whether every chunk was checked."""
+        return all(chunk.sound for chunk in self.chunks)
+
+    @property
     def bitmaps(self) -> tuple[bytes, ...]:
         """Per chunk, who is in it."""
         return tuple(chunk.bitmap for chunk in self.chunks)

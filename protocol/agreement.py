@@ -175,7 +175,7 @@ class Agreement:
                 self._take_proposal(record.view, record.value)
 
     def resume(self) -> list[AgreementEffect]:
-        """After `restore`: a proposal on disk without this member's own vote still wants one."""
+        """After `restore`, and from time to time: a proposal without this member's own vote still wants one."""
         return self._try_vote()
 
     def _take_vote(self, view: int, value: Value) -> Vote:

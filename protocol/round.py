@@ -403,6 +403,7 @@ class RoundMachine:
         elif now >= self._sent_at + period_s and self.agreement.certificate is None:
             self._sent_at = now
             effects += [Broadcast(message) for message in self.current()]
+            effects += self._of_agreement(self.agreement.resume())  # what a vote lacks is asked for again
         return effects
 
     def _is_waited_for(self) -> bool:

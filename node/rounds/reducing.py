@@ -39,10 +39,14 @@ TELL_S = 1.0
 DETOUR_S = 10.0
 DETOUR_LIMIT_S = 640.0
 """How long a peer that is reached through another is not dialled: doubled each time that this leads to nothing."""
+UNREACHABLE_LIMIT = 1024
+"""Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
 SPARE_BYTES = 128 << 20
 """Memory of payloads kept from one reduction to the next."""
 JOB_LIMIT = 256
+FETCH_PATIENCE_S = 30.0
+"""So long finals that a vote lacks are left to a reduction in which nobody stalls; then they are fetched too."""
 LINEAGE_LIMIT = 64
 """Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
 
@@ -81,6 +85,8 @@ class ReduceDesk:
         self._told_at = float("-inf")
         self._started = 0.0
         self._fetching: set[bytes] = set()
+        self._wanted: dict[bytes, float] = {}
+        """By plan, since when its finals are needed for a vote, in this round."""
         self._mending: set[PeerId] = set()
         self.unreachable: set[PeerId] = set()
         """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
@@ -179,9 +185,14 @@ class ReduceDesk:
         """A new round: whatever was being fetched for the old one is of no interest."""
         self.stop()
         self._fetching.clear()
+        self._wanted.clear()
         self._kept.clear()
         self._closed_to.clear()
         self._plans_followed = 0
+        now = time.monotonic()
+        self._detours = {peer: one for peer, one in self._detours.items() if now - one.until < DETOUR_LIMIT_S}
+        if len(self.unreachable) > UNREACHABLE_LIMIT:
+            self.unreachable.clear()
 
     def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""
@@ -194,7 +205,9 @@ class ReduceDesk:
         for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS):
             logger.warning("round %d: %s", reduction.plan.round, error)
         if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
-            self._done(reduction.result(), seconds)
+            finals = reduction.result()
+            if finals.sound:  # else some came while others were checked: completion is told again for them
+                self._done(finals, seconds)
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
@@ -287,11 +300,24 @@ class ReduceDesk:
         return self._stall
 
     def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
-        """Get the finals of a plan that this node does not reduce, from those who did."""
-        under_way = self._reduction is not None and self._reduction.plan.hash == value.plan
-        if not under_way and value.plan not in self._fetching:
+        """Get the finals of a plan from those who have them, unless a reduction of this node's is about to bring them.
+
+        To be called again and again while they are needed.
+        """
+        since = self._wanted.setdefault(value.plan, time.monotonic())
+        if value.plan not in self._fetching and not self._brings(value.plan, since):
             self._fetching.add(value.plan)
             self._jobs.send_nowait(partial(self._fetch, value, peers))
+
+    def _brings(self, plan: bytes, since: float) -> bool:
+        """Whether the reduction under way will have the finals of `plan`, which are needed for a vote, by itself.
+
+        Once a value is proposed nothing is repaired any more. Who owes a final and died when others had it never sends
+        it; and if they are no quorum without this node, nobody goes on until it has it from them.
+        """
+        under_way = self._reduction is not None and self._reduction.plan.hash == plan
+        stalls = (self._stall.peers | self._stall.late) - {self._identity.peer_id}
+        return under_way and not stalls and time.monotonic() - since < FETCH_PATIENCE_S
 
     async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         started = time.monotonic()

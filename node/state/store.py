@@ -132,6 +132,10 @@ class RecordLog:
             self._file = path.open("ab", buffering=0)
             # What follows the last whole record was cut short by a crash: it was never acted upon.
             self._file.truncate(good)
+            # A process that was killed may have written the last record and not synced it; what is read here binds. And
+            # a file that is new is found again after a power cut only once its folder is synced.
+            os.fsync(self._file.fileno())
+            sync_folder(path.parent)
 
     def append(self, payload: bytes) -> None:
         """Write one record and return when it is on disk. Raises StorageError, and then it is not there."""

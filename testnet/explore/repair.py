@@ -29,7 +29,8 @@ How the schedules are kept few, without leaving out what somebody could see:
 Left out by default: plans heard after newer ones of the same lead (`stale`).
 
 Left out always: plans that give a reduction nothing but more time, relays, stalls that are told (they evict as beliefs
-do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), and frames between `follow` and `repair`.
+do), leaves, payloads in pieces (`tests/collectives/test_pieces.py`), frames between `follow` and `repair`, and finals
+that are fetched while a reduction of their plan goes on: any payload that was posted may arrive, so it may bring them.
 """
 
 from __future__ import annotations

@@ -407,8 +407,7 @@ class Course(Reducing):
     # -- finals that others have -------------------------------------------------------------------------------
 
     def _need_finals(self, plan: bytes) -> None:
-        under_way = self._reduction is not None and self._reduction.plan.hash == plan
-        if under_way or plan in self._wanted or plan in self._candidates:
+        if self._brings(plan) or plan in self._wanted or plan in self._candidates:
             return
         self._wanted.add(plan)
         self._fetch_finals(plan, self._peer.life)

@@ -50,7 +50,7 @@ class Reducing(ABC):
         self._mended_at: dict[PeerId, float] = {}
         self._received: dict[PeerId, float] = {}
         self._pace: Pace | None = None
-        self._told = NOBODY
+        self._stall = self._told = NOBODY
         self._told_at = 0.0
         self._plans = 0
 
@@ -103,7 +103,7 @@ class Reducing(ABC):
         self._heard_at = dict.fromkeys(reduction.plan.remaining(), self._now)
         self._pace = Pace(reduction, self, self._peer.id, self._now, earlier=self._plans)
         self._plans += 1
-        self._told, self._told_at = NOBODY, self._now
+        self._stall, self._told, self._told_at = NOBODY, NOBODY, self._now
 
     def _close_off(self, asked: CloseOff) -> None:
         reduction, lineage = self._reduction, asked.lineage
@@ -160,6 +160,11 @@ class Reducing(ABC):
         if not self._has_finals(reduction.plan.hash) and not reduction.verify():
             self._computed(reduction.result())
 
+    def _brings(self, plan: bytes) -> bool:
+        """Whether the reduction under way will have the finals of `plan` by itself."""
+        under_way = self._reduction is not None and self._reduction.plan.hash == plan
+        return under_way and not (self._stall.peers | self._stall.late) - {self._peer.id}
+
     def _look_at_stalls(self, machine: RoundMachine, now: float) -> None:
         """Ask again for what is owed, and accuse who moves nothing for the stall deadline."""
         reduction = self._reduction
@@ -174,7 +179,7 @@ class Reducing(ABC):
                 self._swarm.send(self._peer, self._swarm.numbers[peer], asked, LACKING_BYTES)
         if self._pace is None:
             return
-        stall = self._pace.look(now)
+        stall = self._stall = self._pace.look(now)
         if stall != self._told or (now - self._told_at >= STALL_S and (stall.peers or stall.late)):
             self._told, self._told_at = stall, now
             self._carry_out(machine.stalled(stall.peers, stall.late, now))

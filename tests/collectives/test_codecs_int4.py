@@ -87,3 +87,14 @@ def test_int8_to_nearest_even_is_right_in_the_mean_on_uniform_values() -> None:
     ties = np.arange(-126.5, 127, dtype=np.float32)
     data = codec("int8").encode(np.concatenate([f32(127), ties]))
     assert (decode("int8", data.tobytes(), ties.size + 1)[1:] - ties).mean() == 0
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+@pytest.mark.parametrize("scale", [1.0, 3e-5, 2.0**-110])
+def test_rounding_to_the_nearest_is_right_in_the_mean_at_any_scale(name: str, scale: float) -> None:
+    """All values are positive, so that rounding towards zero, or away from it, would show."""
+    values = np.multiply(np.random.default_rng(2).random(COUNT).astype(np.float32), np.float32(scale))
+    out = decode(name, codec(name).encode(values).tobytes(), COUNT)
+    error = (out.astype(np.float64) - values) / scale
+    assert 0 < np.abs(error).max() < 0.51 / 127
+    assert abs(error.mean()) < 4 * error.std() / np.sqrt(COUNT)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.protocol.accusations import PLANS_LIMIT
-from shoal.protocol.agreement import Broadcast, Persist
+from shoal.protocol.agreement import Broadcast, DurableRecord, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.leading import REPLAN_SETTLE_S, REPORT_GRACE_S
@@ -27,7 +27,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_signatures
+from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,
     RoundLab,
@@ -364,3 +364,15 @@ def test_messages_are_sent_again_until_the_round_is_decided() -> None:
     assert [msgspec.structs.replace(mine, signature=b""), *sent[1:]] == [contribution(lead), plan]
     assert lead.tick(1.0 + RESEND_S + 0.3) == []
     assert lead.current() == sent
+
+
+def test_lead_that_lacks_the_finals_of_what_it_proposed_asks_for_them_again() -> None:
+    """Nobody tells a lead of its own proposal, which it may have found on its disk when nobody was linked."""
+    lab, machines = machines_of(3)
+    leader = lab.lead()
+    machine = machines[leader]
+    value = value_of(machine.previous, domain_hash("plan", b"one"), machine.me)
+    record = DurableRecord(kind="propose", term=value.term, round=machine.round, view=0, value=value)
+    assert machine.restore([record]) == [NeedFinals(value)]
+    assert machine.tick(1.0) == []
+    assert NeedFinals(value) in machine.tick(1.0 + RESEND_S)

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 import trio
 
+from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
-from shoal.node.rounds.pace import Stall
-from shoal.node.rounds.reducing import DETOUR_S
+from shoal.collectives.progress import Waiting
+from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
+from shoal.node.rounds.reducing import DETOUR_LIMIT_S, DETOUR_S, FETCH_PATIENCE_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term, Value
@@ -218,6 +220,26 @@ def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Path, clo
     run(main)
 
 
+def test_who_is_out_of_reach_is_not_remembered_for_ever(tmp_path: Path, clock: Clock) -> None:
+    """An open swarm meets peers without end."""
+    mesh = Mesh(tmp_path, 2)
+    mesh.events.close()
+    desk = mesh.desks[0]
+    for number in range(UNREACHABLE_LIMIT + 1):
+        desk._give_up_on(PeerId(f"peer {number}"))
+        if number in (0, UNREACHABLE_LIMIT - 1):
+            desk.forget()
+            assert len(desk.unreachable) == len(desk._detours) == number + 1
+    desk.forget()
+    assert (desk.unreachable, len(desk._detours)) == (set(), UNREACHABLE_LIMIT + 1)
+    clock.ahead_s += DETOUR_S + DETOUR_LIMIT_S - 1
+    desk.forget()
+    assert len(desk._detours) == UNREACHABLE_LIMIT + 1
+    clock.ahead_s += 1
+    desk.forget()
+    assert desk._detours == {}
+
+
 # -- finals that are fetched ---------------------------------------------------------------------------------
 
 
@@ -300,6 +322,95 @@ def test_finals_of_the_reduction_under_way_are_not_fetched(tmp_path: Path) -> No
             mesh.desks[0].forget()
             mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
             await until(lambda: mesh.catchups[0].asked)
+
+    run(main)
+
+
+async def lacking_finals_of_the_second(mesh: Mesh) -> Plan:
+    """Desks of which all but the second have nothing of what it owns; it has everything."""
+    owner = mesh.peers[1]
+    mesh.lose = lambda sender, header: sender == owner and header.kind is FrameKind.FINAL
+    plan = mesh.plan()
+    mesh.start(plan)
+    await until(lambda: mesh.done[1])
+    reduction = mesh.desks[0]._reduction
+    assert reduction is not None
+    await until(lambda: reduction.waiting_for() == Waiting(contributions=NOBODY, finals=frozenset({owner})))
+    return plan
+
+
+def test_finals_that_nobody_sends_any_more_are_fetched(tmp_path: Path, clock: Clock) -> None:
+    """Their owner died after others had them, and those others are no quorum without this node's vote."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = await lacking_finals_of_the_second(mesh)
+            mesh.catchups[0].known[plan.hash] = mesh.done[1][0][0]
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            await clock.pass_time(mesh, STALL_S)
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            assert mesh.catchups[0].asked == []
+            await clock.pass_time(mesh, LATE_S + 0.5)
+            for _ in range(2):
+                mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.done[0])
+            assert mesh.catchups[0].asked == [(plan.hash, tuple(mesh.peers[1:]))]
+            assert mesh.done[0][0][0] is mesh.done[1][0][0]
+
+    run(main)
+
+
+def test_finals_that_a_reduction_keeps_waiting_for_are_fetched_in_the_end(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = await lacking_finals_of_the_second(mesh)
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            for _ in range(int(FETCH_PATIENCE_S)):
+                mesh.lanes[0].received[mesh.peers[1]] += 1  # something else comes over its lanes
+                mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+                assert mesh.catchups[0].asked == []
+                await clock.pass_time(mesh, 1.0)
+            mesh.desks[0].fetch(value_with(plan.hash), mesh.peers[1:])
+            await until(lambda: mesh.catchups[0].asked)
+
+    run(main)
+
+
+def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        async with mesh.running():
+            await lacking_finals_of_the_second(mesh)
+            owner, reduction, finals = mesh.peers[1], mesh.desks[0]._reduction, mesh.done[1][0][0]
+            assert reduction is not None
+            lacking = [final for final in finals.chunks if final.owner == owner]
+            coming = [bytes(31), bytes(32), b""]  # what takes the place of the end of its signature
+            verify = reduction.verify
+
+            def send() -> None:
+                end = coming.pop(0)
+                for final in lacking:
+                    payload = final.payload.tobytes()
+                    payload = payload[: len(payload) - len(end)] + end
+                    region = reduction.final_region(owner, final.chunk, 0, len(payload))
+                    if region is not None:
+                        region[:] = payload
+                        reduction.final_received(owner, final.chunk, 0, region)
+
+            def verify_and_send(threads: int) -> list[UnsoundFinal]:
+                unsound = verify(threads)
+                if unsound:
+                    send()
+                return unsound
+
+            reduction.verify = verify_and_send  # type: ignore[method-assign]
+            await trio.to_thread.run_sync(send)
+            await until(lambda: mesh.done[0])
+            assert coming == []
+            assert [taken.sound for taken, _ in mesh.done[0]] == [True]
+            assert len(set(digests(mesh))) == 1
 
     run(main)
 

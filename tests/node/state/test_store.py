@@ -130,6 +130,25 @@ def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path) -> None
         assert path.stat().st_size == ends[whole]
 
 
+def test_records_that_are_read_back_are_synced_before_they_bind_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that was killed between writing and syncing, and of a log that no folder on the disk names yet."""
+    path = tmp_path / "log"
+    path.write_bytes(framed(b"vote") + framed(b"promise")[:-1])
+    synced: list[tuple[int, int]] = []
+
+    def fsync(file: int) -> None:
+        synced.append((os.fstat(file).st_ino, os.fstat(file).st_size))
+
+    monkeypatch.setattr(store_module.os, "fsync", fsync)
+    log = RecordLog(path)
+    assert log.recovered == [b"vote"]
+    assert (path.stat().st_ino, len(framed(b"vote"))) in synced
+    assert tmp_path.stat().st_ino in [inode for inode, _ in synced]
+    log.close()
+
+
 def test_record_too_long_to_be_read_back_is_not_written(tmp_path: Path) -> None:
     log = RecordLog(tmp_path / "log")
     log.append(b"before")
