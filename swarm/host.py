@@ -116,7 +116,7 @@ class Host:
         self._door = Door(
             self.refusals,
             is_known=lambda address: self.is_known(address),
-            is_member=lambda peer: self.is_admitted(peer) or self.is_expected(peer),
+            is_member=self._may_belong,
         )
         self._half_open = Crowd(
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
@@ -131,8 +131,9 @@ class Host:
             lambda peer: self.is_refused(peer),
         )
         self._libp2p = transport.make_host(self._network, guests)
-        self.circuits = Circuits(self._network, self._libp2p)
+        self.circuits = Circuits(self._network, self._libp2p, self.refusals)
         self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
+        self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.knocks = Knocks()
         self._gossip = Gossip(self._libp2p, self.traffic, guests)
@@ -399,6 +400,9 @@ class Host:
                 listeners += opened
             undo.pop_all()
         return listeners
+
+    def _may_belong(self, peer: PeerId) -> bool:
+        return self.is_admitted(peer) or self.is_expected(peer)
 
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None

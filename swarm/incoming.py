@@ -28,7 +28,7 @@ PAUSE_S = 0.05
 """After a batch of which anybody was refused: so no more than BATCH / PAUSE_S are looked at in a second then."""
 REFUSED_HANGING_S, SPENT_HANGING_S = 2.0, 30.0
 HANGING_LIMIT, HANGING_FILES_SHARE = 1024, 1 / 8
-"""Of each kind, so many connections or that share of the files this process may open, at all listeners together."""
+"""Of each kind, so many connections or that share of the files this process may open, at one `take_in`'s listeners."""
 HANGING_READ_BYTES = 1
 """The system rounds it up to the least: what a connection that hangs may send into its memory."""
 FIRST_BYTES = 16

@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import trio
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.limits import Reason, Refusals
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer
 from shoal.swarm.reaching.circuit_address import CircuitAddress
 
@@ -46,8 +47,9 @@ MESSAGE_LIMIT_BYTES = 4096
 MESSAGE_DEADLINE_S = 5.0
 RESERVATIONS_LIMIT = 4
 """Relays at which one node reserves."""
-PENDING_LIMIT = 16
-"""Circuits to this node whose handshake is under way."""
+PENDING_LIMIT, STRANGERS_PENDING_LIMIT = 32, 16
+"""Circuits to this node whose handshake is under way: in all, and those of callers who do not belong here, who may have
+no mind to end it."""
 HANDSHAKE_DEADLINE_S = 10.0
 READ_BYTES = 64 << 10
 
@@ -164,12 +166,15 @@ def is_relayed(muxer: Muxer) -> bool:
 class Circuits:
     """Both ends of circuits over one `Network`: this node dials through relays, and is dialled where it reserved."""
 
-    def __init__(self, network: Any, libp2p_host: Any) -> None:
+    def __init__(self, network: Any, libp2p_host: Any, refusals: Refusals) -> None:
         self._network = network
+        self._refusals = refusals
         self.lets_in: Callable[[PeerId, PeerId], bool] = lambda relay, caller: True
         """Whether one more call is worth a handshake, by the relay that it comes through and who it says is calling."""
+        self.is_member: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a caller belongs here or may."""
         self._reserved: set[PeerId] = set()
-        self._pending = 0
+        self._pending = self._strangers_pending = 0
         libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)
         network.circuits = self
 
@@ -223,7 +228,11 @@ class Circuits:
     async def _stopped_at(self, stream: Any) -> None:
         """Somebody calls through a relay. The handler lives as long as the connection."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
-        if relay not in self.reserved or self._pending >= PENDING_LIMIT:
+        if relay not in self.reserved:
+            await reset(stream)
+            return
+        if self._pending >= PENDING_LIMIT:
+            self._refusals.note(Reason.HALF_OPEN)
             await reset(stream)
             return
         self._pending += 1
@@ -242,13 +251,29 @@ class Circuits:
                 caller = peer_in(asked)
                 if asked.type != StopMessage.CONNECT or caller is None:
                     raise NetworkError("a relay says something else than who calls")
-                if not self.lets_in(relay, caller):
-                    raise NetworkError("too many call through this relay")
-                await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
-                raw = CircuitWire(stream).raw(dialled=False)
-                muxer = await self._network.upgrade_inbound_raw_conn(raw, None)
+                with self._place(caller):
+                    if not self.lets_in(relay, caller):
+                        raise NetworkError("too many call through this relay")
+                    await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+                    raw = CircuitWire(stream).raw(dialled=False)
+                    muxer = await self._network.upgrade_inbound_raw_conn(raw, None)
             except Exception as error:  # the boundary: a stranger sent whatever it pleased
                 logger.debug("refused a circuit: %r", error)
         if muxer is None:
             await reset(stream)
         return muxer
+
+    @contextlib.contextmanager
+    def _place(self, caller: PeerId) -> Iterator[None]:
+        """A place for a caller's handshake. Raises NetworkError where strangers have all that there are for them."""
+        if self.is_member(caller):
+            yield
+            return
+        if self._strangers_pending >= STRANGERS_PENDING_LIMIT:
+            self._refusals.note(Reason.HALF_OPEN)
+            raise NetworkError("too many strangers are calling")
+        self._strangers_pending += 1
+        try:
+            yield
+        finally:
+            self._strangers_pending -= 1

@@ -9,6 +9,9 @@ import pytest
 import trio
 
 from shoal.cli import open_files, run
+from shoal.swarm import incoming
+from shoal.swarm.lanes.pool import LANE_COUNT_LIMIT
+from shoal.swarm.limits import CONNECTION_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -24,20 +27,27 @@ from shoal.cli import open_files, run
 def test_soft_limit_is_raised_as_far_as_it_goes(
     before: tuple[int, int], after: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: before)
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: told.append(limits))
+    told: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: before}.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: told.append((kind, limits)))
     open_files.allow_files()
-    assert told == ([] if after is None else [after])
+    assert told == ([] if after is None else [(resource.RLIMIT_NOFILE, after)])
 
 
-def test_system_that_says_no_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ValueError("not allowed to raise maximum limit"), PermissionError(1, "no")])
+def test_system_that_says_no_keeps_the_limit(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(kind: int, limits: tuple[int, int]) -> None:
-        raise ValueError("not allowed to raise maximum limit")
+        raise error
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     open_files.allow_files()
+
+
+def test_there_are_files_for_all_peers_and_lanes_and_for_as_many_as_may_hang() -> None:
+    hanging = 4 * incoming.HANGING_LIMIT  # two kinds each, at the door and at the lanes' port
+    assert CONNECTION_LIMIT + LANE_COUNT_LIMIT + hanging <= open_files.FILES
+    assert open_files.FILES * incoming.HANGING_FILES_SHARE >= incoming.HANGING_LIMIT
 
 
 def test_node_raises_it_before_anything_of_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import trio
 
+from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.swarm import muxer, transport
+from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import ConnectionChange, Host
+from shoal.swarm.limits import Door, Reason
 from shoal.swarm.streams import Mailbox, MessageStream
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
@@ -604,6 +606,41 @@ def test_inbound_connections_are_not_used_up_by_churn() -> None:
             for _ in range(6):  # libp2p's own listener counts each of these for ever
                 await connected(near, far)
                 await near.disconnect(far.peer_id)
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_has_spent_its_allowance_is_left_hanging_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 0.0)
+    monkeypatch.setattr(incoming, "SPENT_HANGING_S", 1e6)
+    spent = trio.Event()
+
+    async def reset(stream: trio.SocketStream) -> None:
+        async with stream:
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+
+    async def hang(stream: trio.SocketStream) -> None:
+        await reset(stream)
+        spent.set()
+
+    async def main() -> None:
+        near = Host(identity=Identity.from_seed(bytes([1]) * 32), listen=LOOPBACK)
+        none = (0.0, 0.0)
+        near._door = Door(near.refusals, per_s=none, newcomers_per_s=none, address_per_s=(0.0, 2.0))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(near.run)
+            port = parse_address(near.addresses[0]).port
+
+            async def come(source: str) -> trio.SocketStream:
+                return await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
+
+            await reset(await come("127.0.0.8"))  # it may come once more, and others do now
+            nursery.start_soon(hang, await come("127.0.0.8"))
+            await reset(await come("127.0.0.9"))
+            assert not spent.is_set()
+            assert near.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
             nursery.cancel_scope.cancel()
 
     run(main)

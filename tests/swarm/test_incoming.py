@@ -30,6 +30,16 @@ async def greet(stream: trio.SocketStream, address: str) -> None:
     await stream.send_all(address.encode())
 
 
+def swallow_reset(handle: incoming.Handler) -> incoming.Handler:
+    """As every handler is: it raises nothing when its far end is gone."""
+
+    async def swallowing(stream: trio.SocketStream, address: str) -> None:
+        with suppress(trio.BrokenResourceError):
+            await handle(stream, address)
+
+    return swallowing
+
+
 async def connect(port: int, *, source: str = "127.0.0.1") -> trio.SocketStream:
     return await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
 
@@ -148,9 +158,119 @@ def test_those_who_spent_their_allowance_do_not_push_out_who_is_refused_for_once
     trio.run(main)
 
 
+@pytest.mark.parametrize(("address", "seconds"), [("127.0.0.8", 2.0), ("127.0.0.9", 30.0)])
+def test_who_is_refused_is_told_soon_and_who_has_spent_its_allowance_late(address: str, seconds: float) -> None:
+    """In virtual time: nothing but the door's own timers moves it."""
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        target = listener.socket.getsockname()[:2]
+        async with trio.open_nursery() as nursery:
+            take_in = partial(incoming.take_in, is_spent=lambda address: address == "127.0.0.9")
+            await nursery.start(take_in, [listener], lambda address: False, greet)
+            caller = socket.create_connection(target, source_address=(address, 0))
+            began = trio.current_time()
+            with pytest.raises(trio.BrokenResourceError):
+                await heard(trio.SocketStream(trio.socket.from_stdlib_socket(caller)))
+            assert trio.current_time() - began == pytest.approx(seconds, abs=2 * incoming.PAUSE_S)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_what_hangs_at_all_listeners_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "HANGING_LIMIT", 2)
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 1e6)
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.0)
+
+    async def main() -> None:
+        listeners = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(incoming.take_in, listeners, lambda address: False, greet)
+                for listener in listeners:
+                    ended = [trio.Event(), trio.Event()]
+                    for over in ended:
+                        nursery.start_soon(watch, await connect(listener.socket.getsockname()[1]), over)
+                    await ended[0].wait()
+                    assert not ended[1].is_set()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_what_hangs_is_closed_when_the_door_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 1e6)
+    monkeypatch.setattr(incoming, "SPENT_HANGING_S", 1e6)
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        target = listener.socket.getsockname()[:2]
+        callers = [socket.create_connection(target, source_address=(f"127.0.0.{n}", 0)) for n in (8, 9)]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                take_in = partial(incoming.take_in, is_spent=lambda address: address == "127.0.0.9")
+                await nursery.start(take_in, [listener], lambda address: False, greet)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            for caller in callers:
+                with pytest.raises(trio.BrokenResourceError):  # and is reset: the system keeps nothing of it
+                    await heard(trio.SocketStream(trio.socket.from_stdlib_socket(caller)))
+
+    trio.run(main)
+
+
+def test_what_hangs_is_closed_when_there_are_no_more_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 1e6)
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.0)
+    accept = socket.socket.accept
+    calls = iter([False, False, True])
+
+    def troubled(self: socket.socket) -> object:
+        if next(calls, False):
+            raise OSError(errno.EMFILE, "too many files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", troubled)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with door(lambda address: address != "127.0.0.9", greet) as port, trio.open_nursery() as nursery:
+                over = trio.Event()
+                nursery.start_soon(watch, await connect(port, source="127.0.0.9"), over)
+                await trio.testing.wait_all_tasks_blocked()
+                assert not over.is_set()
+                assert await heard(await connect(port)) == b"127.0.0.1"
+                await over.wait()
+
+    trio.run(main)
+
+
+def test_address_of_ipv4_in_ipv6_is_told_plain() -> None:
+    asked: list[str] = []
+
+    def lets_in(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    async def main() -> None:
+        both = trio.socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        await both.bind(("::", 0))
+        both.listen()
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(incoming.take_in, [trio.SocketListener(both)], lets_in, greet)
+                assert await heard(await connect(both.getsockname()[1])) == b"127.0.0.1"
+                nursery.cancel_scope.cancel()
+        assert asked == ["127.0.0.1"]
+
+    trio.run(main)
+
+
 def test_what_hangs_has_a_bounded_part_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(files: int) -> int:
-        monkeypatch.setattr(resource, "getrlimit", lambda kind: (files, files))
+        monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (files, 1 << 30)}.__getitem__)
         return incoming._hanging_limit()
 
     assert [limit(files) for files in (256, 1024, 1 << 20, resource.RLIM_INFINITY)] == [32, 128, 1024, 1024]
@@ -212,6 +332,49 @@ def test_noise_costs_no_task_and_whoever_has_not_spoken_is_heard() -> None:
                 assert await heard(late) == b"heard at last"
                 nursery.cancel_scope.cancel()
         assert asked == [one[: incoming.FIRST_BYTES] for one in said]
+
+    trio.run(main)
+
+
+def test_noise_is_a_refusal_after_which_the_backlog_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "BATCH", 1)
+    monkeypatch.setattr(incoming, "PAUSE_S", 1e6)
+    asked: list[bytes] = []
+
+    def is_noise(first: bytes) -> bool:
+        asked.append(first)
+        return True
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        callers = [socket.create_connection(listener.socket.getsockname()[:2]) for _ in range(2)]
+        for caller in callers:
+            caller.sendall(b"noise")
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                take_in = partial(incoming.take_in, is_noise=is_noise)
+                await nursery.start(take_in, [listener], lambda address: True, greet)
+                await trio.testing.wait_all_tasks_blocked()
+                assert asked == [b"noise"]
+                nursery.cancel_scope.cancel()
+        for caller in callers:
+            caller.close()
+
+    trio.run(main)
+
+
+def test_caller_that_resets_before_it_is_looked_at_ends_nothing() -> None:
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        target = listener.socket.getsockname()[:2]
+        gone, caller = socket.create_connection(target), socket.create_connection(target)
+        incoming.turn_away(gone)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                take_in = partial(incoming.take_in, is_noise=lambda first: False)
+                await nursery.start(take_in, [listener], lambda address: True, swallow_reset(greet))
+                assert await heard(trio.SocketStream(trio.socket.from_stdlib_socket(caller))) == b"127.0.0.1"
+                nursery.cancel_scope.cancel()
 
     trio.run(main)
 

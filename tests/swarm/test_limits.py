@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
 import trio.testing
 
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import PeerId
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Refusal, Welcome
 from shoal.swarm import limits
 from shoal.swarm import strangers as strangers_module
+from shoal.swarm.host import Host
 from shoal.swarm.limits import Crowd, Door, Guests, KnownHosts, Memory, Pace, Rates, Reason, Refusals
 from shoal.swarm.streams import BACKLOG_LIMIT_BYTES, MessageStream
 from tests.swarm.test_members import Node, Stranger, assert_linked, running, stranger, until
@@ -38,7 +39,8 @@ def test_door_gives_each_address_its_share_and_more_later() -> None:
         door = Door(refusals, per_s=(10, 100), address_per_s=(2, 20))
         assert [door.lets_in("flood") for _ in range(30)] == [True] * 20 + [False] * 10
         assert door.is_spent("flood")
-        assert door.lets_in("other")
+        assert [door.lets_in("other"), *(door.is_spent("other") for _ in range(30))] == [True] + [False] * 30
+        assert door.lets_in("other"), "to ask takes nothing"
         assert not door.is_spent("other")
         assert refusals.counts() == {Reason.HANDSHAKE_RATE.value: 10}
         await trio.sleep(1)
@@ -112,11 +114,42 @@ def test_door_lets_a_whole_swarm_of_newcomers_in_at_once() -> None:
     trio.run(main, clock=clock)
 
 
+def test_a_whole_swarm_behind_one_router_fits_the_bursts() -> None:
+    """63 that dial once each, and a lost link in two that is dialled again."""
+
+    async def main() -> None:
+        door = Door(Refusals())
+        assert all(door.lets_in("192.0.2.7") for _ in range(63 + 32))
+        member = Door(Refusals(), per_s=(0, 0), newcomers_per_s=(0, 0), is_known=lambda address: True)
+        assert all(member.lets_in("192.0.2.7") for _ in range(63 + 32))
+
+    run(main)
+
+
+def test_a_whole_swarm_of_newcomers_has_places_at_once() -> None:
+    """63 handshakes that are under way together, each from an address of its own, and then as many strangers."""
+
+    async def main() -> None:
+        host = Host(identity=Identity.generate())
+        with ExitStack() as places:
+            for number in range(63):
+                places.enter_context(host._half_open.entering(f"10.0.0.{number}"))
+            assert len(host._half_open) == 63
+            assert host.refusals.counts() == {}
+        assert len(host._half_open) == 0
+
+    run(main)
+    assert limits.STRANGER_LIMIT >= 63
+    assert limits.CONNECTION_LIMIT >= 63 + limits.STRANGER_LIMIT
+
+
 def test_door_counts_the_addresses_of_one_network_as_one() -> None:
     async def main() -> None:
         door = Door(Refusals(), address_per_s=(1, 2))
         same = ["2001:db8:1:2::1", "2001:db8:1:2:ffff::2", "2001:db8:1:2::3%eth0"]
         assert [door.lets_in(address) for address in same] == [True, True, False]
+        assert [door.is_spent(address) for address in same] == [True] * 3
+        assert not door.is_spent("2001:db8:1:3::1")
         assert door.lets_in("2001:db8:1:3::1")
         assert [door.lets_in(address) for address in ("1.2.3.4", "1.2.3.5", "fe80::nonsense")] == [True] * 3
 
@@ -556,6 +589,21 @@ def test_stranger_over_its_reads_waits_and_newcomers_and_members_do_not(monkeypa
             await three.join(one)
             await assert_linked(one, two, three)
             assert 1 <= answered < limits.FIRST_READS / 2
+
+    run_nodes(main)
+
+
+def test_newcomer_joins_with_the_streams_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What strangers share is spent by others."""
+    monkeypatch.setattr(limits, "STRANGERS_STREAMS_PER_S", 0.0)
+    monkeypatch.setattr(limits, "STRANGERS_STREAMS_BURST", 0.0)
+
+    async def main() -> None:
+        one, two = Node(1), Node(2)
+        async with running(one, two):
+            await two.join(one)
+            await assert_linked(one, two)
+            assert one.host.refusals.counts() == two.host.refusals.counts() == {}
 
     run_nodes(main)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 
 import pytest
@@ -8,10 +9,12 @@ import trio.testing
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.swarm import incoming
 from shoal.swarm.lanes import listener as lane_listener
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.seal import (
+    LANES_PER_PEER_LIMIT,
     LaneAnswer,
     LaneProposal,
     Opener,
@@ -19,7 +22,7 @@ from shoal.swarm.lanes.seal import (
     decode_answer,
     encode_handshake,
 )
-from shoal.swarm.limits import Reason
+from shoal.swarm.limits import LANE_ADDRESS_CONNECTIONS_BURST, LANE_CONNECTIONS_BURST, Reason
 from shoal.swarm.reaching.knocking import Expected, Knocks, knock_of
 from tests.swarm.lane_net import (
     ALICE,
@@ -92,6 +95,57 @@ def test_listener_lets_nothing_in_that_begins_with_an_id_that_nobody_waits_for()
             assert door.refusals.counts()[Reason.LANE_HELLO.value] == 2
 
     run(main)
+
+
+def test_listener_makes_no_task_for_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there when a connection is taken is looked at then; who has said nothing yet is greeted."""
+    greeted: list[tuple[str, int]] = []
+    greet = lane_listener.LaneListener._greet
+
+    async def noting(self: lane_listener.LaneListener, stream: trio.SocketStream, address: str) -> None:
+        greeted.append(stream.socket.getpeername())
+        await greet(self, stream, address)
+
+    monkeypatch.setattr(lane_listener.LaneListener, "_greet", noting)
+
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            _, answer, address = await agree(bob)
+            callers = [socket.create_connection(address) for _ in range(3)]
+            for caller, said in zip(callers, (bytes(16), b"", answer.lane_id), strict=True):
+                caller.sendall(said)
+            noisy, silent, welcome = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in callers)
+            quiet_names = [one.socket.getsockname() for one in (silent, welcome)]
+            await turned_away(noisy)
+            assert bob._listener.refusals.counts() == {Reason.LANE_HELLO.value: 1}
+            await until(lambda: len(bob._listener._strangers) == 2)
+            assert greeted == quiet_names
+            await silent.aclose()
+            await welcome.aclose()
+
+    run(main)
+
+
+def test_listener_takes_so_many_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_listener, "LANE_ADDRESS_CONNECTIONS_PER_S", 0.0)
+    monkeypatch.setattr(lane_listener, "LANE_ADDRESS_CONNECTIONS_BURST", 2.0)
+    monkeypatch.setattr(incoming, "REFUSED_HANGING_S", 0.0)
+
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            _, _, address = await agree(bob)
+            streams = [await trio.open_tcp_stream(*address) for _ in range(3)]
+            await turned_away(streams[2])
+            assert len(bob._listener._strangers) == 2
+            assert bob._listener.refusals.counts() == {Reason.LANE_RATE.value: 1}
+            for stream in streams[:2]:
+                await stream.aclose()
+
+    run(main)
+
+
+def test_listener_has_room_for_all_lanes_of_a_whole_swarm_on_one_machine() -> None:
+    assert 63 * LANES_PER_PEER_LIMIT <= LANE_ADDRESS_CONNECTIONS_BURST <= LANE_CONNECTIONS_BURST
 
 
 def test_listener_garbage_does_not_consume_an_id() -> None:

@@ -22,6 +22,7 @@ from shoal.swarm.streams import MessageStream
 from libp2p import new_host  # isort: skip
 from libp2p.crypto.ed25519 import create_new_key_pair  # isort: skip
 from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair  # isort: skip
+from libp2p.io.exceptions import ConnectionClosedError  # isort: skip
 from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol  # isort: skip
 from libp2p.relay.circuit_v2.resources import RelayLimits  # isort: skip
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE  # isort: skip
@@ -283,9 +284,74 @@ def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.Monk
             wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
             with pytest.raises(NetworkError, match="203"):
                 await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
             await wire.close()
             await until(lambda: bob.circuits._pending == 0)
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing() -> None:
+    async def main() -> None:
+        async with hosts(4) as (relay, alice, bob, carol):
+            bob.is_admitted = lambda peer: peer == relay.peer_id
+            bob.is_expected = lambda peer: peer == alice.peer_id
+            await bob.circuits.reserve(relay.peer_id)
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            wires = [
+                await carol.circuits.dial(circuit, deadline_s=WAIT_S) for _ in range(circuits.STRANGERS_PENDING_LIMIT)
+            ]
+            with pytest.raises(NetworkError, match="203"):
+                await carol.circuits.dial(circuit, deadline_s=WAIT_S)
+            assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            for wire in wires:
+                await wire.close()
+            await until(lambda: bob.circuits._strangers_pending == 0)
+            await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
+    monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", 1.0)
+
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            bob.is_admitted = lambda peer: peer == relay.peer_id
+            await bob.circuits.reserve(relay.peer_id)
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            with pytest.raises(ConnectionClosedError):
+                await wire.read(1 << 20)  # more than bob says first
+            monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", WAIT_S)
+            await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+@pytest.mark.parametrize("belongs", ["is admitted", "is expected", "is a stranger"])
+def test_who_is_admitted_or_expected_calls_as_a_member(belongs: str) -> None:
+    """And spends its relay's account, whoever calls through others."""
+
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
+            bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
+            while bob._door.lets_in(f"relay {relay.peer_id}"):  # strangers called before
+                pass
+            await bob.circuits.reserve(relay.peer_id)
+            if belongs == "is a stranger":
+                with pytest.raises(NetworkError, match="203"):
+                    await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+                return
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert list(bob._door._calls._buckets) == [relay.peer_id]
 
     run(main)
 
