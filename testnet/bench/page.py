@@ -43,7 +43,7 @@ def render(found: Comparison, campaign: Mapping[str, Any] | None = None) -> str:
         f"Made by `{_command(found)}` on {found.machine.date}; no number here was written by hand.\n",
         "Measured on pages of their own: [training](training.md), [sharing rollouts](sapo.md), [faults](faults.md), "
         "[many peers](scale.md). [Where the time of a reduce goes]"
-        "(decisions.md#where-the-time-of-a-reduce-goes-and-why-it-is-two-to-three-times-gloos), and why targets of "
+        "(decisions.md#where-the-time-of-a-reduce-goes), and why targets of "
         "speed are missed, stands with the decisions.\n",
         _machine(found),
         "## Targets\n",
