@@ -14,7 +14,6 @@ from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.outcome import Outcome
 from shoal.node.rounds.authority import Authority
 from shoal.node.rounds.engine import Engine
-from shoal.node.rounds.inbox import SetPaused
 from shoal.node.status import status
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
@@ -34,11 +33,11 @@ def handlers(daemon: Daemon) -> Mapping[str, Handler]:
         return {}
 
     async def pause() -> Mapping[str, JsonValue]:
-        daemon.engine.put(SetPaused(True))
+        daemon.attendance.pause(True)
         return {}
 
     async def resume() -> Mapping[str, JsonValue]:
-        daemon.engine.put(SetPaused(False))
+        daemon.attendance.pause(False)
         return {}
 
     async def release() -> Mapping[str, JsonValue]:

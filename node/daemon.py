@@ -30,6 +30,7 @@ from shoal.node.discovery.reaching import Reaching
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.gossip.exchange import GossipExchange, VectorShelf
 from shoal.node.holds import Holds
+from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
 from shoal.node.reporting.events import EventLog
@@ -37,7 +38,7 @@ from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.frames import FrameRouter
-from shoal.node.rounds.inbox import Reduced, SetPaused
+from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.services import services_of
@@ -134,7 +135,7 @@ class Daemon:
         )
         self.holds = Holds(config.holds, events)
         self.trainer = trainer_of(config, self.identity, self.chain, abandoned=self._abandoned)
-        self._observing = False  # for want of a training loop, not because the user paused
+        self.attendance = Attendance(put=lambda event: self.engine.put(event), on_progress=on_progress)
         self.layouts = Layouts(host=self.host, linked=lambda: self.links.linked(), on_progress=on_progress)
         self.desk = TrainingDesk(
             self.trainer,
@@ -208,7 +209,8 @@ class Daemon:
         if self.config.manifest.sync.strategy != "gossip":
             return Engine(self._engine_parts())
         fetcher = Fetcher(lanes=self.lanes, chunks=self.chunks, scores=DonorScores())
-        return GossipEngine(self._engine_parts(), GossipExchange(shelf=self.vectors, fetcher=fetcher, ask=self._ask))
+        exchange = GossipExchange(shelf=self.vectors, fetcher=fetcher, ask=self._ask)
+        return GossipEngine(self._engine_parts(), exchange, self.layouts)
 
     def _engine_parts(self) -> EngineParts:
         return EngineParts(
@@ -339,19 +341,8 @@ class Daemon:
                 self._note_trainer(event)
                 if isinstance(event, Restarted) and not isinstance(event, Detached):
                     await self.desk.restarted()
-                self._observe_without_loop(event)
+                self.attendance.heard(event)
                 self.engine.put(event)
-
-    def _observe_without_loop(self, event: TrainerEvent) -> None:
-        """Take part as an observer while no training loop is attached, so that no round waits for one."""
-        if isinstance(event, Detached):
-            self.on_progress(Notice(text=f"{event.cause}; this node takes part as an observer until one attaches"))
-            if not self.desk.paused:
-                self._observing = True
-                self.engine.put(SetPaused(True))
-        elif isinstance(event, Restarted) and self._observing:
-            self._observing = False
-            self.engine.put(SetPaused(False))
 
     def _abandoned(self) -> None:
         self.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))

@@ -307,15 +307,24 @@ class Swarm:
             elif not idle:
                 return
             elif ends_at is not None and now > ends_at:
-                raise NetworkError(
-                    f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? See "
-                    f"`shoal status --data-dir {self._data_dir}`"
-                )
+                raise self._no_part()
             elif now - quiet_since >= LIVENESS_PERIOD_S:
                 silences = 0 if self._hears() else silences + 1
                 quiet_since = time.monotonic()
                 if silences >= SILENCES_LIMIT:
                     client.close()
+
+    def _no_part(self) -> NetworkError:
+        """Why there was nothing to do for so long."""
+        if self._paused:
+            return NetworkError(
+                f"this node is paused since before the loop began, {self._wait_s:g} s ago; say "
+                f"`shoal resume --data-dir {self._data_dir}`, and start the loop again"
+            )
+        return NetworkError(
+            f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? See "
+            f"`shoal status --data-dir {self._data_dir}`"
+        )
 
     def _next_order(self, client: LoopClient, wait_s: float) -> Order | None:
         """The next order; those that come with an anchor wait with it until the steps of overlap are made."""

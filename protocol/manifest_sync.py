@@ -54,10 +54,14 @@ def _check_steps(sync: SyncSection) -> None:
         if sync.overlap_steps and sync.strategy != "diloco":
             raise ValueError('overlap_steps has a meaning with strategy = "diloco" or "streaming" only')
     if sync.inner_steps % sync.fragments:
-        raise ValueError(f"inner_steps is {sync.inner_steps}, which {sync.fragments} fragments do not divide")
+        raise ValueError(
+            f"inner_steps is {sync.inner_steps}, which {sync.fragments} fragments do not divide; "
+            f"take inner_steps = {sync.inner_steps + -sync.inner_steps % sync.fragments}, or other fragments"
+        )
     if sync.overlap_steps > sync.round_steps:
         raise ValueError(
-            f"overlap_steps is {sync.overlap_steps}; between two rounds there are only {sync.round_steps} steps"
+            f"overlap_steps is {sync.overlap_steps}; between two rounds there are only {sync.round_steps} steps: take "
+            "no more than these, or more inner_steps"
         )
 
 

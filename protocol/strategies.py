@@ -7,10 +7,12 @@ from typing import Any, Final
 
 OVERLAP_STEPS: Final = 2
 """Of `streaming`, or as many as there are between two rounds: enough to hide a round and that nodes are ready apart."""
+FRAGMENTS: Final = (4, 3, 5, 2, 1)
+"""Of `streaming`: the first of these that divides the inner steps."""
 STRATEGY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "diloco": {"norm_clip": True},
     "ddp": {"inner_steps": 1, "codec": "fp32"},
-    "streaming": {"codec": "int4", "fragments": 4, "overlap_steps": OVERLAP_STEPS, "norm_clip": True},
+    "streaming": {"codec": "int4", "fragments": FRAGMENTS[0], "overlap_steps": OVERLAP_STEPS, "norm_clip": True},
     "sparse": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95, "norm_clip": True},
     "gossip": {"codec": "bf16", "outer_momentum": 0.5},
     "rollouts": {"inner_steps": 1},
@@ -27,7 +29,10 @@ def with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(sync, dict) or not isinstance(strategy := sync.get("strategy", DEFAULT_STRATEGY), str):
         return tables
     implied = dict(STRATEGY_DEFAULTS.get(strategy, {}))
-    steps, fragments = sync.get("inner_steps"), sync.get("fragments", implied.get("fragments"))
-    if strategy == "streaming" and isinstance(steps, int) and isinstance(fragments, int) and fragments > 0:
-        implied["overlap_steps"] = min(OVERLAP_STEPS, max(0, steps // fragments))
+    steps = sync.get("inner_steps")
+    if strategy == "streaming" and isinstance(steps, int):
+        implied["fragments"] = next(count for count in FRAGMENTS if steps % count == 0)
+        fragments = sync.get("fragments", implied["fragments"])
+        if isinstance(fragments, int) and fragments > 0:
+            implied["overlap_steps"] = min(OVERLAP_STEPS, max(0, steps // fragments))
     return {**tables, "sync": {**implied, **sync}}

@@ -17,7 +17,6 @@ import trio
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.outcome import Outcome
 from shoal.node.reporting.round_log import term_text
-from shoal.node.rounds.inbox import SetPaused
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
 from shoal.protocol.bans import FOR_EVER, Sentence
@@ -197,7 +196,7 @@ class DaemonSource:
         if op == "leave":
             self._daemon.leave_then(Outcome.LEFT)
         else:
-            self._daemon.engine.put(SetPaused(op == "pause"))
+            self._daemon.attendance.pause(op == "pause")
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         known = {group.digest: group for group in engine.recent}

@@ -31,6 +31,7 @@ from shoal.node.outcome import PhaseChanged, RoundStepped
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import Heard, Inbox, Input, Linked, Ordered, Own, SetPaused, Tick
 from shoal.node.state.state_saver import StateSaver
+from shoal.node.training.layouts import Layouts
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import Contribution, Snapshotted
 from shoal.protocol.chain import Position
@@ -68,10 +69,11 @@ class _Made:
 class GossipEngine:
     """A node's rounds under `gossip`, from obtaining a state to leaving."""
 
-    def __init__(self, parts: EngineParts, exchange: GossipExchange) -> None:
+    def __init__(self, parts: EngineParts, exchange: GossipExchange, layouts: Layouts) -> None:
         manifest = parts.config.manifest
         self._p = parts
         self._exchange = exchange
+        self._layouts = layouts
         self._me = parts.identity.peer_id
         self._founders = manifest.swarm.founders
         self._grace_s = manifest.round.grace_s
@@ -131,8 +133,8 @@ class GossipEngine:
 
     @property
     def others(self) -> frozenset[PeerId]:
-        """The other nodes that are alive and linked: among them are this node's partners."""
-        return self._alive & self._p.links.linked()
+        """The other nodes that are alive and linked, and train the same model: among them are this node's partners."""
+        return self._layouts.alike(self._alive & self._p.links.linked())
 
     @property
     def phase(self) -> str:
@@ -148,7 +150,8 @@ class GossipEngine:
     async def run(self, *, numel: int) -> None:
         """Take part until cancelled, or until this node has left.
 
-        Raises StorageError when the state cannot be written, ConfigError when a peer's parameters are others.
+        Raises StorageError when the state cannot be written, ConfigError when the parameters of the first founder,
+        or of the peer that this node is to begin on, are others.
         Cancellation: the newest state is saved.
         """
         self._steps = GossipSteps(self._p.config.manifest, self._me, numel)
@@ -169,6 +172,7 @@ class GossipEngine:
             desk=self._p.desk,
             founder=self._me in self._founders,
             others=[peer for peer in self._founders if peer != self._me],
+            accepts=self._layouts.accept,
             patience_s=self._grace_s,
             on_progress=self._p.on_progress,
         )
@@ -182,6 +186,7 @@ class GossipEngine:
                 await self._handle_heard(event)
                 continue
             self._show_phase()
+            self._layouts.accept_model_of(self._founders[0])
             if start.ask_due(trio.current_time()):
                 self._p.links.broadcast(AskStanding())
             state = await start.attempt(trio.current_time())
@@ -224,6 +229,7 @@ class GossipEngine:
                 await self._train()
         elif isinstance(event, Tick):
             self._show_phase()
+            self._layouts.accept_model_of(self._founders[0])
             await self._carry_out(machine.tick(self.others, trio.current_time()))
             await self._try_leave()
 

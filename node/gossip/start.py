@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class GossipStart:
-    """Obtains the first state. `standings`: what peers said of theirs, to be filled by the engine."""
+    """Obtains the first state. `standings`: what peers said of theirs, to be filled by the engine.
+
+    accepts: raises ConfigError, naming the parameter, if a peer's snapshot is of another layout than the model here.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class GossipStart:
         desk: TrainingDesk,
         founder: bool,
         others: Collection[PeerId],
+        accepts: Callable[[bytes], None],
         patience_s: float,
         on_progress: Callable[[Progress], None],
     ) -> None:
@@ -49,6 +53,7 @@ class GossipStart:
         self._desk = desk
         self._founder = founder
         self._others = frozenset(others)
+        self._accepts_layout = accepts
         self._on_progress = on_progress
         self._draws_at = trio.current_time() + patience_s
         self._ask_at = float("-inf")
@@ -113,10 +118,11 @@ class GossipStart:
         return state
 
     def _accepts(self, header: StateHeader) -> None:
-        self._check_layout(header.layout)
+        self._accepts_layout(header.layout)
 
     def _check_layout(self, layout: bytes) -> None:
         if layout != self._desk.layout_hash:
             raise ConfigError(
-                "the swarm's model has other parameters than this workload builds here; install the same version of it"
+                "the state in this data folder has other parameters than this workload builds here; install the same "
+                "version of it, or choose another --data-dir"
             )

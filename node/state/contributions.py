@@ -163,7 +163,7 @@ class Contributions:
             ),
         )
         residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
-        return SavedWork(account, made.values, residuals)
+        return SavedWork(account, made.values, residuals, made.retained)
 
     def make_again(self, work: SavedWork) -> bool:
         """Take up what was made before a restart, to be settled as if it had been made just now.
@@ -179,7 +179,13 @@ class Contributions:
             return False
         # The number is the trainer's, and the one that made this is gone: it counts as older than any.
         self.made = Made(
-            round=account.round, base=account.base, number=0, tokens=account.tokens, values=values, encoded=encoded
+            round=account.round,
+            base=account.base,
+            number=0,
+            tokens=account.tokens,
+            values=values,
+            encoded=encoded,
+            retained=work.retained,
         )
         self._left[fragment.number].rounds_excluded = account.rounds_excluded
         for one in account.carried:

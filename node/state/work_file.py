@@ -2,6 +2,7 @@
 
     values        (numel,) float32: the pseudo-gradient and the residual of earlier rounds, as they were encoded
     residual.<p>  the residual of fragment p, of each that the round is not of and that has one
+    retained      (numel,) float32: what of the values stays in the trainer's replica, where anything does
     metadata      term and round, the hash of the certificate's value that the round follows, weight, root, ages
 
 With the finals of the round the residual follows from it (contributions.py), so nothing has to be written after the
@@ -23,6 +24,7 @@ from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, 
 from shoal.protocol.messages import Count, Hash, Term
 
 METADATA = "work"
+RETAINED = "retained"
 FORMAT = "shoal work 1"
 
 
@@ -49,18 +51,24 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedWork:
-    """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried."""
+    """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried.
+
+    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing.
+    """
 
     account: WorkAccount
     values: F32
     residuals: Mapping[int, F32] = field(default_factory=dict)
+    retained: F32 | None = None
 
 
 def write_work(path: Path, work: SavedWork) -> None:
     """Write it durably; a crash leaves it whole or not there. Raises StorageError."""
     metadata = {METADATA: msgspec.json.encode(work.account).decode()}
-    residuals = [TensorBytes.of(f"residual.{fragment}", values) for fragment, values in work.residuals.items()]
-    write_tensors(path, [TensorBytes.of("values", work.values), *residuals], metadata)
+    vectors = {"values": work.values} | {f"residual.{fragment}": values for fragment, values in work.residuals.items()}
+    if work.retained is not None:
+        vectors[RETAINED] = work.retained
+    write_tensors(path, [TensorBytes.of(name, values) for name, values in vectors.items()], metadata)
 
 
 def read_account(file: TensorFile) -> WorkAccount:
@@ -80,7 +88,11 @@ def read_work(path: Path) -> SavedWork:
     file.check_whole()
     account = read_account(file)
     residuals = {one.fragment: _vector(file, f"residual.{one.fragment}") for one in account.carried}
-    return SavedWork(account, _vector(file, "values"), residuals)
+    values = _vector(file, "values")
+    retained = _vector(file, RETAINED) if RETAINED in file.names else None
+    if retained is not None and retained.size != values.size:
+        raise DamagedFile(f"{file.path} holds no contribution; remove it")
+    return SavedWork(account, values, residuals, retained)
 
 
 def _vector(file: TensorFile, name: str) -> F32:

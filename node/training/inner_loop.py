@@ -266,6 +266,9 @@ class Replica:
             raise LocalError("a step without a stretch")
         began = time.monotonic()
         batch = next(self._batches, None)
+        if batch is None and self._drawn and not self._order_steps:  # they had ended with the stretch before this one
+            self._open_stream(order.assignment)
+            batch = next(self._batches, None)
         self._exhausted = batch is None
         if batch is not None:
             self._drawn += 1

@@ -5,7 +5,8 @@
 Equal digests end it. Otherwise both lists, which are sorted by name, are read side by side up to the first parameter in
 which they differ, and users are told its name. A peer's word alone ends nobody: a node stops where the header of the
 state that it is about to fetch, which a certificate or the first founder vouches for, is of another layout. That is
-before the first chunk comes and before it takes part in any round; the error then names the parameter.
+before the first chunk comes and before it takes part in any round; the error then names the parameter. Under `gossip`,
+which has no common state, the first founder's word alone is enough, and nobody exchanges with a peer of another model.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DIMENSION_LIMIT = 16
 DIFFERENCE_LIMIT = 64
 """Other layouts that are remembered."""
 RETRY_S = 2.0
-"""A peer that has built no model yet is asked again."""
+"""A peer that has built no model yet is asked again, after so long or when it asks itself."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT_CHARS)]
 _Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=DIMENSION_LIMIT)]
@@ -115,8 +116,9 @@ class Layouts:
         self._on_progress = on_progress
         self._own: Layout | None = None
         self._known = trio.Event()
-        self._checked: set[PeerId] = set()
+        self._checked: dict[PeerId, str] = {}  # how its model differs, empty where it does not
         self._differences: dict[bytes, str] = {}  # by the digest of the other layout
+        self._watched: dict[PeerId, trio.Event] = {}  # set when it asks: then its model is built
 
     def know(self, layout: Layout) -> None:
         """The model is built here."""
@@ -125,7 +127,7 @@ class Layouts:
 
     def forget(self, peer: PeerId) -> None:
         """The link with it was lost: it may come back as another."""
-        self._checked.discard(peer)
+        self._checked.pop(peer, None)
 
     def accept(self, digest: bytes) -> None:
         """A state of the layout with this digest is the swarm's.
@@ -133,16 +135,37 @@ class Layouts:
         Raises ConfigError, naming the parameter as far as a peer told, if the model built here is another.
         """
         if self._own is not None and digest != self._own.digest:
-            difference = self._differences.get(digest, "its parameters differ from those of the model built here")
-            raise ConfigError(f"the swarm trains another model: {difference}; build the same model on every node")
+            raise _other_model(
+                self._differences.get(digest, "its parameters differ from those of the model built here")
+            )
+
+    def accept_model_of(self, peer: PeerId) -> None:
+        """Raises ConfigError, naming the parameter, if the model of this peer is known to be another."""
+        if self._checked.get(peer):
+            raise _other_model(self._checked[peer])
+
+    def alike(self, peers: frozenset[PeerId]) -> frozenset[PeerId]:
+        """Those of them whose model is known to be the one built here."""
+        return frozenset(peer for peer in peers if self._checked.get(peer) == "")
 
     async def watch(self, peer: PeerId) -> None:
         """Compare with a peer once both have built their models, for as long as it is linked."""
         await self._known.wait()
-        while not await self.check(peer):
-            await trio.sleep(RETRY_S)
-            if peer not in self._linked():
-                return
+        try:
+            while not await self._check_watched(peer):
+                if peer not in self._linked():
+                    return
+        finally:
+            self._watched.pop(peer, None)
+
+    async def _check_watched(self, peer: PeerId) -> bool:
+        """As `check`; where there was nothing to compare, return when there may be."""
+        asks = self._watched[peer] = trio.Event()
+        if await self.check(peer):
+            return True
+        with trio.move_on_after(RETRY_S):
+            await asks.wait()
+        return False
 
     async def check(self, peer: PeerId) -> bool:
         """Compare with a peer unless that was done; whether there was something to compare. Raises nothing."""
@@ -159,7 +182,7 @@ class Layouts:
         if difference and len(self._differences) < DIFFERENCE_LIMIT:
             self._differences[digest] = difference
             self._on_progress(Notice(text=f"a peer trains another model: {difference}"))
-        self._checked.add(peer)
+        self._checked[peer] = difference
         return True
 
     async def _compare(self, peer: PeerId, own: Layout) -> tuple[bytes, str] | None:
@@ -198,3 +221,9 @@ class Layouts:
         asked = decode(data, GetLayout, peer=stream.peer)
         await stream.send(canonical(part_of(self._own, asked.after)), deadline_s=LAYOUT_DEADLINE_S)
         await stream.aclose()
+        if (watched := self._watched.get(stream.peer)) is not None:
+            watched.set()
+
+
+def _other_model(difference: str) -> ConfigError:
+    return ConfigError(f"the swarm trains another model: {difference}; build the same model on every node")

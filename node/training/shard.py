@@ -251,7 +251,9 @@ class Shard:
             torch.cuda.empty_cache()
 
     def give_back(self) -> None:
-        """Copy this rank's rows, and their moments, to the host, and free the memory that they had."""
+        """Copy this rank's rows, and their moments, to the host, and free the memory that they had; once is enough."""
+        if self._resting is not None:  # the copies are all there is
+            return
         self.model.zero_grad(set_to_none=True)
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]

@@ -30,12 +30,14 @@ from shoal.node.training.trainer_messages import (
     Initial,
     InnerSettings,
     Layout,
+    Pause,
     Ping,
     Pong,
     Progress,
     Report,
     Restore,
     Restored,
+    Resume,
     Retune,
     Scalar,
     Snapshotted,
@@ -140,6 +142,7 @@ class Trainer:
         self._anchored: Apply | None = None
         self._retuned: Retune | None = None  # since that anchor, which is applied by what is in the specification
         self._newest: Restore | None = None  # the snapshot that a restarted trainer is given
+        self._paused = False
         self._contributions = 0
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
@@ -181,8 +184,8 @@ class Trainer:
 
         Between a death and `Restarted` there is nobody to take it: an `Apply` is remembered (the new trainer
         will stand on it, with what the newest snapshot holds), and so are the settings of a `Retune`, which take effect
-        after the anchor before them as in a trainer that lives; every other order is dropped, and the daemon orders
-        anew on `Restarted`.
+        after the anchor before them as in a trainer that lives; a `Pause` holds until `Resume`, whoever lives; every
+        other order is dropped, and the daemon orders anew on `Restarted`.
         Cancellation: the order is delivered whole or not at all; a trainer that does not read for
         `SEND_DEADLINE_S` is killed.
         """
@@ -194,6 +197,8 @@ class Trainer:
             self._newest = command
         elif isinstance(command, Retune):
             self._retuned = command
+        elif isinstance(command, Pause | Resume):
+            self._paused = isinstance(command, Pause)
         if self._child is not None:
             await self._child.send(command)
 
@@ -229,10 +234,19 @@ class Trainer:
             await self._start(child, memory, given)
             if self._anchored is not None:
                 await self._restore(child, self._anchored)
-                await self._stand_on_anchor(child)
-            while given != self._in_force:  # which may change while it is sent
-                given = self._in_force
-                await child.send(Retune(inner=given.inner, sync=given.sync))
+            loaded, paused = None, False
+            while True:  # any of it may change while it is sent
+                if loaded is not self._anchored:
+                    loaded = self._anchored
+                    await self._stand_on_anchor(child)
+                elif given != self._in_force:
+                    given = self._in_force
+                    await child.send(Retune(inner=given.inner, sync=given.sync))
+                elif paused != self._paused:
+                    paused = self._paused
+                    await child.send(Pause() if paused else Resume())
+                else:
+                    break
         if scope.cancelled_caught:
             raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
 
@@ -292,14 +306,11 @@ class Trainer:
         await self._publish.send(restored)
 
     async def _stand_on_anchor(self, child: TrainerConnection) -> None:
-        """Load the anchor afresh; again, if the daemon wrote a newer one meanwhile (the copy may be torn)."""
-        loaded: Apply | None = None
-        while loaded is not self._anchored:
-            loaded = self._anchored
-            assert loaded is not None
-            await child.send(Apply(round=loaded.round, fresh=True))
-            if not isinstance(await child.receive(), Applied):
-                raise LocalError("the trainer did not apply the anchor")
+        """Load the anchor afresh. If the daemon writes a newer one meanwhile, the copy may be torn: load it again."""
+        assert self._anchored is not None
+        await child.send(Apply(round=self._anchored.round, fresh=True))
+        if not isinstance(await child.receive(), Applied):
+            raise LocalError("the trainer did not apply the anchor")
 
     async def _pass_on(self, report: Report) -> None:
         if isinstance(report, Progress):

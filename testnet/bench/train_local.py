@@ -102,7 +102,7 @@ class LocalSwarm:
 
     def __init__(self, manifest: Manifest, identities: Sequence[Identity]) -> None:
         if manifest.sync.strategy not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
+            known = ", ".join((*STRATEGIES, "gossip"))
             raise ConfigError(
                 f"{manifest.sync.strategy} cannot run in one process ({known} can); leave --in-process out"
             )

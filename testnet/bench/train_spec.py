@@ -30,8 +30,6 @@ SLOW_LIMIT: Final = 100.0
 NOBODY: Final = Identity.from_seed(bytes(32)).peer_id
 """A founder for a manifest whose founders are of no consequence."""
 SECTIONS: Final = ("sync", "inner", "round")
-FRAGMENTS: Final = (4, 3, 5, 2, 1)
-"""In how many fragments parameters stream, if nothing is said: the first of these that divides the inner steps."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,16 +134,11 @@ class TrainBench:
             workload=WORKLOAD,
             options=dict(self.options),
             inner_steps=self.inner_steps,
-            sync=self._fragmented() | {"balance": self.slow > 1} | dict(self.keys.get("sync", {})),
+            sync={"balance": self.slow > 1, **self.keys.get("sync", {})},
             inner=dict(self.keys.get("inner", {})),
             round=dict(self.keys.get("round", {})),
             faults=(*kills, *joins),
         )
-
-    def _fragmented(self) -> dict[str, Option]:
-        if self.strategy != "streaming":
-            return {}
-        return {"fragments": next(count for count in FRAGMENTS if self.inner_steps % count == 0)}
 
     def manifest(self, seed: int, founders: Sequence[PeerId], *, rounds: int | None = None) -> Manifest:
         """The manifest of that testnet, in which the number of `rounds` plays no part. Raises ConfigError."""

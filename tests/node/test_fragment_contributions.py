@@ -81,16 +81,18 @@ def test_staleness_is_counted_in_rounds_of_the_fragment(rounds: int, kept: bool)
     assert (make(contributions, 3).tokens == 200) is kept
 
 
+@pytest.mark.parametrize("mixing", [None, 0.25])
 @pytest.mark.parametrize("codec", ["fp32", "int4"])
-def test_restart_keeps_what_is_left_of_every_fragment(tmp_path: Path, codec: str) -> None:
-    before = contributions_in(codec)
+def test_restart_keeps_what_is_left_of_every_fragment(tmp_path: Path, codec: str, mixing: float | None) -> None:
+    """With mixing the restored replica keeps a share of what no certificate counts: that share does not come again."""
+    before = contributions_in(codec, mixing=mixing)
     make(before, 1)
     before.settle(1, None)
     make(before, 2)
     before.settle(2, (True, False, True))
     made = make(before, 3)
     work = through_disk(before.saved(made, Term()), tmp_path)
-    after = contributions_in(codec)
+    after = contributions_in(codec, mixing=mixing)
     assert after.make_again(work)
     assert after.made is not None
     assert after.made.encoded.root == made.encoded.root

@@ -28,7 +28,7 @@ from shoal.node.training.trainer_messages import (
     Stop,
     Trained,
 )
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, NetworkError
 from tests.node.loop_ends import DaemonEnd, Ends, flat, joining
 
 RATE = np.float32(0.7)
@@ -178,6 +178,69 @@ def test_steps_that_a_grad_scaler_skips_count_nothing(
     assert np.array_equal(delta, base - before)
 
 
+class HalfLoop:
+    """A loop in bfloat16 by autocast, with a schedule."""
+
+    def __init__(self) -> None:
+        self.model, _ = made()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+
+    def step(self, number: int) -> torch.Tensor:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(number))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = self.model(x)
+        assert out.dtype is torch.bfloat16
+        loss = torch.nn.functional.mse_loss(out[:, 0].float(), x.sum(1))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        return loss
+
+    def moments(self) -> list[torch.Tensor]:
+        return [value for state in self.optimizer.state_dict()["state"].values() for value in state.values()]
+
+
+def test_autocast_a_schedule_and_state_dicts_are_those_of_a_loop_without_a_swarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, up to the first anchor; and that moves parameters and nothing else of what a loop saves."""
+    alone, one = HalfLoop(), HalfLoop()
+    for number in range(3):
+        alone.step(number)
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=3)
+        await end.contribution()
+        await end.apply(anchor, 1, taken=1)  # as if the mean update were zero
+        await end.train(2, steps=1)
+        event, delta = await end.contribution()
+        assert (event.steps, event.tokens) == (1, 8)
+        assert np.array_equal(delta, anchor - learnt[-1])
+        await end.send(Stop())
+
+    learnt = []
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, one.model, one.optimizer) as swarm:
+        base = flat(one.model)
+        for number in range(3):
+            loss = one.step(number)
+            learnt.append(flat(one.model))
+            swarm.step(tokens=8, loss=loss)
+        assert np.array_equal(learnt[-1], flat(alone.model))
+        assert np.array_equal(flat(one.model), base)
+        assert all(torch.equal(*both) for both in zip(one.moments(), alone.moments(), strict=True))
+        assert one.scheduler.state_dict() == alone.scheduler.state_dict()
+        assert one.optimizer.param_groups[0]["lr"] == 0.01 * 0.5**3
+        one.model.load_state_dict(alone.model.state_dict())  # what is loaded counts as learnt here
+        assert np.array_equal(flat(one.model), learnt[-1])
+        loss = one.step(3)
+        learnt.append(flat(one.model))
+        swarm.step(tokens=8, loss=loss)
+
+
 def test_accumulated_gradients_are_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     seen = []
@@ -281,6 +344,34 @@ def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.Mon
         learn(model, optimizer, 1)
         swarm.step(tokens=1)
     assert order == ["paused", "step"]
+
+
+def test_a_loop_that_joins_a_paused_node_waits_and_says_what_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node was paused when another loop was attached, or none."""
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1, contribute=False)
+        await end.expect(Detached)
+        await end.send(Pause())
+        await end.expect(Restarted)
+        await end.expect(Detached)
+        await end.expect(Restarted)
+        await end.send(Resume())
+        await end.train(1, steps=1)
+        await end.contribution()
+
+    with Ends(tmp_path, daemon):
+        with joining(tmp_path, monkeypatch, model, optimizer):
+            pass
+        with pytest.raises(NetworkError, match=r"is paused .* `shoal resume --data-dir"):
+            joining(tmp_path, monkeypatch, model, optimizer, wait_s=0.5).__enter__()
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            learn(model, optimizer, 0)
+            swarm.step(tokens=1)
 
 
 def test_a_daemon_that_is_gone_leaves_the_loop_training(

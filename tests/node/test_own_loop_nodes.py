@@ -6,8 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shoal.protocol.manifest import render_manifest, validate_manifest
 from tests.node.lab import assert_exact, eventually
 from tests.node.loop_lab import LoopSwarm
 
@@ -118,3 +120,31 @@ def test_a_loop_that_is_interrupted_leaves_no_daemon_behind(tmp_path: Path, numb
             assert node.all_events()[-1]["event"] != "left"
             node.ask("leave")
             eventually(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon has left")
+
+
+SHAPED = LOOP.replace("width, peers", "shape, peers").replace("int(sys.argv[2])", "sys.argv[2]")
+SHAPED = SHAPED.replace(
+    "model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))",
+    "rows, columns = map(int, shape.split('x'))\nmodel = torch.nn.Linear(columns, rows, bias=False)",
+)
+SHAPED = SHAPED.replace("torch.randn(16, 8, generator=own)", "torch.randn(16, columns, generator=own)")
+
+
+def test_gossip_mixes_no_model_with_another_of_as_many_values(tmp_path: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=2) as swarm:
+        tables = msgspec.to_builtins(swarm.manifest)
+        tables["sync"] = {"inner_steps": 10, "strategy": "gossip"}
+        swarm.manifest = validate_manifest(tables, source="the test's manifest")
+        swarm.manifest_path.write_text(render_manifest(swarm.manifest))
+        first, second = swarm.nodes
+        script = tmp_path / "loop.py"
+        script.write_text(SHAPED)
+        first.begin(script, "4x6")
+        second.begin(script, "6x4", first.address)
+        assert second.wait_exit() == 1
+        words = f"parameter 'weight' has shape (4, 6) at {first.peer_id} and (6, 4) here; build the same model"
+        assert words in second.log.splitlines()[-1], second.log
+        first.wait("stepped")
+        assert {event["partner"] for node in swarm.nodes for event in node.events("stepped")} == {None}
+        first.ask("leave")
+        assert first.wait_exit() == 0

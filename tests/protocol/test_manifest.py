@@ -162,6 +162,12 @@ def test_streaming_without_more_is_the_paper_s() -> None:
     assert explicit.applied_mixing == 0
 
 
+@pytest.mark.parametrize(("steps", "fragments"), [(20, 4), (30, 3), (25, 5), (22, 2), (7, 1)])
+def test_fragments_that_nobody_asked_for_divide_the_steps(steps: int, fragments: int) -> None:
+    sync = parse_manifest(STREAMING.replace("inner_steps = 20", f"inner_steps = {steps}")).sync
+    assert (sync.fragments, sync.round_steps) == (fragments, steps // fragments)
+
+
 @pytest.mark.parametrize(("steps", "fragments", "overlap"), [(4, 4, 1), (20, 10, 2), (5, 5, 1), (300, 4, 2)])
 def test_overlap_that_nobody_asked_for_is_no_longer_than_a_round(steps: int, fragments: int, overlap: int) -> None:
     sync = parse_manifest(STREAMING.replace("inner_steps = 20", f"inner_steps = {steps}\nfragments = {fragments}")).sync
@@ -200,7 +206,7 @@ def test_overlap_that_nobody_asked_for_is_no_longer_than_a_round(steps: int, fra
         (MINIMAL + "[round]\nweight_cap = 0.5\n", "[round] weight_cap: expected a number >= 1"),
         (MINIMAL + "fragments = 4\n", "[sync] fragments and mixing have a meaning with strategy"),
         (MINIMAL + "mixing = 0.2\n", "[sync] fragments and mixing have a meaning with strategy"),
-        (STREAMING + "fragments = 3\n", "[sync] inner_steps is 20, which 3 fragments do not divide"),
+        (STREAMING + "fragments = 3\n", "inner_steps is 20, which 3 fragments do not divide; take inner_steps = 21"),
         (STREAMING + "overlap_steps = 6\n", "overlap_steps is 6; between two rounds there are only 5 steps"),
         (MINIMAL + "overlap_steps = 21\n", "overlap_steps is 21; between two rounds there are only 20 steps"),
         (MINIMAL + "overlap_steps = -1\n", "[sync] overlap_steps: expected a whole number >= 0"),

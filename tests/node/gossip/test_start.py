@@ -73,9 +73,14 @@ class Beginner:
             desk=self.desk,  # type: ignore[arg-type]
             founder=founder,
             others=(A, B),
+            accepts=self.accepts,
             patience_s=PATIENCE_S,
             on_progress=lambda progress: None,
         )
+
+    def accepts(self, layout: bytes) -> None:
+        if layout != LAYOUT:
+            raise ConfigError("parameter 'w' has another shape")
 
     def says(self, peer: PeerId, state: CertifiedState | None) -> None:
         if state is not None:
@@ -164,7 +169,7 @@ async def test_a_state_of_another_model_is_an_error_that_says_what_to_do(tmp_pat
     one = Beginner(tmp_path)
     other = replace(state_of(3), layout_hash=b"O" * 32)
     one.says(A, other)
-    with pytest.raises(ConfigError, match="install the same version"):
+    with pytest.raises(ConfigError, match="'w' has another shape"):
         await one.attempt()
     one.shelf.save_state(other)
     with pytest.raises(ConfigError, match="install the same version"):

@@ -326,6 +326,18 @@ def test_stretch_ends_with_its_batches() -> None:
     assert not np.array_equal(out, once)
 
 
+def test_a_stretch_that_ended_with_the_last_batch_is_followed_by_one_from_the_first() -> None:
+    """As without a quorum: the round's steps are made, its batches are used up, and training goes on."""
+    replica, _, out = started(ThreeBatches())
+    assert contribute(replica, out, steps=3).steps == 3
+    assert train(replica, out, steps=2, contribute=False).steps == 2
+    other, _, _ = started(ThreeBatches())
+    contribute(other, out, steps=3)
+    other._open_stream(Assignment(seed=3, round=1, member=0, members=1))
+    train(other, out, steps=2, contribute=False)
+    np.testing.assert_array_equal(local(replica), local(other))
+
+
 class NoBatches(RegressionWorkload):
     def batches(self, assignment: Assignment) -> Iterator[Batch]:
         yield from ()

@@ -6,9 +6,17 @@ import math
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shoal.node.outcome import Notice, Progress
-from shoal.node.training.layouts import PART_LIMIT_PARAMETERS, GetLayout, Layouts, first_difference, part_of
+from shoal.node.training.layouts import (
+    PART_LIMIT_PARAMETERS,
+    RETRY_S,
+    GetLayout,
+    Layouts,
+    first_difference,
+    part_of,
+)
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.wire import canonical, decode
@@ -96,3 +104,52 @@ def test_equal_models_and_peers_without_one_are_no_difference() -> None:
     assert told == []
     with pytest.raises(ConfigError, match="differ from those of the model built here"):
         layouts.accept(layout(a=(3,)).digest)
+
+
+def test_only_a_model_that_was_compared_counts_as_alike_and_one_that_differs_is_named() -> None:
+    """What a strategy without a common state goes by."""
+    here, both = layout(w=(4, 6)), frozenset([PEER, "12D3KooWC"])
+    layouts, _, _ = compared(here, here)
+    assert layouts.alike(both) == {PEER}  # type: ignore[arg-type]
+    layouts.accept_model_of(PEER)  # type: ignore[arg-type]
+    layouts.forget(PEER)  # type: ignore[arg-type]
+    assert not layouts.alike(both)  # type: ignore[arg-type]
+
+    layouts, _, _ = compared(here, layout(w=(6, 4)))  # as many values
+    assert not layouts.alike(both)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'w' has shape \(6, 4\) at 12D3KooWB and \(4, 6\) here; build the same"):
+        layouts.accept_model_of(PEER)  # type: ignore[arg-type]
+    layouts, _, _ = compared(here, None)
+    layouts.accept_model_of(PEER)  # type: ignore[arg-type]
+    assert not layouts.alike(both)  # type: ignore[arg-type]
+
+
+def test_a_peer_that_asks_has_built_its_model_and_is_asked_again_at_once() -> None:
+    class Stream:
+        peer = PEER
+
+        async def receive(self, *, deadline_s: float) -> bytes:
+            return canonical(GetLayout(after=0))
+
+        async def send(self, data: bytes, *, deadline_s: float) -> None:
+            pass
+
+        async def aclose(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        here, peer = layout(a=(2,)), Peer(None)
+        layouts = Layouts(host=peer, linked=lambda: frozenset([PEER]), on_progress=lambda one: None)  # type: ignore[arg-type]
+        layouts.know(here)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(layouts.watch, PEER)
+            await wait_all_tasks_blocked()
+            assert peer.asked == 1
+            peer.layout = here
+            await layouts.serve(Stream())  # type: ignore[arg-type]
+        assert layouts.alike(frozenset([PEER])) == {PEER}  # type: ignore[arg-type]
+        assert trio.current_time() - began < RETRY_S
+
+    clock = MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(scenario, clock=clock)

@@ -67,7 +67,7 @@ FAKE = """
 import os, socket, sys
 from shoal.node.training.trainer_messages import *
 control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-framing, numel, number, lr_of_anchor = Framing(), 4, 0, 0.0
+framing, numel, number, lr_of_anchor, paused = Framing(), 4, 0, 0.0, False
 print("fake trainer begins", flush=True)
 while data := control.recv(1 << 16):
     for frame in framing.feed(data):
@@ -80,6 +80,8 @@ while data := control.recv(1 << 16):
                 answer = Started(layout=Layout(names=("w",), shapes=((numel,),), numel=numel), metric="m", device="cpu")
             case Attach(): answer = Attached()
             case Retune(inner=inner): lr = inner.lr
+            case Pause(): paused = True
+            case Resume(): paused = False
             case Apply(round=round):
                 lr_of_anchor = lr
                 answer = Applied(round=round)
@@ -87,7 +89,8 @@ while data := control.recv(1 << 16):
             case Train(round=round):
                 number += 1
                 answer = Contribution(
-                    number=number, round=round, tokens=0, steps=0, loss=lr, seconds=lr_of_anchor, tokens_per_s=0.0)
+                    number=number, round=round, tokens=0, steps=0, loss=lr, seconds=lr_of_anchor, tokens_per_s=0.0,
+                    blocked_s=float(paused))
             case Stop(): sys.exit(0)
         if answer is not None: control.sendall(pack(answer))
 """
@@ -429,6 +432,39 @@ def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerSpec) -
     run(scenario)
 
 
+def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_passed_over(
+    fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has loaded the anchor before, and is being told of amended settings."""
+    applied: list[int] = []
+
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            await trainer.send(Apply(round=3))
+            await expect(trainer, Applied)
+            stand, send = trainer._stand_on_anchor, TrainerConnection.send
+
+            async def stand_and_retune(child: TrainerConnection) -> None:
+                await stand(child)
+                if len(applied) == 1:
+                    await trainer.send(Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings()))
+
+            async def told(child: TrainerConnection, command: Command) -> None:
+                await send(child, command)
+                if isinstance(command, Apply):
+                    applied.append(command.round)
+                elif isinstance(command, Retune):
+                    await trainer.send(Apply(round=4))
+
+            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_retune)
+            monkeypatch.setattr(TrainerConnection, "send", told)
+            kill(trainer)
+            assert (await expect(trainer, Restarted)).round == 4
+            assert applied == [3, 4]
+
+    run(scenario)
+
+
 def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_on_by_those_of_now(
     fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,6 +510,49 @@ def test_restarted_trainer_applies_its_anchor_by_the_settings_of_then_and_goes_o
             await dies(trainer)
             await expect(trainer, Restarted)
             assert await rates(trainer) == (0.3, 0.5)
+
+    run(scenario)
+
+
+def test_a_restarted_trainer_is_paused_where_the_one_before_it_was(
+    fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by the fake: whether it is paused. Or it would take the accelerator again that its user wanted free."""
+    monkeypatch.setattr(trainer_module, "RESTART_LIMIT", 9)
+
+    async def is_paused(trainer: Trainer) -> bool:
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        return bool((await expect(trainer, Contribution)).blocked_s)
+
+    async def dies(trainer: Trainer, *orders: Command) -> None:
+        kill(trainer)
+        while trainer.pid is not None:
+            await trio.lowlevel.checkpoint()
+        for order in orders:
+            await trainer.send(order)
+        await expect(trainer, Restarted)
+
+    async def scenario() -> None:
+        async with running(fake) as trainer:
+            await trainer.send(Apply(round=0))
+            await expect(trainer, Applied)
+            await trainer.send(Pause())
+            await dies(trainer)
+            assert await is_paused(trainer)
+            await dies(trainer, Resume())
+            assert not await is_paused(trainer)
+            await dies(trainer, Pause())
+            assert await is_paused(trainer)
+
+            stand = trainer._stand_on_anchor
+
+            async def stand_and_resume(child: TrainerConnection) -> None:
+                await stand(child)
+                await trainer.send(Resume())  # while there is nobody yet to take it
+
+            monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_resume)
+            await dies(trainer)
+            assert not await is_paused(trainer)
 
     run(scenario)
 

@@ -446,6 +446,20 @@ def test_nothing_to_train_on_says_what_to_do(models: Path, tmp_path: Path) -> No
         open_documents(data=str(tmp_path), hub=hub, column="text", sample_by="line")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.parquet", b"nothing of the kind", "parquet"),
+        ("a.jsonl", b'{"text": "whole"}\n{"text": 3\n', "json"),
+        ("a.txt", b"\xff\xfe no UTF-8 \xff", "text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, kind: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read as {kind}: .*; mend or remove it"):
+        open_documents(data=str(tmp_path), hub=None, column="text", sample_by="line")
+
+
 def test_files_are_found_by_kind_and_name(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a/z.jsonl.gz", "notes.txt", ".hidden/x.jsonl", "models/m/tokenizer.json", "image.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,64 @@
+"""Who makes a node an observer: its user, or the want of a loop; neither ends the other's."""
+
+from __future__ import annotations
+
+from shoal.node.loops.attendance import Attendance
+from shoal.node.loops.external_trainer import Detached
+from shoal.node.outcome import Progress
+from shoal.node.rounds.inbox import SetPaused
+from shoal.node.training.trainer import Restarted
+
+GONE = Detached(cause="the training loop (process 7) is gone", round=None)
+BACK = Restarted(cause="a training loop attached", round=None)
+
+
+class Node:
+    """What the engine was told last, and the user."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.told: list[Progress] = []
+        self.attendance = Attendance(put=self._put, on_progress=self.told.append)
+
+    def _put(self, event: SetPaused) -> None:
+        self.paused = event.paused
+
+
+def test_a_node_observes_while_its_loop_is_away() -> None:
+    node = Node()
+    node.attendance.heard(GONE)
+    assert node.paused
+    assert "takes part as an observer until one attaches" in str(node.told)
+    node.attendance.heard(BACK)
+    assert not node.paused
+
+
+def test_a_loop_that_attaches_does_not_end_its_users_pause() -> None:
+    for orders in (["pause", "gone"], ["gone", "pause"]):
+        node = Node()
+        for order in orders:
+            if order == "gone":
+                node.attendance.heard(GONE)
+            else:
+                node.attendance.pause(True)
+        node.attendance.heard(BACK)
+        assert node.paused, orders
+        node.attendance.pause(False)
+        assert not node.paused
+
+
+def test_a_node_that_is_resumed_without_a_loop_goes_on_observing() -> None:
+    node = Node()
+    node.attendance.pause(True)
+    node.attendance.heard(GONE)
+    node.attendance.pause(False)
+    assert node.paused
+    node.attendance.heard(BACK)
+    assert not node.paused
+
+
+def test_a_trainer_of_the_daemons_own_that_is_started_again_changes_nothing() -> None:
+    node = Node()
+    node.attendance.pause(True)
+    node.attendance.heard(BACK)
+    assert node.paused
