@@ -37,10 +37,13 @@ Piece = tuple[bytes, int]
 
 @dataclass(slots=True)
 class _Owing:
-    """What a donor owes one peer, with sizes in bytes, and when something came of it last."""
+    """What a donor owes one peer, with sizes in bytes, and when something came of it last.
+
+    since: by scope, from when on it owes something of that: each transfer has its own patience.
+    """
 
     pieces: dict[Piece, int] = field(default_factory=dict)
-    since: float = 0.0
+    since: dict[bytes, float] = field(default_factory=dict)
     anything_at: float = float("-inf")
     wanted_at: float = float("-inf")
     brought: bool = False
@@ -64,8 +67,10 @@ class Donations:
         now, mine, owing = peer.swarm.timeline.now, self._owing.setdefault(peer.number, {}), self._of(peer, donor)
         if now < owing.banned_until:
             raise Violation("wrong bytes once", f"peer {peer.number} asks peer {donor} again, who sent it wrong bytes")
-        if not owing.pieces:
-            owing.since = now
+        scopes = {scope for scope, _ in owing.pieces}
+        owing.since = {scope: since for scope, since in owing.since.items() if scope in scopes}
+        for scope, _ in pieces:
+            owing.since.setdefault(scope, now)
         owing.pieces.update(pieces)
         if sum(len(other.pieces) for other in mine.values()) > REQUEST_LIMIT:
             raise Violation("bounded requests", f"peer {peer.number} waits for more than {REQUEST_LIMIT} chunks")
@@ -104,7 +109,7 @@ class Donations:
         for donor, owing in self._owing.get(peer.number, {}).items():
             if not owing.pieces:
                 continue
-            begun = max(owing.since, peer.disturbed_at)
+            begun = max(min(owing.since[scope] for scope, _ in owing.pieces), peer.disturbed_at)
             silent = now - max(begun, owing.anything_at, owing.wanted_at)
             idle = now - max(begun, owing.wanted_at)
             if silent > STALL_S + self._slack_s or idle > IDLE_LIMIT_S + self._slack_s:

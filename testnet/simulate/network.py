@@ -43,6 +43,8 @@ UPLOADS, DOWNLOADS = (5e6, 12e6, 60e6), (12e6, 60e6, 120e6)
 LAST_MILE_S = 0.008
 """Of each end, one way: what stands between a machine at home and its region."""
 JITTER_SHARE = 0.1
+IN_FLIGHT_S = 1.0
+"""What a peer said has arrived by then, if ever."""
 TRACE_CHUNK_BYTES = 1 << 16
 ENVELOPE_BYTES = 176
 """Of a sealed envelope beside its payload."""
@@ -151,6 +153,10 @@ class Network:
         """A new place; returns its number."""
         self.places.append(Place(region, upload, download))
         return len(self.places) - 1
+
+    def settle(self, rng: random.Random) -> int:
+        """A new place, drawn from the regions and the rates; returns its number."""
+        return self.add(rng.randrange(len(REGIONS)), rng.choice(UPLOADS), rng.choice(DOWNLOADS))
 
     def part(self, one: Iterable[int], other: Iterable[int]) -> Wall:
         """Nothing passes from `one` to `other` until `walls` has it no more; the other way is not concerned."""

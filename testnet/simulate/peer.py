@@ -21,7 +21,7 @@ from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.chunks import FETCH_LIMIT, REQUEST_LIMIT
 from shoal.testnet.simulate.course import Course
 from shoal.testnet.simulate.judge import Violation
-from shoal.testnet.simulate.watch import Watch
+from shoal.testnet.simulate.watch import LinkTalk, Watch
 
 if TYPE_CHECKING:
     from shoal.testnet.simulate.simulation import Simulation
@@ -120,14 +120,15 @@ class SimulatedPeer:
         """A message arrived over the link to `sender`, if there is one."""
         if self.hung:
             self.asleep.append((sender, message))
-        elif isinstance(message, Message):
-            self.watch.seen(sender)
-            self.course.hear(sender, message)
+        elif isinstance(message, LinkTalk):
+            self.watch.receive(sender, message)
         elif self.course.takes(message):
             self.watch.seen(sender)
             self.course.take(sender, message)
         else:
-            self.watch.receive(sender, message)  # type: ignore[arg-type]
+            assert isinstance(message, Message)
+            self.watch.seen(sender)
+            self.course.hear(sender, message)
 
     def wake(self) -> None:
         """It runs again, and reads first what has arrived meanwhile."""

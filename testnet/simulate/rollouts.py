@@ -37,7 +37,7 @@ from shoal.protocol.wire import SwarmId
 from shoal.swarm.rollouts import OUTBOX_LIMIT_ITEMS
 from shoal.testnet.simulate.agents import ENDINGS, LIMITS, Agent, Question, Reply
 from shoal.testnet.simulate.judge import Violation
-from shoal.testnet.simulate.network import DOWNLOADS, REGIONS, UPLOADS, Network, Timeline, Wall
+from shoal.testnet.simulate.network import Network, Timeline, Wall
 from shoal.testnet.simulate.outcome import Kit, Outcome
 from shoal.testnet.simulate.scenario import Fault, Scenario
 from shoal.testnet.simulate.standins import KeyRing
@@ -179,7 +179,7 @@ class RolloutSwarm:
 
     def _add(self) -> Agent:
         number = len(self.agents)
-        self.network.add(self.rng.randrange(len(REGIONS)), self.rng.choice(UPLOADS), self.rng.choice(DOWNLOADS))
+        self.network.settle(self.rng)
         agent = Agent(self, number, self.keys.identity(number), self.rng.uniform(*TRAIN_S))
         self.agents.append(agent)
         self.numbers[agent.id] = number

@@ -34,7 +34,7 @@ from shoal.protocol.messages import Message, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.wire import canonical
 from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
-from shoal.testnet.simulate.network import DOWNLOADS, ENVELOPE_BYTES, REGIONS, UPLOADS, Network, Timeline, Wall
+from shoal.testnet.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
 from shoal.testnet.simulate.outcome import Kit, Outcome
 from shoal.testnet.simulate.peer import Disk, SimulatedPeer
 from shoal.testnet.simulate.rollouts import RolloutSwarm
@@ -51,10 +51,10 @@ ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
 UNDER_WAY_LIMIT = 8192
 """Messages and timers of one peer."""
-IN_FLIGHT_S = 1.0
-"""What a peer said just before it fell silent has arrived by then."""
 SETTLED_S = IN_FLIGHT_S + 10
-"""So long after a fault nobody has a reason any more to give a living peer up."""
+"""So long after a fault nobody has a reason any more to give a living peer up: who is given up was silent for no longer
+than the detector's bound (7.8 s, with the simulator's ticks), and what it said before had `IN_FLIGHT_S` to arrive. That
+holds of one that was slow as well: control messages wait behind nothing, so once it is quick again it is heard."""
 
 
 class NoQuorum(Exception):
@@ -117,7 +117,7 @@ class Simulation:
 
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
-        self.network.add(rng.randrange(len(REGIONS)), rng.choice(UPLOADS), rng.choice(DOWNLOADS))
+        self.network.settle(rng)
         disk = Disk(chain=[self.genesis], state=self.zero, known=set(), held=self.genesis.hash)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
         self.peers.append(peer)
@@ -239,19 +239,17 @@ class Simulation:
             target.receive(sender, message)
         elif isinstance(message, Reset):
             if target.running and target.life == mark:
-                target.watch.broke(sender, target.watch.links.get(sender, -1))
+                target.watch.reset(sender, message)
         elif target.watch.links.get(sender) == life:
             target.receive(sender, message)
-        elif target.running and not isinstance(message, LaneMessage):
+        elif target.running and not isinstance(message, LaneMessage) and not target.watch.keep(sender, life, message):
             self._refuse(sender, life, to)
 
     def _refuse(self, sender: int, life: int, to: int) -> None:
         """There is no such connection, says the machine of `to`."""
-        peer = self.peers[sender]
-        delay = self.network.message_delay_s(to, sender, 0)
-        if peer.running and delay < 1e9:
-            peer.watch.refused(to)
-            self.timeline.after(delay, self._arrive, to, self.peers[to].life, sender, Reset(), life)
+        delay, target = self.network.message_delay_s(to, sender, 0), self.peers[to]
+        if self.peers[sender].running and delay < 1e9:
+            self.timeline.after(delay, self._arrive, to, target.life, sender, Reset(not target.up), life)
 
     # -- what training is --------------------------------------------------------------------------------------
 
@@ -289,9 +287,8 @@ class Simulation:
                 raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
 
     def _may_look_dead(self) -> bool:
-        """Whether some fault may make a living peer look dead beyond its time, as what a slow peer has queued does."""
-        slow = any(fault.kind == "slow" for fault in self.scenario.fault)
-        return slow or self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
+        """Whether something goes on that may make a living peer look dead after the last fault."""
+        return self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
 
     def is_troubled(self, now: float) -> bool:
         """Whether some fault is not over, or has been for a moment only."""
@@ -363,9 +360,12 @@ class Simulation:
             peer.disk.contribution = peer.disk.ready = None
         self._falls_silent(peer)
         for other in () if silently else links:
-            if self.network.passes(peer.number, other):
-                delay = self.network.delay_s(peer.number, other)
-                self.timeline.after(delay, self._break, peer.number, life, other)
+            self.hang_up(peer.number, life, other)
+
+    def hang_up(self, number: int, life: int, other: int) -> None:
+        """A connection of that life of a peer is closed; the other end sees it unless a partition stands between."""
+        if self.network.passes(number, other):
+            self.timeline.after(self.network.delay_s(number, other), self._break, number, life, other)
 
     def _break(self, number: int, life: int, other: int) -> None:
         if self.peers[other].running:

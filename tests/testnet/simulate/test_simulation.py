@@ -16,14 +16,16 @@ from shoal.protocol import facts as facts_module
 from shoal.protocol import gathering as gathering_module
 from shoal.protocol import round as round_module
 from shoal.protocol.certificate import lead
+from shoal.protocol.membership import TICK_S, detection_bound_s
 from shoal.testnet.simulate import judge as judge_module
 from shoal.testnet.simulate import watch as watch_module
 from shoal.testnet.simulate.many import simulate_many, violation_of
+from shoal.testnet.simulate.network import IN_FLIGHT_S
 from shoal.testnet.simulate.outcome import Kit
 from shoal.testnet.simulate.peer import QUEUES
-from shoal.testnet.simulate.scenario import Fault, Lie, Scenario, random_scenario
+from shoal.testnet.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Lie, Scenario, random_scenario
 from shoal.testnet.simulate.shrink import as_test, shrink
-from shoal.testnet.simulate.simulation import Simulation, run_scenario
+from shoal.testnet.simulate.simulation import SETTLED_S, SIMULATED_TICK_S, Simulation, run_scenario
 from tests.testnet.simulate.seeded_bugs import (
     GivesNobodyUp,
     GoesBack,
@@ -157,7 +159,8 @@ def test_seeded_wait_for_a_silent_peer_is_found(monkeypatch: pytest.MonkeyPatch)
     assert run_scenario(SILENT).violation == "no wait too long"
 
 
-LOSSY = Scenario(peers=4, rounds=20, seed=5, loss=0.01)
+LOSSY = Scenario(peers=4, rounds=20, seed=5, loss=0.05)
+"""With as much loss as a detector has to bear."""
 
 
 def test_seeded_death_of_one_lost_ping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +174,9 @@ def test_seeded_death_of_one_lost_ping_is_found(monkeypatch: pytest.MonkeyPatch)
     [
         Fault(kind="lossy", peer=1, at_s=0.0, share=0.1),
         Fault(kind="lie", peer=1, at_s=0.0, lie="vouch"),
-        Fault(kind="slow", peer=1, at_s=0.0, duration_s=1.0, factor=1.0),
         Fault(kind="leave", peer=1, at_s=100.0),
     ],
-    ids=["lossy", "lie", "slow", "still to come"],
+    ids=["lossy", "lie", "still to come"],
 )
 def test_false_eviction_that_a_fault_may_justify_is_counted_alone(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +185,17 @@ def test_false_eviction_that_a_fault_may_justify_is_counted_alone(
     outcome = run_scenario(msgspec.structs.replace(LOSSY, fault=(fault,)))
     assert outcome.violation == ""
     assert outcome.false_evictions > 0
+
+
+def test_false_eviction_of_one_that_was_slow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "MembershipMachine", OneLossIsDeath)
+    slow = Fault(kind="slow", peer=1, at_s=0.0, duration_s=5.0, factor=30.0)
+    assert run_scenario(msgspec.structs.replace(LOSSY, fault=(slow,))).violation == "no false eviction"
+
+
+def test_false_eviction_is_one_when_no_silence_of_the_last_fault_can_be_meant() -> None:
+    late_s = 4 * (SIMULATED_TICK_S - TICK_S)
+    assert IN_FLIGHT_S + detection_bound_s(FLAT_LIMIT_PEERS) + late_s <= SETTLED_S
 
 
 def test_seeded_sum_that_leaves_one_out_is_found() -> None:
