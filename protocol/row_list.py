@@ -39,11 +39,10 @@ class Roster:
     next_number: int
 
     def __post_init__(self) -> None:
-        rising = all(
-            one < other for one, other in zip(self.numbers, (*self.numbers[1:], self.next_number), strict=True)
-        )
-        if not 0 < len(self.row) == len(self.numbers) == len(set(self.row)) <= ROW_LIMIT or not rising:
+        if not 0 < len(self.row) == len(self.numbers) == len(set(self.row)) <= ROW_LIMIT:
             raise LocalError("no list of a row")
+        if any(one >= other for one, other in zip(self.numbers, (*self.numbers[1:], self.next_number), strict=True)):
+            raise LocalError("numbers of a row out of order")
 
     @classmethod
     def dealt(cls, row: Iterable[PeerId]) -> Roster:

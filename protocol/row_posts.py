@@ -10,7 +10,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.row_effects import Tell
 from shoal.protocol.row_messages import FromHead, RowAsk, RowBegin, RowHead, RowHeard, RowLoss, RowPlan, RowReady, What
 
-REPEAT_S = 1.0
+REPEAT_S = 0.5
 """Until something is said again; doubled each time."""
 REPEAT_LIMIT_S = 8.0
 POST_LIMIT_S = 60.0

@@ -139,7 +139,7 @@ class RowRound:
     # -- this node ---------------------------------------------------------------------------------------------
 
     def begin(self, value: Value, entry: Entry | None, now: float) -> list[RowEffect]:
-        """The round after `value`, which `entry` certifies, begins: for the head. Raises LocalError for another."""
+        """The round after `value`, which `entry` certifies, begins; not again after a restart. LocalError: no head."""
         term, round = value.next_term, value.next_round
         if not self.heads or (term, round) <= (self.term, self.round):
             raise LocalError(f"round {round} of a row begins at who does not head it, or has begun it")

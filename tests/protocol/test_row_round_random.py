@@ -40,6 +40,8 @@ class Course:
         self.listed = list(self.lab.row)
         """Who is on the row's list by its verdicts, in its order: the certified membership."""
         self.newcomers = 0
+        self.begun: dict[PeerId, int] = {}
+        """Which round a head may have begun before it was restarted."""
         self.since: dict[PeerId, tuple[tuple[object, ...], float]] = {}
 
     def go_on(self) -> None:
@@ -48,7 +50,8 @@ class Course:
         if self.round == 0 or self._is_over() or lab.now - self.began_at > ROUND_LIMIT_S:
             self.round, self.began_at = self.round + 1, lab.now
         for peer, machine in list(lab.machines.items()):
-            if machine.heads and machine.round < self.round and peer not in lab.dead | lab.cut:
+            done = max(machine.round, self.begun.get(peer, 0))
+            if machine.heads and done < self.round and peer not in lab.dead | lab.cut:
                 if peer == self.listed[0]:
                     machine.came(self.listed)
                 lab.begin(self.round, peer)
@@ -85,6 +88,7 @@ class Course:
             self.listed.append(fresh)
         else:
             lab.start(victim, lab.machines[victim].list.roster)
+            self.begun[victim] = self.round
 
     def _off(self, peer: PeerId) -> None:
         """The row's verdict, which the first two of those that are left hear, each when it does."""
