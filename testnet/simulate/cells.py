@@ -1,47 +1,57 @@
 """Swarms beyond the limit of one plan: the two-level sum, each row one participant of the round, one digest for all.
 
-*Grid.* Rows, their heads and who sums what are `shoal.protocol.rows` and `shoal.collectives.two_level`. A row's head
+*Grid.* Rows, their heads and who sums what are `shoal.protocol.rows` and `shoal.collectives.two_level`; every peer has
+a `RowRound` of its own (`shoal.protocol.row_round`), which decides all that is decided in a row. A row's head
 commits to the row's mean, which weighs as much as all tokens in it, and takes part in the round of the heads, which is
 the plain round: the columns. So what is certified is the weighted mean of all who were counted in their row, and one
 digest is everybody's.
 
 *Losses.* Who is given up while its row is summed counts no more, and the others take over its chunks. If it is the
 head, the next of the row takes its place: it joins the round of the heads as any newcomer does, its row's weight being
-zero the first time.
+zero the first time. The first `JUDGES` of a row, to whom verdicts are said, have them at once; the head has the row's
+list from the membership when it begins a round; all others know what they are told.
 
 *Certificates.* The electorate are the heads of the last round, at most `ROWS_LIMIT` whatever the number of peers, so a
 certificate has no more signatures than there are rows. The rule of quorums, and the proof that two of them meet, are
 those of any electorate.
 
 The round of the heads is simulated message by message, a column carrying the model divided by the length of a row. A
-row's own messages are too, but not its chunks: what each member of it sends follows from the deal, and the sum takes as
-long as the slowest of them needs for that.
+row's own messages are too, each of which may be lost, but not its chunks: what each member of it sends follows from the
+deal, and the sum takes as long as the slowest of them needs for that, once all who sum have begun. It is over only
+while all of them live; the head's reduction finds who moved nothing for `STALL_S`.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32, codec
-from shoal.protocol.rows import head_of, row_count
+from shoal.node.rounds.pace import STALL_S
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import domain_hash
+from shoal.protocol.row_effects import Begun, RowDone, RowEffect, SumRow, Tell, TookOver
+from shoal.protocol.row_list import Roster
+from shoal.protocol.row_messages import RowSaid, Stamp
+from shoal.protocol.row_round import RowRound
+from shoal.protocol.rows import row_count
+from shoal.protocol.wire import HASH_BYTES
 from shoal.testnet.simulate.judge import Violation
+from shoal.testnet.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.testnet.simulate.outcome import Kit, Outcome, Workload
 from shoal.testnet.simulate.peer import SimulatedPeer
-from shoal.testnet.simulate.rings import CELL_TICK_S, Rings
-from shoal.testnet.simulate.rows import Cell, Leaf, made_by, plain_row, row_work, summed_row
+from shoal.testnet.simulate.rings import CELL_TICK_S, JUDGES, Rings
+from shoal.testnet.simulate.rows import Cell, Leaf, RowSum, RowWork, made_by, plain_row, summed_row, tokens_of
 from shoal.testnet.simulate.scenario import Churn, Scenario
 from shoal.testnet.simulate.simulation import NoQuorum, Simulation
 
-ROW_GRACE_S = 3.0
-"""After half of a row is done the rest has so long; what comes later counts in the next round."""
-FAN_OUT = 4
-SHARE_BYTES = 420
-COMMIT_BYTES = 900
+MEASURED_LIMIT = 4096
 STANDSTILL_S = 240.0
 WORK = Workload(train_s=(4.0, 8.0))
 
@@ -78,9 +88,20 @@ class Crowd(Rings):
         self.seats.settings = replace(self.seats.settings, weight_cap=64.0)
         self.by_seat: dict[int, int] = {}
         self._how = codec(self.seats.settings.codec)
+        self._measured: dict[int, tuple[RowSaid, int]] = {}
+        self.rounds: list[RowRound] = []
+        """Of each leaf, by its number."""
         super().__init__(scenario, count, self.seats.timeline, kit.work)
+        rosters = [Roster.dealt(self.leaves[number].id for number in cell.ring) for cell in self.cells]
+        self.rounds += [self._machine(leaf, rosters[leaf.cell]) for leaf in self.leaves]
         for cell in self.cells:
             self._seat(cell, self.leaves[cell.head], cell.number)
+
+    def _machine(self, leaf: Leaf, roster: Roster) -> RowRound:
+        life = domain_hash("simulated life", leaf.id.encode())
+        rates = int(leaf.upload), int(leaf.download)
+        now = self.timeline.now
+        return RowRound(me=leaf.id, roster=roster, life=life, now=now, upload=rates[0], download=rates[1])
 
     def _seat(self, cell: Cell, head: Leaf, seat: int) -> None:
         cell.head, head.seat = head.number, seat
@@ -91,27 +112,26 @@ class Crowd(Rings):
     # -- who comes and goes ------------------------------------------------------------------------------------
 
     def _heard(self, leaf: Leaf, sender: Leaf, what: str, rest: tuple[int, ...]) -> None:
-        if what == "share":
-            self._share(self.cells[leaf.cell], sender.number, rest[0])
-        elif what == "commit":
-            self._commit(leaf, rest[0], rest[1])
+        raise LocalError(f"nobody says {what}")
 
     def _is_off(self, cell: Cell, accused: Leaf) -> None:
-        if accused.number == cell.head:
-            self._succeed(cell)
-        if cell.closed and cell.row is None and accused.number in cell.summers:
-            self._sum_without(cell, accused.number)
-        self._close_row(cell)
+        if accused.number == cell.head:  # whose place is taken when its heir hears of it
+            cell.head = cell.ring[0]
+        for number in cell.ring[:JUDGES]:
+            leaf = self.leaves[number]
+            if leaf.up:
+                self._follow(leaf, self.rounds[number].gave_up(self._off(cell, number), self.timeline.now))
 
-    def _succeed(self, cell: Cell) -> None:
-        """The next in order takes the head's place, among the heads as a newcomer."""
-        ids = [self.leaves[number].id for number in cell.ring]
-        head = head_of(ids, self.leaves[cell.head].id)
-        assert head is not None
+    def _off(self, cell: Cell, number: int) -> list[PeerId]:
+        """Of the list that a peer has, who is on the row's no more."""
+        ring = set(cell.ring)
+        return [peer for peer in self.rounds[number].list.row if self.numbers[peer] not in ring]
+
+    def _succeed(self, cell: Cell, head: Leaf) -> None:
+        """The next in order has taken the head's place: among the heads it is a newcomer."""
+        cell.row = None
         self.seats.join()
-        self._seat(cell, self.leaves[self.numbers[head]], len(self.seats.peers) - 1)
-        cell.closed, cell.row = False, None
-        cell.attempt += 1
+        self._seat(cell, head, len(self.seats.peers) - 1)
 
     def _has_vanished(self, leaf: Leaf) -> None:
         if leaf.seat is not None:
@@ -120,98 +140,144 @@ class Crowd(Rings):
                 self.seats._kill(seat, silently=True, forgets=False)
 
     def _has_come(self, leaf: Leaf) -> None:
-        leaf.since_round = self.cells[leaf.cell].round
+        ring = self.cells[leaf.cell].ring
+        known = next((number for number in ring if self.leaves[number].up and number != leaf.number), ring[0])
+        self.rounds.append(self._machine(leaf, self.rounds[known].list.roster))
 
     # -- rounds of a row ---------------------------------------------------------------------------------------
 
     def row_wanted(self, seat: SimulatedPeer) -> float:
         """The heads begin a round: when the row of this one is summed, if that is known."""
         cell = self.cells[self.by_seat[seat.number]]
-        round = len(seat.disk.chain)
-        if cell.round < round:
-            self._begin_row(cell, round)
-        return self.timeline.now if cell.row is not None else math.inf
+        head, machine, value = self.leaves[cell.head], self.rounds[cell.head], seat.disk.chain[-1]
+        if head.seat != seat.number or not head.up:
+            return math.inf
+        if machine.heads and (machine.term, machine.round) < (value.next_term, value.next_round):
+            cell.row, now = None, self.timeline.now
+            self._follow(head, machine.gave_up(self._off(cell, head.number), now))
+            machine.came(self.leaves[number].id for number in cell.ring)
+            self._follow(head, machine.begin(value, seat.disk.certificates.get(value.base), now))
+        return self.timeline.now if cell.row is not None and cell.round == value.next_round else math.inf
 
-    def _begin_row(self, cell: Cell, round: int) -> None:
-        cell.round, cell.closed, cell.row, cell.half_at = round, False, None, None
-        cell.attempt += 1
-        cell.ready.clear()
-        head = self.leaves[cell.head]
-        if head.up:
-            self._commit(head, round, 0)
+    def _tick(self, number: int) -> None:
+        super()._tick(number)
+        leaf, machine, now = self.leaves[number], self.rounds[number], self.timeline.now
+        if now >= machine.next_at and leaf.up:
+            self._follow(leaf, machine.tick(now))
 
-    def _commit(self, leaf: Leaf, round: int, place: int) -> None:
-        """The certificate has come down the row's tree: pass it on, and train."""
+    def _follow(self, leaf: Leaf, effects: Iterable[RowEffect]) -> None:
+        """Do what a row's machine asks for."""
         cell = self.cells[leaf.cell]
-        order = [cell.head, *(number for number in cell.ring if number != cell.head)]
-        for child in range(FAN_OUT * place + 1, min(FAN_OUT * place + 1 + FAN_OUT, len(order))):
-            if self.leaves[order[child]].up:
-                self._deliver(leaf, self.leaves[order[child]], "commit", COMMIT_BYTES, round, child)
-            else:  # its children are told by its parent, who finds no connection
-                for grandchild in range(FAN_OUT * child + 1, min(FAN_OUT * child + 1 + FAN_OUT, len(order))):
-                    below = self.leaves[order[grandchild]]
-                    self._deliver(leaf, below, "commit", COMMIT_BYTES, round, grandchild)
-        self.timeline.after(leaf.train_s * (0.9 + 0.2 * self._chance()), self._trained, leaf.number, round)
+        for effect in effects:
+            if isinstance(effect, Tell):
+                self._tell(leaf, effect)
+            elif isinstance(effect, Begun):
+                if effect.trains:
+                    took_s = leaf.train_s * (0.9 + 0.2 * self._chance())
+                    self.timeline.after(took_s, self._trained, leaf.number, effect.begin.stamp)
+            elif isinstance(effect, SumRow):
+                self._sums(cell, leaf, effect)
+            elif isinstance(effect, RowDone):
+                self._row_summed(cell, leaf, effect)
+            elif isinstance(effect, TookOver):
+                self._succeed(cell, leaf)
 
-    def _trained(self, number: int, round: int) -> None:
-        leaf = self.leaves[number]
-        cell = self.cells[leaf.cell]
-        if leaf.up and cell.round == round:
-            self._deliver(leaf, self.leaves[cell.head], "share", SHARE_BYTES, round)
+    def _tell(self, leaf: Leaf, tell: Tell) -> None:
+        """A message of the row: it may be lost, as any of the detector's."""
+        message, other = tell.message, self.numbers[tell.peer]
+        known = self._measured.get(id(message))
+        if known is None or known[0] is not message:
+            if len(self._measured) > MEASURED_LIMIT:
+                self._measured.clear()
+            size = len(msgspec.msgpack.encode(message)) + ENVELOPE_BYTES + CONTROL_OVERHEAD_BYTES
+            known = self._measured[id(message)] = message, size
+        leaf.control_bytes += known[1]
+        if self._chance() >= self.scenario.loss:
+            delay_s, signer = self._delay_s(leaf, self.leaves[other]), self.numbers[tell.signer]
+            self.timeline.after(delay_s, self._told, leaf.number, signer, other, message, known[1])
 
-    def _share(self, cell: Cell, sender: int, round: int) -> None:
-        if cell.round != round or cell.closed:
+    def _told(self, via: int, signer: int, to: int, message: RowSaid, size: int) -> None:
+        leaf = self.leaves[to]
+        self.timeline.note(8, via, to, size)
+        if not leaf.up:
             return
-        cell.ready.add(sender)
-        if cell.half_at is None and 2 * len(cell.ready) >= len(cell.ring):
-            cell.half_at = self.timeline.now
-            self.timeline.after(ROW_GRACE_S, self._row_overdue, cell.number, round)
-        self._close_row(cell)
+        try:
+            effects = self.rounds[to].receive(
+                self.leaves[signer].id, message, self.timeline.now, via=self.leaves[via].id
+            )
+        except RemoteError as refused:
+            raise Violation("nobody refused", f"peer {to} of its row: {refused}") from refused
+        self._follow(leaf, effects)
 
-    def _row_overdue(self, number: int, round: int) -> None:
+    def _trained(self, number: int, stamp: Stamp) -> None:
+        leaf, machine = self.leaves[number], self.rounds[number]
+        if leaf.up and machine.stamp == stamp:
+            root = number.to_bytes(HASH_BYTES, "little")
+            self._follow(leaf, machine.trained(tokens_of(number), root, self.timeline.now))
+
+    # -- the chunks of a row -----------------------------------------------------------------------------------
+
+    def _sums(self, cell: Cell, leaf: Leaf, effect: SumRow) -> None:
+        """A member begins to sum. Raises Violation if its plan is another than that of the others."""
+        sum, row = cell.sum, self.rounds[leaf.number].list.row
+        if sum is None or sum.plan.stamp != effect.plan.stamp:
+            summers = tuple(self.numbers[row[term.place]] for term in effect.plan.terms)
+            sum = cell.sum = RowSum(effect.plan, summers, self.timeline.now, effect.attempt, effect.gone)
+            self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
+        if effect.attempt > sum.attempt:
+            sum.attempt, sum.gone = effect.attempt, effect.gone
+            sum.begun.clear()
+        if effect.attempt < sum.attempt:
+            return
+        if effect.plan != sum.plan or effect.gone != sum.gone:
+            raise Violation("one plan of a row", f"peer {leaf.number} sums by another than its row")
+        sum.begun.add(leaf.number)
+        if sum.begun.issuperset((*sum.left(), cell.head)):
+            self._spend(cell, sum)
+
+    def _spend(self, cell: Cell, sum: RowSum) -> None:
+        """All have begun. Where some were lost, each of the others sends of its own what those had owned again."""
+        work = sum.work(self.work.model_bytes)
+        took_s = work.took_s
+        if sum.due_at is not None:
+            before = sum.work(self.work.model_bytes, anew=True)
+            took_s = max(took_s - before.took_s, took_s / len(sum.summers))
+        sum.due_at = max(sum.due_at or 0.0, self.timeline.now) + took_s
+        self.timeline.at(sum.due_at, self._all_summed, cell.number, sum.plan.stamp, sum.attempt, work)
+
+    def _all_summed(self, number: int, stamp: Stamp, attempt: int, work: RowWork) -> None:
+        """Every chunk is where it is to be, unless somebody who owns some is gone, known or not."""
         cell = self.cells[number]
-        if cell.round == round:
-            self._close_row(cell, overdue=True)
-
-    def _close_row(self, cell: Cell, *, overdue: bool = False) -> None:
-        """Sum the row when everyone on its list is done, or the rest had its time."""
-        if cell.closed or not cell.ready:
+        sum = cell.sum
+        if sum is None or (sum.plan.stamp, sum.attempt) != (stamp, attempt):
             return
-        if overdue or cell.ready.issuperset(cell.ring):
-            cell.closed = True
-            leaves = [self.leaves[number] for number in cell.ring]
-            cell.summers = tuple(cell.ring)
-            cell.counted = tuple(x.number for x in leaves if x.number in cell.ready and x.since_round < cell.round)
-            cell.due_at = self.timeline.now + 2 * max(self._delays[leaves[0].region][leaf.region] for leaf in leaves)
-            cell.work = row_work([(leaf.upload, leaf.download) for leaf in leaves], self.work.model_bytes)
-            self._spend(cell, cell.work.took_s)
-
-    def _sum_without(self, cell: Cell, lost: int) -> None:
-        """The lost counts no more; what it owned the others sum, each of whom sends that part of its own again."""
-        leaves = [self.leaves[number] for number in cell.summers]
-        gone = [place for place, leaf in enumerate(leaves) if leaf.number not in cell.ring]
-        rates = [(leaf.upload, leaf.download) for leaf in leaves]
-        before = row_work(rates, self.work.model_bytes)
-        cell.work = row_work(rates, self.work.model_bytes, gone=gone)
-        cell.counted = tuple(number for number in cell.counted if number != lost)
-        self._spend(cell, max(cell.work.took_s - before.took_s, cell.work.took_s / len(leaves)))
-
-    def _spend(self, cell: Cell, took_s: float) -> None:
-        """The row is summed so much later, unless somebody is lost meanwhile."""
-        cell.attempt += 1
-        cell.due_at = max(cell.due_at, self.timeline.now) + took_s
-        self.timeline.at(cell.due_at, self._row_summed, cell.number, cell.round, cell.attempt)
-
-    def _row_summed(self, number: int, round: int, attempt: int) -> None:
-        cell = self.cells[number]
-        if (cell.round, cell.attempt) != (round, attempt) or cell.work is None or not cell.closed or not cell.counted:
+        left = (*sum.left(), *(() if cell.head in sum.summers else (cell.head,)))
+        if not all(self.leaves[one].up for one in left):
             return
-        for one, sent in zip(cell.summers, cell.work.sent, strict=True):
+        for one, sent in zip(sum.summers, work.sent, strict=True):
             self.leaves[one].bulk_bytes += sent
-        cell.row = self._sum(cell.counted, round)
-        seat = self.leaves[cell.head].seat
-        if seat is not None and self.seats.peers[seat].up:
-            self.seats.peers[seat].course.trained()
+        for one in left:
+            self._follow(self.leaves[one], self.rounds[one].summed(stamp, attempt, self.timeline.now))
+
+    def _look_at_stalls(self, cell: Cell, sum: RowSum) -> None:
+        """Who fell silent while it should sum moves nothing."""
+        if cell.sum is not sum or cell.round == sum.plan.round:
+            return
+        now = self.timeline.now
+        silent = [leaf for leaf in (self.leaves[number] for number in sum.left()) if not leaf.up]
+        stalled = [leaf.id for leaf in silent if now - max(leaf.silent_since, sum.began_at) >= STALL_S]
+        if stalled and self.leaves[cell.head].up:
+            self._follow(self.leaves[cell.head], self.rounds[cell.head].stalled(stalled, now))
+        self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
+
+    def _row_summed(self, cell: Cell, head: Leaf, done: RowDone) -> None:
+        """The head has the row's mean. Raises Violation if it weighs it otherwise than what is in it does."""
+        cell.counted, cell.round = tuple(self.numbers[peer] for peer in done.counted), done.round
+        cell.row = self._sum(cell.counted, done.round)
+        if sum(tokens_of(number) for number in cell.counted) != done.tokens:
+            raise Violation("the reference", f"the weight of cell {cell.number} in round {done.round}")
+        if head.seat is not None and self.seats.peers[head.seat].up:
+            self.seats.peers[head.seat].course.trained()
 
     def _sum(self, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
         return summed_row(self._how, self.seats.grid, [self.made(number, round) for number in counted])

@@ -14,6 +14,7 @@ from shoal.collectives.two_level import row_mean, row_owners
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
+from shoal.protocol.row_messages import RowPlan
 from shoal.protocol.wire import canonical
 from shoal.testnet.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 
@@ -43,7 +44,6 @@ class Leaf:
     silent_since: float = 0.0
     arranged_at: float = 0.0
     """When it got the neighbours that it has."""
-    since_round: int = 0
     control_bytes: int = 0
     bulk_bytes: float = 0.0
     seat: int | None = None
@@ -59,29 +59,59 @@ class RowWork:
 
 
 @dataclass(slots=True)
+class RowSum:
+    """The chunks of a row under way, by the plan that its members follow: `summers` by number, in the plan's order.
+
+    They move from when all who are not `gone`, by place on the list, have begun under the attempt; `due_at` is when the
+    last that all began so is over.
+    """
+
+    plan: RowPlan
+    summers: tuple[int, ...]
+    began_at: float
+    attempt: int = 0
+    gone: tuple[int, ...] = ()
+    begun: set[int] = field(default_factory=set)
+    due_at: float | None = None
+
+    def left(self) -> tuple[int, ...]:
+        """The summers that are not gone."""
+        both = zip(self.plan.terms, self.summers, strict=True)
+        return tuple(number for term, number in both if term.place not in self.gone)
+
+    def work(self, model_bytes: float, *, anew: bool = False) -> RowWork:
+        """What it costs; `anew`: had nobody gone."""
+        rates = [(term.upload, term.download) for term in self.plan.terms]
+        gone = [] if anew else [at for at, term in enumerate(self.plan.terms) if term.place in self.gone]
+        return row_work(rates, model_bytes, gone=gone)
+
+
+@dataclass(slots=True)
 class Cell:
-    """A row: `ring` is its list, by number; `counted` are those whose contributions are summed in the round."""
+    """A row as the simulation knows it: `ring` is its list, by number; `row` what its head has of the round, if it has.
+
+    `counted` are those in it, and `round` is that of both.
+    """
 
     number: int
     ring: list[int] = field(default_factory=list)
     head: int = -1
     verdicts: dict[int, set[int]] = field(default_factory=dict)
+    sum: RowSum | None = None
     round: int = 0
-    ready: set[int] = field(default_factory=set)
-    half_at: float | None = None
-    closed: bool = False
-    attempt: int = 0
-    due_at: float = 0.0
-    work: RowWork | None = None
     row: tuple[F32, int] | None = None
-    summers: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
 
 
 def made_by(seed: int, number: int, round: int, numel: int) -> Made:
     """What a peer makes in a round: the same in every run of the seed."""
     values = np.random.default_rng([seed, number, round]).standard_normal(numel)
-    return values.astype(np.float32), 50 + number % 101
+    return values.astype(np.float32), tokens_of(number)
+
+
+def tokens_of(number: int) -> int:
+    """Of how many tokens."""
+    return 50 + number % 101
 
 
 def summed_row(how: Codec, grid: Grid, made: Sequence[Made]) -> Made:

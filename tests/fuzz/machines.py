@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -18,8 +18,12 @@ from shoal.protocol.messages import Message, Ready, Report, RoundMessage
 from shoal.protocol.pairing import PairingMachine
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.row_effects import Tell
+from shoal.protocol.row_messages import RowMessage, RowSaid
+from shoal.protocol.row_round import RowRound
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import ME, PEER, START, SWARM, Target, examples
+from tests.protocol.row_lab import CHAIN, RowLab
 
 PEERS = tuple(identity(n).peer_id for n in range(4))
 NUMEL, CHUNK_VALUES = 10_000, 4096
@@ -122,7 +126,7 @@ def round_targets(rng: Any) -> Iterator[Target]:
     for peer in PEERS:
         first.certify(peer)
     head = {"term": START.next_term, "round": 1, "base": START.hash}
-    kinds = [cls for cls in _round_messages() if cls is not RoundMessage]
+    kinds = [cls for cls in _round_messages() if cls not in (RoundMessage, RowMessage)]
     made: list[Message] = [message for _, message in first.said]
     for cls in kinds:
         made += [msgspec.structs.replace(one, **head) for one in examples(cls, rng, 4)]
@@ -169,6 +173,44 @@ def round_targets(rng: Any) -> Iterator[Target]:
     said = [*examples(gossip_messages.GossipMessage, rng, 20), *examples(Offer, rng, 4)]
     words = [wire.canonical(one) for one in said]
     yield Target("pairing", tuple(words), offered)
+
+
+def row_targets(rng: Any) -> Iterator[Target]:
+    """A row's machine, of a head and of a member, in the middle of a round: every message of a row from everybody."""
+    lab = RowLab(count=4)
+    lab.begin(1)
+    lab.run(6.0)
+    head = {"term": START.next_term, "round": 1, "base": CHAIN[0].hash, "turn": 0}
+    made: list[Any] = [message for _, _, message in lab.said]
+    for cls in get_args(RowSaid):
+        made += [
+            msgspec.structs.replace(one, **head) for one in examples(cls, rng, 4) if not getattr(one, "entry", None)
+        ]
+    samples = tuple(dict.fromkeys(wire.canonical(one) for one in made))
+    for place, name in enumerate(("head", "member")):
+
+        def begun(place: int = place) -> RowRound:
+            row = RowLab(count=4)
+            row.begin(1)
+            row.run(1.8)
+            return row.machines[row.row[place]]
+
+        current = Renewed(begun)
+
+        def receive(data: bytes, current: Renewed = current) -> None:
+            message: Any = wire.decode(data, RowSaid, peer=PEER)  # type: ignore[arg-type]
+            machine, faults = current.get(), []
+            for sender in lab.row:
+                try:
+                    for effect in [*machine.receive(sender, message, 2.0), *machine.tick(2.0)]:
+                        if isinstance(effect, Tell):
+                            wire.canonical(effect.message)
+                except RemoteError as fault:
+                    faults.append(fault)
+            if faults:
+                raise faults[0]
+
+        yield Target(f"row {name}", samples, receive)
 
 
 def _round_messages() -> list[type[RoundMessage]]:

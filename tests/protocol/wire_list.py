@@ -5,7 +5,7 @@
 writes `wire_<WIRE_VERSION>.txt` beside this file. What that file has already it does not change: a field or a message
 of a union that is other than before is another wire version. What is said under a protocol name of its own may be
 added. Settings of `swarm.toml` are not in the list (the SwarmId in test_manifest.py holds them), nor is what only one
-machine reads: its files, and what its processes say to each other.
+machine reads: its files, and what its processes say to each other; nor what no daemon says yet.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ OF_ONE_MACHINE = (
     "shoal.swarm.rendezvous.hivemind_messages",
 )
 """How modules begin whose structs no peer is sent, or that the SwarmId holds."""
+NOT_SAID_YET = ("shoal.protocol.row_messages",)
+"""Messages of machines that no daemon runs: once one does they are said under a protocol name of their own."""
 
 Entries = Mapping[str, str]
 """What each name stands for on the wire, in one line."""
@@ -77,7 +79,7 @@ def _kinds() -> str:
 def _is_said(value: object) -> bool:
     if not isinstance(value, type) or not issubclass(value, msgspec.Struct):
         return False
-    if value.__module__.startswith(OF_ONE_MACHINE):
+    if value.__module__.startswith((*OF_ONE_MACHINE, *NOT_SAID_YET)):
         return False
     return issubclass(value, wire.Message) or not value.__module__.startswith("shoal.node.")
 

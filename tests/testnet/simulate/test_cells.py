@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
+from shoal.protocol.row_effects import RowEffect, SumRow, Tell
+from shoal.protocol.row_messages import RowLoss
+from shoal.protocol.row_round import RowRound
 from shoal.testnet.simulate.cells import Crowd
 from shoal.testnet.simulate.outcome import Kit, Workload
 from shoal.testnet.simulate.rings import REACH
@@ -86,8 +91,8 @@ def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over
     due: list[float] = []
 
     def look() -> None:
-        if cell.closed and lost.up:
-            due.append(cell.due_at)
+        if cell.sum is not None and cell.sum.due_at is not None and lost.up:
+            due.append(cell.sum.due_at)
             crowd._vanish(lost)
         if cell.row is not None and not summed_at:
             summed_at.append(crowd.timeline.now)
@@ -97,10 +102,64 @@ def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over
     outcome = crowd.run()
     assert (outcome.violation, outcome.rounds_certified) == ("", 1)
     assert summed_at[0] > due[0] > lost.silent_since
-    assert lost.number in cell.summers
+    assert cell.sum is not None
+    assert lost.number in cell.sum.summers
+    assert lost.number not in cell.sum.left()
+    assert cell.sum.attempt == 1
     assert lost.number not in cell.counted
     tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
     assert crowd.seats.peers[0].disk.chain[1].tokens == tokens
+
+
+def test_everybody_hears_the_beginning_and_the_plan_of_its_row_whatever_is_lost_on_the_way() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1, loss=0.2))
+    for peer in crowd.seats.peers:
+        crowd.seats.start(peer)
+    crowd.timeline.run(60.0, lambda: all(machine.sum.plan is not None for machine in crowd.rounds))
+    assert crowd.timeline.now < 40.0
+    crowd.timeline.run(60.0, lambda: all(cell.row is not None for cell in crowd.cells))
+    assert all(len(cell.counted) > 0.8 * len(cell.ring) for cell in crowd.cells)
+
+
+def test_newcomer_counts_from_its_second_round_on_its_list() -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=3))
+    crowd.timeline.at(3.0, crowd._join)
+    counted: dict[int, bool] = {}
+
+    def look() -> None:
+        for cell in crowd.cells:
+            if 70 in cell.ring and cell.row is not None:
+                counted[cell.round] = 70 in cell.counted
+        crowd.timeline.after(0.5, look)
+
+    crowd.timeline.after(0.0, look)
+    assert crowd.run().violation == ""
+    assert counted == {1: False, 2: False, 3: True}
+
+
+def test_seeded_members_that_follow_two_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = RowRound._sum
+
+    def another(self: RowRound, now: float) -> list[RowEffect]:
+        effects = plain(self, now)
+        return [replace(e, gone=(0,)) if isinstance(e, SumRow) and not self.heads else e for e in effects]
+
+    monkeypatch.setattr(RowRound, "_sum", another)
+    assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "one plan of a row"
+
+
+def test_seeded_member_that_says_what_only_a_head_may_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = RowRound.trained
+
+    def usurps(self: RowRound, tokens: int, root: bytes, now: float) -> list[RowEffect]:
+        loss = RowLoss(term=self.term, round=self.round, base=self._base, turn=self.turn, attempt=1, gone=(0,))
+        others = [peer for peer in self.list.row[:3] if peer != self.me]
+        return [*plain(self, tokens, root, now), *(Tell(peer, loss, self.me) for peer in others)]
+
+    monkeypatch.setattr(RowRound, "trained", usurps)
+    outcome = Crowd(msgspec.structs.replace(CALM, rounds=1)).run()
+    assert outcome.violation == "nobody refused"
+    assert "not the head of its row" in outcome.detail
 
 
 def test_work_of_a_row_is_that_of_a_flat_sum_and_grows_for_those_who_take_over() -> None:

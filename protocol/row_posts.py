@@ -1,0 +1,107 @@
+"""What one member of a row owes others: said again until they have heard it, or it is of no use any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.protocol.identity import PeerId
+from shoal.protocol.row_effects import Tell
+from shoal.protocol.row_messages import FromHead, RowAsk, RowBegin, RowHead, RowHeard, RowLoss, RowPlan, RowReady, What
+
+REPEAT_S = 0.5
+"""Until something is said again; doubled each time."""
+REPEAT_LIMIT_S = 8.0
+POST_LIMIT_S = 60.0
+"""After so long without an answer it is for the failure detector to judge, and for the other's own deadlines."""
+
+Post = RowBegin | RowPlan | RowLoss | RowHead | RowReady | RowAsk
+
+
+@dataclass(slots=True)
+class _Owed:
+    message: Post
+    signer: PeerId
+    since: float
+    wait_s: float
+    due_at: float
+    tries: int = 1
+
+
+class Posts:
+    """By peer and kind of message, of which there is one each; the newer takes the place of the older."""
+
+    def __init__(self) -> None:
+        self._owed: dict[tuple[PeerId, type], _Owed] = {}
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    @property
+    def next_at(self) -> float:
+        """When something is due again."""
+        return min((one.due_at for one in self._owed.values()), default=math.inf)
+
+    def post(self, peer: PeerId, message: Post, signer: PeerId, now: float) -> Tell:
+        """Say it now, and again until it is heard."""
+        self._owed[peer, type(message)] = _Owed(message, signer, now, REPEAT_S, now + REPEAT_S)
+        return Tell(peer, message, signer)
+
+    def owes(self, peer: PeerId, kind: type) -> bool:
+        """Whether `peer` has not heard such a message yet."""
+        return (peer, kind) in self._owed
+
+    def heard(self, peer: PeerId, word: RowHeard) -> None:
+        """`peer` has it, if it is this one."""
+        kind = _KINDS[word.what]
+        owed = self._owed.get((peer, kind))
+        if owed is not None and owed.message.stamp == word.stamp and _attempt(owed.message) == word.attempt:
+            del self._owed[peer, kind]
+
+    def settle(self, peer: PeerId, kind: type) -> None:
+        """`peer` need not be told such a thing any more."""
+        self._owed.pop((peer, kind), None)
+
+    def forget(self, peer: PeerId) -> None:
+        """Nothing is owed to it."""
+        for key in [key for key in self._owed if key[0] == peer]:
+            del self._owed[key]
+
+    def clear(self) -> None:
+        """Nothing is owed to anybody."""
+        self._owed.clear()
+
+    def due(self, now: float) -> Iterator[tuple[Tell, int]]:
+        """What is to be said again, each with how often it has been said before."""
+        for key, one in list(self._owed.items()):
+            if now < one.due_at:
+                continue
+            if now - one.since >= POST_LIMIT_S:
+                del self._owed[key]
+                continue
+            one.wait_s = min(2 * one.wait_s, REPEAT_LIMIT_S)
+            one.due_at = now + one.wait_s
+            one.tries += 1
+            yield Tell(key[0], one.message, one.signer), one.tries - 1
+
+
+def receipt(peer: PeerId, message: FromHead | RowReady, me: PeerId) -> Tell:
+    """Tell `peer`, who delivered it, that it came."""
+    term, round, base, turn = message.term, message.round, message.base, message.turn
+    what, attempt = _WHAT[type(message)], _attempt(message)
+    return Tell(peer, RowHeard(term=term, round=round, base=base, turn=turn, what=what, attempt=attempt), me)
+
+
+def _attempt(message: Post) -> int:
+    return message.attempt if isinstance(message, RowLoss) else 0
+
+
+_WHAT: dict[type, What] = {
+    RowBegin: "rowbegin",
+    RowReady: "rowready",
+    RowPlan: "rowplan",
+    RowLoss: "rowloss",
+    RowHead: "rowhead",
+}
+_KINDS = {what: kind for kind, what in _WHAT.items()}
