@@ -141,7 +141,8 @@ def test_gossip_mixes_no_model_with_another_of_as_many_values(tmp_path: Path) ->
         script.write_text(SHAPED)
         first.begin(script, "4x6")
         second.begin(script, "6x4", first.address)
-        assert second.wait_exit() == 1
+        code = second.wait_exit()  # 1 before its first round; a loop that has begun is told, and ends by itself
+        assert code == (0 if second.events("stepped") else 1), second.log
         words = f"parameter 'weight' has shape (4, 6) at {first.peer_id} and (6, 4) here; build the same model"
         assert words in second.log.splitlines()[-1], second.log
         first.wait("stepped")

@@ -412,7 +412,9 @@ async def made(lab: Lab, attempt: Attempt, number: int) -> bool:
     for _ in range(RETRIES):
         with contextlib.suppress(NetworkError):
             return await attempt(lab, number)
-    raise AssertionError(f"{RETRIES} times the connection broke before an attempt was made")
+        await until(lambda: not lab.node.host.is_refused(lab.attacker.peer))  # for a while, after a refused hello
+    refusals = lab.node.host.refusals.counts()
+    raise AssertionError(f"{attempt.__name__}: {RETRIES} times the connection broke first; refused: {refusals}")
 
 
 async def table(count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Row]:
