@@ -137,6 +137,12 @@ def test_a_whole_swarm_of_newcomers_has_places_at_once() -> None:
             assert len(host._half_open) == 63
             assert host.refusals.counts() == {}
         assert len(host._half_open) == 0
+        with ExitStack() as places:  # most of it behind one router
+            for address in ["192.0.2.7"] * 48 + [f"10.0.0.{number}" for number in range(15)]:
+                places.enter_context(host._half_open.entering(address))
+            assert host.refusals.counts() == {}
+            places.enter_context(host._half_open.entering("192.0.2.7"))
+            assert len(host._half_open) == 63, "one that is crowded already takes none of the others' places"
 
     run(main)
     assert limits.STRANGER_LIMIT >= 63
@@ -405,6 +411,13 @@ def test_rates_remember_few() -> None:
     assert len(rates) == 10
     assert rates.take(999, 0.0)
     assert not rates.take(999, 0.0)
+
+
+def test_rates_forget_what_was_asked_for_least_lately() -> None:
+    rates: Rates[str] = Rates(0, 1, limit=2)
+    assert [rates.take(key, 0.0) for key in ("a", "b", "a", "c")] == [True, True, False, True]
+    assert not rates.take("a", 0.0), "asked again, and remembered"
+    assert rates.take("b", 0.0)
 
 
 # -- on real hosts -------------------------------------------------------------------------------------------

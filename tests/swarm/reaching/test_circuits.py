@@ -10,6 +10,7 @@ import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm import transport
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.limits import Door, Reason
 from shoal.swarm.reaching import circuits
@@ -292,7 +293,10 @@ def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.Monk
     run(main)
 
 
-def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing() -> None:
+def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (circuits, transport):
+        monkeypatch.setattr(module, "HANDSHAKE_DEADLINE_S", 3600.0)
+
     async def main() -> None:
         async with hosts(4) as (relay, alice, bob, carol):
             bob.is_admitted = lambda peer: peer == relay.peer_id
@@ -326,11 +330,30 @@ def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(monkeypa
             circuit = parse_any(through(relay, bob.peer_id))
             assert isinstance(circuit, CircuitAddress)
             wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            began = trio.current_time()
             with pytest.raises(ConnectionClosedError):
                 await wire.read(1 << 20)  # more than bob says first
+            assert trio.current_time() - began < transport.HANDSHAKE_DEADLINE_S - 1.0
             monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", WAIT_S)
             await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+    run(main)
+
+
+def test_call_gives_its_place_back_when_its_relay_is_gone() -> None:
+    async def main() -> None:
+        async with hosts(3) as (relay, alice, bob):
+            bob.is_admitted = lambda peer: peer == relay.peer_id
+            await bob.circuits.reserve(relay.peer_id)
+            circuit = parse_any(through(relay, bob.peer_id))
+            assert isinstance(circuit, CircuitAddress)
+            await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            assert (bob.circuits._pending, bob.circuits._strangers_pending) == (1, 1)
+            began = trio.current_time()
+            await bob.disconnect(relay.peer_id)
+            await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+            assert trio.current_time() - began < circuits.HANDSHAKE_DEADLINE_S, "not only when its time is over"
 
     run(main)
 
@@ -343,8 +366,10 @@ def test_who_is_admitted_or_expected_calls_as_a_member(belongs: str) -> None:
         async with hosts(3) as (relay, alice, bob):
             bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
             bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
-            while bob._door.lets_in(f"relay {relay.peer_id}"):  # strangers called before
-                pass
+            none = (0.0, 0.0)  # is left for strangers
+            bob._door = Door(
+                bob.refusals, per_s=none, newcomers_per_s=none, address_per_s=none, is_member=bob._door._is_member
+            )
             await bob.circuits.reserve(relay.peer_id)
             if belongs == "is a stranger":
                 with pytest.raises(NetworkError, match="203"):
