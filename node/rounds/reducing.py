@@ -93,6 +93,7 @@ class ReduceDesk:
         self._plans_followed = 0
         """Of this round."""
         self._kept: dict[bytes, Kept] = {}
+        self._handed_over: Plan | None = None
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
         """By lineage, of this round: a plan may be heard after its evictions, and one that was left may be taken up."""
         self._relayed: frozenset[PeerId] = frozenset()
@@ -144,7 +145,7 @@ class ReduceDesk:
         self._relayed = frozenset(routes.via)
         for peer in self._relayed:
             self._jobs.send_nowait(partial(self._try_again, peer))
-        self._reduction = reduction
+        self._reduction, self._handed_over = reduction, None
         self._started = time.monotonic()
         self._begin_pace(reduction)
         self._jobs.send_nowait(partial(self._run_reduction, reduction))
@@ -206,7 +207,10 @@ class ReduceDesk:
             logger.warning("round %d: %s", reduction.plan.round, error)
         if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
             finals = reduction.result()
-            if finals.sound:  # else some came while others were checked: completion is told again for them
+            # If not all are, some came while others were checked: completion is told again for them, and once they are
+            # checked there whoever looks first hands over.
+            if finals.sound and self._handed_over is not finals.plan:
+                self._handed_over = finals.plan
                 self._done(finals, seconds)
 
     async def _run_reduction(self, reduction: Reduction) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -378,16 +380,19 @@ def test_finals_that_a_reduction_keeps_waiting_for_are_fetched_in_the_end(tmp_pa
     run(main)
 
 
-def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["at-once", "first-check-ends-last"])
+def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path, slow: bool) -> None:
+    """And all of them are handed over once, whichever of the checks that overlap ends last."""
     async def main() -> None:
         mesh = Mesh(tmp_path, 2)
         async with mesh.running():
             await lacking_finals_of_the_second(mesh)
-            owner, reduction, finals = mesh.peers[1], mesh.desks[0]._reduction, mesh.done[1][0][0]
+            desk, owner, finals = mesh.desks[0], mesh.peers[1], mesh.done[1][0][0]
+            reduction = desk._reduction
             assert reduction is not None
             lacking = [final for final in finals.chunks if final.owner == owner]
             coming = [bytes(31), bytes(32), b""]  # what takes the place of the end of its signature
-            verify = reduction.verify
+            verify, checked = reduction.verify, threading.Event()
 
             def send() -> None:
                 end = coming.pop(0)
@@ -400,14 +405,25 @@ def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path
                         reduction.final_received(owner, final.chunk, 0, region)
 
             def verify_and_send(threads: int) -> list[UnsoundFinal]:
-                unsound = verify(threads)
+                first, unsound = len(coming) == 2, verify(threads)
                 if unsound:
                     send()
+                else:
+                    checked.set()
+                if first and slow:
+                    assert checked.wait(30)
                 return unsound
 
+            conclude, concluded = desk._conclude, []
+
+            async def conclude_and_count(*arguments: Any) -> None:
+                await conclude(*arguments)
+                concluded.append(arguments)
+
             reduction.verify = verify_and_send  # type: ignore[method-assign]
+            desk._conclude = conclude_and_count  # type: ignore[method-assign]
             await trio.to_thread.run_sync(send)
-            await until(lambda: mesh.done[0])
+            await until(lambda: len(concluded) == 3)
             assert coming == []
             assert [taken.sound for taken, _ in mesh.done[0]] == [True]
             assert len(set(digests(mesh))) == 1
