@@ -11,7 +11,7 @@ Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2 (the strided pattern; th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal.collectives.codecs import F32
@@ -54,6 +54,10 @@ class Fragment:
             yield slice(start, stop), slice(at, at + stop - start)
             at += stop - start
 
+    def runs(self) -> list[slice]:
+        """Where it lies in the whole vector, neighbouring chunks in one."""
+        return runs_of(there for there, _ in self.spans())
+
     def gather(self, vector: F32, out: F32) -> F32:
         """Copy its values out of `vector`, ``(whole.numel,)``, into `out`, ``(numel,)``, and return that."""
         for there, here in self.spans():
@@ -93,6 +97,17 @@ class Fragments:
     def of_round(self, round: int) -> Fragment:
         """What the round `round` reduces."""
         return self.fragment(round % self.count)
+
+
+def runs_of(spans: Iterable[slice]) -> list[slice]:
+    """Ascending spans, with those that touch made one."""
+    runs: list[slice] = []
+    for span in spans:
+        if runs and runs[-1].stop == span.start:
+            runs[-1] = slice(runs[-1].start, span.stop)
+        else:
+            runs.append(span)
+    return runs
 
 
 def _advice(numel: int, count: int) -> str:

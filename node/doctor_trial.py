@@ -75,7 +75,8 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
     import torch
 
     from shoal.collectives.codecs import check_denormals
-    from shoal.node.training.inner_loop import Replica, pick_device
+    from shoal.node.training.devices import pick_device
+    from shoal.node.training.inner_loop import Replica
     from shoal.node.workload import load_workload
 
     check_denormals()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.node.sapo.hf_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.training.inner_loop import pick_device
+from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
 

@@ -13,6 +13,8 @@ A contribution of round e is b − l on the round's fragment. When the anchor a 
     not taken   l ← a + (l − b)             nothing of it was contributed, so all of it is kept
 
 and every other chunk stays as it is, to the bit, unless its anchor changed too (rounds missed): then as not taken.
+Only what an anchor touches is copied between the model's device and the host, and what is contributed travels to the
+host beside the steps of overlap.
 Nothing here knows of batches, of workloads or of which optimizer moves the parameters.
 
 Tokens are counted by fragment: a token was trained on by all of them, and each contributes its share of it once, in
@@ -23,21 +25,27 @@ Source: DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.1851
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.fragments import Fragment, Fragments, runs_of
 from shoal.collectives.grid import Grid
+from shoal.node.training.device_copies import HostCopy, changed
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Layout, SyncSettings
 from shoal.protocol.errors import LocalError
 
 
 class Flat(Protocol):
-    """A model's parameters as one host vector, ``(numel,) float32``: `FlatParameters`, or what behaves like it."""
+    """A model's parameters as one host vector, ``(numel,) float32``: `FlatParameters`, or what behaves like it.
+
+    What is between the host and the model is ``(values,) float32`` on a device: that of the model, or where it is in
+    parts the host.
+    """
 
     layout: Layout
 
@@ -48,7 +56,19 @@ class Flat(Protocol):
         """Copy the parameters into `out`, and return it."""
 
     def scatter(self, vector: torch.Tensor) -> None:
-        """Copy `vector` into the parameters."""
+        """Copy `vector`, on whatever device, into the parameters."""
+
+    def read(self, spans: Sequence[slice]) -> torch.Tensor:
+        """A copy on the device of the values there, one span after another."""
+
+    def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the values there by what `change` makes of `read`'s copy of them."""
+
+    def to_host(self, values: torch.Tensor) -> HostCopy:
+        """Begin to copy what `read` returned to the host; nobody changes it from here on."""
+
+    def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
+        """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +79,20 @@ class Contributed:
     tokens: int
 
 
+class Outgoing(Protocol):
+    """A contribution that is settled and not written yet: its values may be on their way to the host."""
+
+    @property
+    def here(self) -> bool:
+        """Whether `write` would wait for no device."""
+
+    def write(self, out: Vector) -> Contributed:
+        """Write it to the front of `out`, before the next `apply`. Raises FloatingPointError if it is not finite."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedAccounts:
-    """What is kept for a restart.
+    """What is kept for a restart, in host memory or on the model's device.
 
     kept: progress that no contribution holds, l − c, or None for none; local: l itself, where mixing needs it to the
     bit. tokens: per fragment, of what is kept. marked: tokens taken off at the mark, None where there is none.
@@ -77,15 +108,34 @@ class SavedAccounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mark:
-    """The fragment as it was when contribution `number` was written. tokens: those in it, times the fragments.
+    """The fragment as it was when contribution `number` was settled. tokens: those in it, times the fragments.
 
-    local: ``(fragment.numel,) float32``; None where mixing does without.
+    local: ``(fragment.numel,) float32``; None where it was restored, which only mixing does without.
     """
 
     number: int
     fragment: Fragment
     tokens: int
-    local: torch.Tensor | None
+    local: HostCopy | None
+
+
+class _FromReplica:
+    """base − local of a fragment, as it was at the mark."""
+
+    def __init__(self, base: Vector, fragment: Fragment, local: HostCopy, contributed: Contributed) -> None:
+        self._base, self._fragment, self._local, self._contributed = base, fragment, local, contributed
+
+    @property
+    def here(self) -> bool:
+        return self._local.here
+
+    def write(self, out: Vector) -> Contributed:
+        local = self._local.wait().numpy()
+        for there, here in self._fragment.spans():
+            np.subtract(self._base[there], local[here], out=out[here])
+        if not np.isfinite(out[: self._fragment.numel]).all():
+            raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
+        return self._contributed
 
 
 class Accounts:
@@ -102,6 +152,7 @@ class Accounts:
         self._mixing = sync.mixing
         self.overlap_steps = sync.overlap_steps
         self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
+        self._whole = (slice(0, flat.layout.numel),)
         self._base: torch.Tensor | None = None
         self._mark: _Mark | None = None
         self._tokens = [0] * sync.fragments  # of the work in local − base, by fragment
@@ -142,8 +193,8 @@ class Accounts:
         return max(0, self.overlap_steps - self.steps) if self.waiting else 0
 
     def local(self) -> torch.Tensor:
-        """A host copy of the parameters, ``(numel,) float32``."""
-        return self._flat.gather(self._flat.new_vector())
+        """A copy of the parameters, ``(numel,) float32``, on the model's device."""
+        return self._flat.read(self._whole)
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
@@ -159,20 +210,15 @@ class Accounts:
         self.steps += 1
         self._tokens = [counted + tokens for counted in self._tokens]
 
-    def contribute(self, out: Vector, round: int) -> Contributed:
-        """Write base − local of the fragment of `round` to the front of `out`, ``(≥ fragment.numel,)``; set the mark.
+    def mark(self, round: int) -> Outgoing:
+        """Settle what is contributed of the fragment of `round`: base − local, as they are now, to be written next.
 
-        It replaces one that was written since the last `apply`. Raises LocalError before an `apply`,
-        FloatingPointError if the parameters are no longer finite.
+        It replaces one that was settled since the last `apply`. Raises LocalError before an `apply`.
         """
         if self._base is None:
             raise LocalError("a contribution was ordered before any anchor was applied")
         fragment = self._fragments.of_round(round)
-        base, local = self._base.numpy(), self.local().numpy()
-        for there, here in fragment.spans():
-            np.subtract(base[there], local[there], out=out[here])
-        if not np.isfinite(out[: fragment.numel]).all():
-            raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
+        local = self._flat.to_host(self._flat.read(fragment.runs()))
         counted, parts = self._tokens[fragment.number], self._fragments.count
         tokens = max(1, counted // parts) if counted else 0
         self._issued += 1
@@ -180,15 +226,17 @@ class Accounts:
             number=self._issued,
             fragment=fragment,
             tokens=min(counted, tokens * parts),
-            local=self._of(fragment, local) if self._mixing is None else None,
+            local=local,
         )
         self.steps = 0
-        return Contributed(number=self._issued, tokens=tokens)
+        return _FromReplica(self._base.numpy(), fragment, local, Contributed(number=self._issued, tokens=tokens))
 
-    def _of(self, fragment: Fragment, local: Vector) -> torch.Tensor:
-        """The fragment's values in `local`, which nobody else changes."""
-        whole = self._fragments.count == 1
-        return torch.from_numpy(local if whole else fragment.gather(local, np.empty(fragment.numel, np.float32)))
+    def contribute(self, out: Vector, round: int) -> Contributed:
+        """`mark`, and write it to the front of `out`, ``(≥ fragment.numel,)``, at once.
+
+        Raises FloatingPointError if the parameters are no longer finite.
+        """
+        return self.mark(round).write(out)
 
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Stand on a new anchor, ``(numel,) float32``, by the rules at the top of the module.
@@ -197,7 +245,7 @@ class Accounts:
         `taken` names neither the mark nor a number older than this base.
         """
         if self._base is None:
-            self._base = self._apply_first(anchor, round)
+            self._apply_first(anchor, round)
             self._settled = max(self._settled, taken)
         elif fresh:
             np.copyto(self._base.numpy(), anchor)
@@ -205,52 +253,61 @@ class Accounts:
             self._tokens, self.steps, self._mark = [0] * self._fragments.count, 0, None
             self._settled = self._issued
         else:
-            self._apply(anchor, self._base, self._taken(taken), self.local())
+            self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
 
-    def _apply_first(self, anchor: Vector, round: int | None) -> torch.Tensor:
-        """Stand on the first anchor, with what was restored where it belongs to it. Returns the base."""
+    def _apply_first(self, anchor: Vector, round: int | None) -> None:
+        """Stand on the first anchor, with what was restored where it belongs to it."""
         saved, self._restored = self._restored, None
-        base = self._flat.new_vector()
+        self._base = base = self._flat.new_vector()
         np.copyto(base.numpy(), anchor)
-        local = base.clone()
+        local = base
         if saved is not None and saved.local is not None:
             local = saved.local
         elif saved is not None and saved.kept is not None:
             local = saved.kept.add_(base)
         if self._spent is not None:
+            local = local.clone()
             self._spent.scatter(self._spent.gather(anchor, np.empty(self._spent.numel, np.float32)), local.numpy())
-        if saved is not None and self._mark is not None and (round is None or round >= saved.round):
-            self._apply(anchor, base, self._mark, local)
-        else:
-            self._flat.scatter(local)
-        return base
-
-    def _apply(self, anchor: Vector, base: torch.Tensor, mark: _Mark | None, local: torch.Tensor) -> None:
-        """Move `base` and `local` to `anchor`; `mark` is that of a contribution that was taken."""
-        was, at = base.numpy(), 0
-        for chunk in range(self._fragments.grid.chunks):
-            here = slice(*self._fragments.grid.span(chunk))
-            values, below = local[here], base[here]
-            if mark is None or chunk not in mark.fragment.chunks:
-                if np.array_equal(was[here], anchor[here]):
-                    continue
-                values.sub_(below)
-                np.copyto(was[here], anchor[here])
-                values.add_(below)
-            elif self._mixing is None:
-                assert mark.local is not None
-                values.sub_(mark.local[at : at + len(values)])
-                at += len(values)
-                np.copyto(was[here], anchor[here])
-                values.add_(below)
-            else:
-                np.copyto(was[here], anchor[here])
-                values.mul_(self._mixing).add_(below * (1 - self._mixing))
-        if mark is not None:
-            self._tokens[mark.fragment.number] -= mark.tokens
-        self._mark = None
         self._flat.scatter(local)
+        if saved is not None and self._mark is not None and (round is None or round >= saved.round):
+            self._apply(anchor, base, self._mark)
+
+    def _apply(self, anchor: Vector, base: torch.Tensor, mark: _Mark | None) -> None:
+        """Move `base` and the replica to `anchor`; `mark` is that of a contribution that was taken."""
+        if mark is not None:
+            self._take(anchor, base, mark)
+            self._tokens[mark.fragment.number] -= mark.tokens
+        taken = mark.fragment.chunks if mark is not None else ()
+        grid = self._fragments.grid
+        others = [slice(*grid.span(chunk)) for chunk in range(grid.chunks) if chunk not in taken]
+        if spans := runs_of(changed(base.numpy(), anchor, others)):
+            self._carry_over(anchor, base, spans)
+        self._mark = None
+
+    def _take(self, anchor: Vector, base: torch.Tensor, mark: _Mark) -> None:
+        """Move the mark's fragment to `anchor`, which has the contribution in it."""
+        spans = mark.fragment.runs()
+        for span in spans:
+            np.copyto(base.numpy()[span], anchor[span])
+        new, mixing = self._flat.to_device(base, spans), self._mixing
+        if mixing is not None:
+            self._flat.update(spans, lambda values: values.mul_(mixing).add_(new * (1 - mixing)))
+            return
+        assert mark.local is not None
+        local = self._flat.to_device(mark.local.wait(), (slice(0, mark.fragment.numel),))
+        self._flat.update(spans, lambda values: values.sub_(local).add_(new))
+
+    def _carry_over(self, anchor: Vector, base: torch.Tensor, spans: Sequence[slice]) -> None:
+        """Move all progress there to `anchor`."""
+
+        def moved(values: torch.Tensor) -> torch.Tensor:
+            values.sub_(self._flat.to_device(base, spans))
+            for span in spans:
+                np.copyto(base.numpy()[span], anchor[span])
+            return values.add_(self._flat.to_device(base, spans))
+
+        self._flat.update(spans, moved)
 
     def _taken(self, taken: int) -> _Mark | None:
         """The mark, if it is of the contribution that was taken."""
@@ -277,8 +334,8 @@ class Accounts:
         if any(tokens):  # seldom, and only then the trainer waits for vectors of the model's size
             since = self._base.clone()
             if mark is not None and mark.local is not None:
-                mark.fragment.scatter(mark.local.numpy(), since.numpy())
-            kept = self.local().sub_(since)
+                mark.fragment.scatter(mark.local.wait().numpy(), since.numpy())
+            kept = self.local().sub_(self._flat.to_device(since, self._whole))
         return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
 
     def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:

@@ -8,12 +8,13 @@ marks and overlap does not exist here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from shoal.node.training.accounts import Contributed, Flat, SavedAccounts
+from shoal.node.training.accounts import Contributed, Flat, Outgoing, SavedAccounts
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import SyncSettings
 from shoal.protocol.errors import LocalError
@@ -24,6 +25,17 @@ class FlatGradients(Flat, Protocol):
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FromGradients:
+    """The gradient that the parameters have."""
+
+    accounts: GradientAccounts
+    here: bool = True
+
+    def write(self, out: Vector) -> Contributed:
+        return self.accounts.contribute(out, 0)
 
 
 class GradientAccounts:
@@ -52,8 +64,8 @@ class GradientAccounts:
         """There is no overlap and no mixing to be amended."""
 
     def local(self) -> torch.Tensor:
-        """A host copy of the parameters, ``(numel,) float32``."""
-        return self._flat.gather(self._flat.new_vector())
+        """A copy of the parameters, ``(numel,) float32``, on the model's device."""
+        return self._flat.read((slice(0, self._flat.layout.numel),))
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
@@ -67,6 +79,10 @@ class GradientAccounts:
     def count(self, tokens: int) -> None:
         """The parameters have the gradient of a batch of so many tokens; of none if it is not to be used."""
         self.tokens = tokens
+
+    def mark(self, round: int) -> Outgoing:
+        """What `contribute` writes: there is no step beside it, and so nothing to be settled before."""
+        return _FromGradients(self)
 
     def contribute(self, out: Vector, round: int) -> Contributed:
         """Write the gradient to the front of `out`, ``(≥ numel,)``; zeros for what the loss does not depend on.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.accounts import Accounts, SavedAccounts
+from shoal.node.training.accounts import Accounts, Outgoing, SavedAccounts
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.gradient_accounts import FlatGradients, GradientAccounts
@@ -40,21 +40,6 @@ from shoal.protocol.errors import ConfigError, LocalError
 PROGRESS_PERIOD_S = 1.0
 NONFINITE_LIMIT_STEPS = 10
 """So many steps in a row with an infinite loss or gradient, and training has failed."""
-
-
-def pick_device(wanted: str) -> torch.device:
-    """Turn ``auto``, ``cpu``, ``cuda`` or ``mps`` into a device. Raises `ConfigError` if it is not there."""
-    present = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if wanted == "auto":
-        return torch.device(next(name for name, there in present.items() if there))
-    if not present.get(wanted.partition(":")[0], False):
-        there = ", ".join(name for name, there in present.items() if there)
-        raise ConfigError(f"device {wanted!r} is not available here; use auto or one of: {there}")
-    return torch.device(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +69,16 @@ class _Tally:
 
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settled:
+    """A contribution that is to be written as soon as its values are in host memory, and what it is reported with."""
+
+    outgoing: Outgoing
+    order: Train
+    tally: _Tally
+    wall_s: float
 
 
 class InnerOptimizer(Protocol):
@@ -141,6 +136,7 @@ class Replica:
         self._order_steps = 0
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
+        self._settled: _Settled | None = None
         self._tally = _Tally(began=time.monotonic())
         self._assignment: Assignment | None = None
         self._batches: Iterator[Any] = iter(())
@@ -257,9 +253,10 @@ class Replica:
     def step(self, out: Vector) -> Progress | Contribution | Trained | None:
         """Make one inner step; return a report where one is due.
 
-        The step that completes a contributing stretch writes base − local of the round's fragment into `out`, or where
-        gradients are exchanged that of its batch, before it returns the `Contribution`. Raises LocalError without a
-        stretch, ConfigError if there is no batch at all; whatever the workload raises passes through.
+        The step that completes a contributing stretch settles base − local of the round's fragment, or where gradients
+        are exchanged that of its batch. It or, where the values travel from a device meanwhile, a step of overlap soon
+        after it writes them into `out` and returns the `Contribution`; see also `hand_over`. Raises LocalError without
+        a stretch, ConfigError if there is no batch at all; whatever the workload raises passes through.
         """
         order, tally = self._order, self._tally
         if order is None:
@@ -284,6 +281,8 @@ class Replica:
         tally.seconds += time.monotonic() - began
         if self._overlapping:
             self._order = None if batch is None or not self.accounts.overlap_left else order
+            if self._settled is not None and (self._settled.outgoing.here or self._order is None):
+                return self.hand_over(out)
         elif batch is None or self._order_steps >= self._steps_wanted:
             return self._contribute(order, out) if order.contribute else self._trained(order)
         return _progress(order, tally)
@@ -436,13 +435,30 @@ class Replica:
                 "try a lower learning rate"
             )
 
-    def _contribute(self, order: Train, out: Vector) -> Contribution:
-        """Write the contribution, and go on by the steps of overlap."""
-        written = self.accounts.contribute(out, order.round)
+    def _contribute(self, order: Train, out: Vector) -> Contribution | None:
+        """Settle the contribution, and go on by the steps of overlap; without any wait until it is written."""
+        outgoing = self.accounts.mark(order.round)
         tally, self._tally = self._tally, _Tally(began=time.monotonic())
+        self._settled = _Settled(outgoing=outgoing, order=order, tally=tally, wall_s=self._tally.began - tally.began)
         self._overlapping = self.accounts.overlap_left > 0
         if not self._overlapping:
             self._order = None
+        return self.hand_over(out) if outgoing.here or not self._overlapping else None
+
+    def hand_over(self, out: Vector) -> Contribution | None:
+        """Write a contribution that is settled, waiting for its values, and return the report; None if there is none.
+
+        To be called before any order is followed: an anchor, or leaving the device, ends what it is made of.
+        """
+        settled, self._settled = self._settled, None
+        if settled is None:
+            return None
+        began = time.monotonic()
+        waits = not settled.outgoing.here
+        written = settled.outgoing.write(out)
+        if waits:
+            self.blocked(time.monotonic() - began)
+        order, tally = settled.order, settled.tally
         return Contribution(
             number=written.number,
             order=order.order,
@@ -452,7 +468,7 @@ class Replica:
             loss=tally.mean_loss(),
             seconds=tally.seconds,
             tokens_per_s=tally.tokens_per_s(),
-            wall_s=self._tally.began - tally.began,
+            wall_s=settled.wall_s,
             blocked_s=tally.blocked_s,
         )
 

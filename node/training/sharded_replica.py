@@ -6,12 +6,13 @@ one tells the other ranks what is to be done and does its own part of it (`shard
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from shoal.node.training.device_copies import CopyMade, HostCopy, joined
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import InnerState, keepable, room_bytes
 from shoal.node.training.rank_messages import (
@@ -64,6 +65,27 @@ class ShardedFlat:
         """Copy `vector`, ``(numel,) float32``, into the parameters of all ranks."""
         self._ranks.tell(Scatter())
         self._shard.scatter(vector)
+
+    def read(self, spans: Sequence[slice]) -> torch.Tensor:
+        """A host copy of the parameters there, of all ranks."""
+        return joined(self.gather(self.new_vector()), spans)
+
+    def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the parameters there, of all ranks, by what `change` makes of a host copy of them."""
+        whole = self.gather(self.new_vector())
+        values, at = change(joined(whole, spans)), 0
+        for span in spans:
+            whole[span] = values[at : at + span.stop - span.start]
+            at += span.stop - span.start
+        self.scatter(whole)
+
+    def to_host(self, values: torch.Tensor) -> HostCopy:
+        """What `read` returned is in host memory."""
+        return CopyMade(values)
+
+    def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
+        """The values of `vector` there, on the host; maybe a part of it."""
+        return joined(vector, spans)
 
 
 class ShardedAdamW:

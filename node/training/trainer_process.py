@@ -30,7 +30,8 @@ from typing import Generic, TypeVar
 import torch
 
 from shoal.node.training import shared_tensors
-from shoal.node.training.inner_loop import Replica, pick_device
+from shoal.node.training.devices import pick_device
+from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SavedInner, SnapshotBusy, Snapshotter, Written
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.trainer_messages import (
@@ -139,11 +140,19 @@ class TrainerProcess:
             if isinstance(command, Stop):
                 return
             if command is not None:
+                self._hand_over()
                 self._follow(command)
             elif self._replica is not None and self._tensors is not None:
                 report = self._replica.step(self._tensors.contribution)
                 if report is not None:
                     self._control.send(report)
+
+    def _hand_over(self) -> None:
+        """Write and report a contribution that is on its way from the device, before anything is changed."""
+        if self._replica is not None and self._tensors is not None:
+            contribution = self._replica.hand_over(self._tensors.contribution)
+            if contribution is not None:
+                self._control.send(contribution)
 
     def _next_command(self) -> Command | None:
         """The next order, or None where it is time for a step.

@@ -9,13 +9,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from shoal.node.training import shared_tensors
+from shoal.node.training import inner_loop, shared_tensors
+from shoal.node.training.device_copies import DeviceCopies
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
@@ -129,6 +131,40 @@ def live(orders: list[tuple[int, Command]], monkeypatch: pytest.MonkeyPatch) -> 
         os.close(memory)
 
 
+class SlowCopies:
+    """In place of `DeviceCopies.to_host`: a copy is there so many steps after it began, or when it is waited for."""
+
+    def __init__(self, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps, self.made, self.waited_s = steps, 0, 0.25
+        self.patch = monkeypatch
+        monkeypatch.setattr(DeviceCopies, "to_host", lambda copies, values: SlowCopy(self, values))
+        step = Replica.step
+
+        def counting(replica: Replica, out: Vector) -> Report | None:
+            self.made += 1
+            return step(replica, out)
+
+        monkeypatch.setattr(Replica, "step", counting)
+
+
+class SlowCopy:
+    def __init__(self, copies: SlowCopies, values: torch.Tensor) -> None:
+        self._copies, self._values, self._at = copies, values, copies.made + copies.steps
+        self._bytes = values.numpy().tobytes()
+
+    @property
+    def here(self) -> bool:
+        return self._copies.made >= self._at
+
+    def wait(self) -> torch.Tensor:
+        if not self.here:
+            self._at = 0
+            clock = time.monotonic
+            self._copies.patch.setattr(time, "monotonic", lambda: clock() + self._copies.waited_s)
+        assert self._values.numpy().tobytes() == self._bytes  # nobody has changed them on their way
+        return self._values
+
+
 def anchor() -> Vector:
     return np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32)
 
@@ -177,6 +213,50 @@ def test_anchor_is_applied_after_exactly_the_steps_of_overlap(here_at: int, monk
     assert (first.steps, second.steps) == (STEPS, STEPS)
     assert (first.blocked_s, second.blocked_s) == (0, 1.0 if here_at > STEPS + TAU else 0)
     assert second.wall_s == (3.0 if here_at > STEPS + TAU else 0)  # once the anchor is here, nothing is blocked
+
+
+@pytest.mark.parametrize("copy_steps", [0, 1, TAU - 1, TAU, TAU + 1])
+def test_contribution_that_is_still_on_the_device_is_reported_when_it_is_here(
+    copy_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the step in which it arrived, or where there is none left at once; the values are those of the mark."""
+    copies = SlowCopies(copy_steps, monkeypatch)
+    late = STEPS + TAU + 10
+    control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
+    until_here = min(copy_steps, TAU)
+    assert control.of(Contribution) == [STEPS + until_here, 2 * STEPS + until_here]
+    first, second = control.contributions()
+    assert (first.steps, second.steps) == (STEPS, STEPS)
+    assert second.blocked_s == 1.0 + (copies.waited_s if copy_steps > TAU else 0)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(contributed, plainly(TAU))
+
+
+@pytest.mark.parametrize("order", [Pause(), Ping(), Apply(round=0, fresh=True)])
+def test_contribution_on_its_way_is_reported_before_an_order_is_followed(
+    order: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowCopies(100, monkeypatch)
+    control, contributed = live([(STEPS + 1, order)], monkeypatch)
+    kinds = [(at, type(report)) for at, report in control.reports if at > STEPS]
+    assert kinds[0] == (STEPS + 1, Contribution)
+    monkeypatch.undo()
+    replica, out = new_replica(SYNC), np.zeros(NUMEL, np.float32)
+    replica.apply(anchor(), round=0, fresh=True)
+    replica.begin(train(1))
+    while not isinstance(replica.step(out), Contribution):
+        pass
+    np.testing.assert_array_equal(contributed, out)
+
+
+def test_contribution_is_reported_although_the_data_ends_in_the_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    SlowCopies(100, monkeypatch)
+    monkeypatch.setattr(
+        inner_loop, "batches_from", lambda workload, share, drawn: islice(workload.batches(share), drawn, STEPS + 1)
+    )
+    late = STEPS + TAU + 10
+    control, _ = live([(late, Apply(round=1, taken=1))], monkeypatch)
+    assert control.of(Contribution) == [STEPS + 2]
 
 
 AMENDED = {

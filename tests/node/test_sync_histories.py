@@ -23,9 +23,10 @@ from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.node.state.contributions import Contributions
 from shoal.node.training.accounts import Accounts
-from shoal.node.training.trainer_messages import Layout, SyncSettings
+from shoal.node.training.trainer_messages import SyncSettings
 from shoal.protocol.messages import Participant, Plan, Term
 from tests.node.ledger import identity
+from tests.node.one_vector import OneVector
 
 F64 = npt.NDArray[np.float64]
 
@@ -153,23 +154,6 @@ def _included(round: int, number: int) -> npt.NDArray[np.bool_]:
 # --- the real parts ---
 
 
-class Vectors:
-    """The parameters of a model that is one vector."""
-
-    def __init__(self) -> None:
-        self.layout = Layout(names=("v",), shapes=((NUMEL,),), numel=NUMEL)
-        self.values = torch.from_numpy(START.copy())
-
-    def new_vector(self) -> torch.Tensor:
-        return torch.zeros(NUMEL)
-
-    def gather(self, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self.values)
-
-    def scatter(self, vector: torch.Tensor) -> None:
-        self.values.copy_(vector)
-
-
 class Node:
     """One node: its trainer's accounts, and its daemon's."""
 
@@ -182,8 +166,8 @@ class Node:
         self.start_trainer(anchor, contributions=0)
 
     def start_trainer(self, anchor: F32, *, contributions: int) -> None:
-        self.model = Vectors()
-        self.accounts = Accounts(self.model, sync=self._sync, contributions=contributions)
+        self.model = OneVector(NUMEL)
+        self.accounts = Accounts(self.model.flat(), sync=self._sync, contributions=contributions)
         self.accounts.apply(anchor, fresh=True)
 
     def train(self, steps: int) -> None:

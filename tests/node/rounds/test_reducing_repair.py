@@ -383,6 +383,7 @@ def test_finals_that_a_reduction_keeps_waiting_for_are_fetched_in_the_end(tmp_pa
 @pytest.mark.parametrize("slow", [False, True], ids=["at-once", "first-check-ends-last"])
 def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path, slow: bool) -> None:
     """And all of them are handed over once, whichever of the checks that overlap ends last."""
+
     async def main() -> None:
         mesh = Mesh(tmp_path, 2)
         async with mesh.running():

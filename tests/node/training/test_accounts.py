@@ -8,30 +8,14 @@ import torch
 
 from shoal.collectives.codecs import F32
 from shoal.node.training.accounts import Accounts, SavedAccounts
-from shoal.node.training.trainer_messages import Layout, SyncSettings
+from shoal.node.training.trainer_messages import SyncSettings
 from shoal.protocol.errors import ConfigError, LocalError
+from tests.node.one_vector import OneVector
 
 NUMEL = 10
 STREAMING = SyncSettings(chunk_values=2, fragments=2, mixing=0.25)
 """Fragment 0 has the values 0 1 4 5 8 9, fragment 1 has 2 3 6 7."""
 FIRST, SECOND = np.array([0, 1, 4, 5, 8, 9]), np.array([2, 3, 6, 7])
-
-
-class Vectors:
-    """The parameters of a model that is one vector."""
-
-    def __init__(self, numel: int = NUMEL) -> None:
-        self.layout = Layout(names=("v",), shapes=((numel,),), numel=numel)
-        self.values = torch.zeros(numel)
-
-    def new_vector(self) -> torch.Tensor:
-        return torch.zeros(self.layout.numel)
-
-    def gather(self, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self.values)
-
-    def scatter(self, vector: torch.Tensor) -> None:
-        self.values.copy_(vector)
 
 
 def vector(seed: int, scale: float = 1.0) -> F32:
@@ -42,8 +26,8 @@ class Life:
     """Accounts that stand on an anchor, and their model."""
 
     def __init__(self, sync: SyncSettings = STREAMING, *, contributions: int = 0) -> None:
-        self.model, self.out = Vectors(), np.zeros(NUMEL, np.float32)
-        self.accounts = Accounts(self.model, sync=sync, contributions=contributions)
+        self.model, self.out = OneVector(NUMEL), np.zeros(NUMEL, np.float32)
+        self.accounts = Accounts(self.model.flat(), sync=sync, contributions=contributions)
 
     def stand(self, anchor: F32, *, round: int = 0) -> Life:
         self.accounts.apply(anchor, round=round)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from shoal.collectives.schedule import learning_rate
-from shoal.node.training.inner_loop import NONFINITE_LIMIT_STEPS, Replica, pick_device
+from shoal.node.training.devices import pick_device
+from shoal.node.training.inner_loop import NONFINITE_LIMIT_STEPS, Replica
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
 from shoal.node.workload import Workload

@@ -1,0 +1,96 @@
+"""A model's parameters as one vector: what is read and replaced of it, in spans that know nothing of parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.node.training.device_copies import DeviceCopies, changed
+from shoal.node.training.flat_parameters import FlatParameters
+
+SHAPES = ((3, 4), (1,), (5,), (2, 3, 2), (7,))
+
+
+class Model(torch.nn.Module):
+    """Parameters of several shapes; the last but one is not contiguous, and the first has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, shape in enumerate(SHAPES):
+            value = torch.randn(shape)
+            if number == 3:
+                value = torch.randn(tuple(reversed(shape))).permute(2, 1, 0)
+            self.register_parameter(f"p{number}", torch.nn.Parameter(value))
+        self.tied = self.p0
+
+
+NUMEL = FlatParameters(Model()).layout.numel
+Spans = st.lists(st.integers(0, NUMEL), min_size=2, max_size=8, unique=True).map(
+    lambda ends: [slice(a, b) for a, b in zip(*[iter(sorted(ends)[: len(ends) // 2 * 2])] * 2, strict=True)]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(Spans)
+def test_spans_are_read_and_replaced_wherever_parameters_begin(spans: list[slice]) -> None:
+    flat = FlatParameters(Model())
+    whole = flat.gather(flat.new_vector())
+    read = flat.read(spans)
+    assert torch.equal(read, torch.cat([whole[span] for span in spans]))
+    flat.update(spans, lambda values: values.mul_(-2))
+    expected = whole.clone()
+    for span in spans:
+        expected[span] *= -2
+    assert torch.equal(flat.gather(flat.new_vector()), expected)
+    assert torch.equal(read, torch.cat([whole[span] for span in spans]))  # what was read is a copy
+
+
+def test_parameters_stay_the_objects_they_are_and_keep_their_gradients() -> None:
+    model = Model()
+    flat = FlatParameters(model)
+    before = dict(model.named_parameters())
+    sum(parameter.sum() for parameter in before.values()).backward()  # type: ignore[union-attr]
+    flat.update([slice(0, NUMEL)], torch.zeros_like)
+    assert all(value is before[name] and not value.any() for name, value in model.named_parameters())
+    assert all(value.grad is not None and bool((value.grad == 1).all()) for value in before.values())
+    assert torch.equal(model.tied, torch.zeros(SHAPES[0]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("length", [3, 8])
+def test_chunks_are_changed_where_a_bit_is(threads: int, length: int) -> None:
+    """Also where numbers are called equal: the two zeros, and a value that is no number, which is as it was."""
+    before = np.random.default_rng(0).standard_normal(100 * length).astype(np.float32)
+    before[[0, length]] = 0.0, np.nan
+    after = before.copy()
+    after[0] = -0.0
+    after[41 * length + length - 1] += 1
+    spans = [slice(at, at + length) for at in range(0, before.size, length)]
+    had = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert changed(before, after, spans) == [spans[0], spans[41]]
+        assert changed(before, after, spans[1:41]) == []
+    finally:
+        torch.set_num_threads(had)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_from_a_gpu_go_through_page_locked_memory_beside_its_work() -> None:
+    copies, values = DeviceCopies(), torch.arange(1 << 22, dtype=torch.float32, device="cuda")
+    expected = values.cpu()
+    factor = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        factor = factor @ factor  # work that the copy is to be beside
+    copy = copies.to_host(values)
+    del values  # its memory may be used again at once, and not before it is read
+    other = torch.zeros(1 << 22, device="cuda")
+    assert torch.equal(copy.wait(), expected)
+    assert copy.here
+    assert copy.wait().is_pinned()
+    back = copies.to_device(expected, [slice(5, 9), slice(100, 1 << 20)], torch.device("cuda"))
+    assert torch.equal(back.cpu(), torch.cat([expected[5:9], expected[100 : 1 << 20]]))
+    assert not other.any()
