@@ -102,9 +102,10 @@ class LoopConnection(TrainerConnection):
 
     async def part(self) -> None:
         """Tell the loop that the daemon ends. Cancellation: it is told all the same, if it listens."""
-        broken = contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
+        broken = contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError)
         with trio.CancelScope(shield=True), trio.move_on_after(STOP_DEADLINE_S), broken:
-            await self._stream.send_all(pack(Stop()))
+            async with self._sending:
+                await self._stream.send_all(pack(Stop()))
 
 
 class ExternalTrainer(Trainer):

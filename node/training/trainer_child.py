@@ -125,7 +125,7 @@ class TrainerChild(TrainerConnection):
         with trio.CancelScope(shield=True):
             if self.process.poll() is None:
                 with suppress(trio.BrokenResourceError), trio.move_on_after(STOP_DEADLINE_S):
-                    if not self._sending.locked():
+                    async with self._sending:
                         await self._stream.send_all(pack(Stop()))
                     await self.process.wait()
             await self._reap(patience_s=0)
