@@ -45,7 +45,7 @@ from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduc
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
-from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
+from shoal.protocol.planning import TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.wire import HASH_BYTES
 
@@ -352,7 +352,7 @@ class Engine:
         self._solitude.begin_round(trio.current_time())
         await self._going_back.begin_round()
         await self.amending.begin_round()
-        role = self._part.role(records, finished=self.finished)
+        role = self._part.role(finished=self.finished)
         self._p.log.started(head, role)
         await self._p.holds.at(machine.round, "train")
         alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
@@ -373,8 +373,9 @@ class Engine:
         machine = self.machine
         if machine is None or not machine.agreement.member or self._part.made is not None:
             return
-        await self._carry_out(machine.ready(self._part.absent(OBSERVER if paused else TRAINING), trio.current_time()))
-        if not paused and self.machine is machine:
+        role = self._part.role(finished=self.finished)
+        await self._carry_out(machine.ready(self._part.absent(role), trio.current_time()))
+        if role == TRAINING and self.machine is machine:
             await self._part.train()
 
     async def _handle_trainer(self, event: TrainerEvent) -> None:

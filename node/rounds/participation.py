@@ -6,7 +6,7 @@ role ─► train ─► contribute (encode, commit, note on disk) ─► Ready 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import trio
@@ -15,7 +15,8 @@ from shoal.collectives.fragments import Fragments
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.contributions import Contributions, Made
 from shoal.node.training.trainer_messages import Contribution
-from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.chain import next_position
+from shoal.protocol.durable import DurableRecord
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Rebase, Value
@@ -57,15 +58,24 @@ class Participation:
         amended = chain.amended(chain.head.next_round)
         return chain.recent_members((amended or self._p.config.manifest).round.staleness_rounds)
 
-    def role(self, bound: Collection[DurableRecord], *, finished: bool) -> str:
-        """As what the round begins. `bound`: its records on disk; `finished`: the rounds asked for are done."""
+    def role(self, *, finished: bool) -> str:
+        """As what it takes part in the round under way. finished: the rounds asked for are done."""
         # A contribution that was announced before a restart, and is not on disk, is not announced as another.
-        lost = self.made is None and any(record.kind == "ready" for record in bound) and not self._alone
+        lost = self.made is None and self._announced and not self._alone
         if lost or self._desk.paused or finished:
             return OBSERVER
         if self.made is not None:
             return CONTRIBUTOR
         return TRAINING if self._me in self.recent_members() else JOINER
+
+    @property
+    def _announced(self) -> bool:
+        """Whether a contribution to the round under way was announced, in this life or an earlier one."""
+        position = next_position(self._custody.head)
+        return any(
+            (record.term, record.round) == position and record.kind == "ready"
+            for record in self._p.store.durable_records()
+        )
 
     @property
     def _alone(self) -> bool:
@@ -78,10 +88,9 @@ class Participation:
         Raises StorageError.
         """
         chain, resumption = self._custody.chain, self._p.resumption
-        position = (chain.head.next_term, chain.head.next_round)
-        announced = any((r.term, r.round) == position and r.kind == "ready" for r in self._p.store.durable_records())
+        position = next_position(chain.head)
         # What was announced after the newest work on disk may have taken the residual of that work along.
-        countable = self._alone or not announced
+        countable = self._alone or not self._announced
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
             return

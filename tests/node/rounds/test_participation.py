@@ -1,4 +1,4 @@
-"""What becomes of a node's own work when a term ends: dropped where its base was abandoned, else kept."""
+"""A node's part in a round, and what becomes of its own work when a term ends: dropped or kept as its base is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import trio
 
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
+from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.participation import Participation
 from shoal.node.training.training import TrainingDesk
+from shoal.protocol.durable import DurableRecord
 from shoal.protocol.manifest import SyncSection
-from shoal.protocol.messages import Term, Value
+from shoal.protocol.messages import NO_HASH, Term, Value
+from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING
 from shoal.protocol.terms import make_rebase
-from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
+from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, vector
 
 
 class Part:
@@ -30,18 +33,62 @@ class Part:
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
         manifest = SimpleNamespace(**sections, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
-        self.custody = SimpleNamespace(chain=self.ledger.chain, state=self.ledger.state, finals=self._finals)
+        self.custody = SimpleNamespace(
+            chain=self.ledger.chain,
+            head=self.ledger.chain.head,
+            state=self.ledger.state,
+            finals=self._finals,
+            digest=NO_HASH,
+        )
+        self.records: list[DurableRecord] = []
+        self.orders: list[str] = []
+        self.desk = SimpleNamespace(
+            stand_on=self._stand_on, train=self._train, pause=self._pause, resume=self._resume, paused=False
+        )
         parts = SimpleNamespace(
             config=SimpleNamespace(manifest=manifest),
             identity=me,
             custody=self.custody,
-            desk=SimpleNamespace(stand_on=self._stand_on, paused=False),
+            desk=self.desk,
+            store=SimpleNamespace(durable_records=lambda: self.records),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
 
     async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))
         await trio.lowlevel.checkpoint()
+
+    async def _train(self, *order: object, contribute: bool) -> None:
+        self.orders.append("train")
+        await trio.lowlevel.checkpoint()
+
+    async def _pause(self) -> None:
+        self.desk.paused = True
+        await trio.lowlevel.checkpoint()
+
+    async def _resume(self) -> None:
+        self.desk.paused = False
+        await trio.lowlevel.checkpoint()
+
+    def said_after(self, *paused: bool) -> list[str]:
+        """The roles that the engine announces as it is paused and resumed in one round."""
+        said: list[str] = []
+
+        async def carry_out(roles: list[str]) -> None:
+            said.extend(roles)
+            await trio.lowlevel.checkpoint()
+
+        machine = SimpleNamespace(agreement=SimpleNamespace(member=True), ready=lambda ready, at: [ready.role])
+        engine = SimpleNamespace(
+            machine=machine, finished=False, _desk=self.desk, _part=self.part, _carry_out=carry_out
+        )
+
+        async def main() -> None:
+            for one in paused:
+                await Engine._set_paused(engine, one)  # type: ignore[arg-type]
+
+        trio.run(main)
+        return said
 
     async def _finals(self, round: int, peers: list[str]) -> object:
         await trio.lowlevel.checkpoint()
@@ -64,6 +111,33 @@ class Part:
         """Whether something is left over for the next contribution."""
         residual = self.part._contributions._left[0].residual
         return residual is not None and bool(np.any(residual))
+
+
+def test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before() -> None:
+    here = Part(3)
+    assert here.part.role(finished=False) == TRAINING
+    assert here.said_after(True, False) == [OBSERVER, TRAINING]
+    assert here.orders == ["train"]
+    here.make()
+    assert here.part.role(finished=False) == CONTRIBUTOR
+    assert here.said_after(True, False) == []  # its contribution is made, whatever comes after it
+
+
+def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() -> None:
+    """Else it would train on the batches of the round a second time, and be counted for both."""
+    here = Part(3)
+    head = here.custody.head
+    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
+    assert here.part.role(finished=False) == OBSERVER
+    assert here.said_after(True, False) == [OBSERVER, OBSERVER]
+    assert here.orders == []
+
+
+def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:
+    here = Part(3)
+    here.part._me = identity(200).peer_id
+    assert here.said_after(True, False) == [OBSERVER, JOINER]
+    assert here.orders == []
 
 
 def test_work_of_the_round_under_way_is_settled_by_its_certificate_only() -> None:
