@@ -15,6 +15,7 @@ from shoal.cli.bench.lane import LaneOptions, lane
 from shoal.cli.bench.partition import PartitionOptions, partition
 from shoal.cli.bench.sapo import SapoOptions, SapoTableOptions, sapo, sapo_table
 from shoal.cli.bench.train import TrainOptions, TrainTableOptions, train, train_table
+from shoal.cli.bench.uneven import UnevenOptions, uneven
 from shoal.cli.bench.wan import WanOptions, wan
 from shoal.cli.options import command_of
 
@@ -36,6 +37,7 @@ bench.command("join")(command_of(JoinOptions, join))
 bench.command("dashboard")(command_of(DashboardOptions, dashboard))
 bench.command("lane")(command_of(LaneOptions, lane))
 bench.command("partition")(command_of(PartitionOptions, partition))
+bench.command("uneven")(command_of(UnevenOptions, uneven))
 bench.command("wan")(command_of(WanOptions, wan))
 bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
 bench.command("restart")(command_of(RestartOptions, restart))

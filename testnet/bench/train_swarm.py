@@ -56,6 +56,27 @@ class SwarmRun:
         return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else None
 
 
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """A swarm's tokens per second, and the sum of what its nodes' steps make by themselves."""
+
+    tokens_per_s: float
+    ideal_tokens_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """1 if nobody ever waited."""
+        return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else 0.0
+
+
+def speeds_of(folder: Path, nodes: int) -> Speeds:
+    """What the logs in a testnet's folder say of a run in which no node came or went."""
+    lives = _lives_in(folder, range(nodes))
+    return Speeds(
+        tokens_per_s=_speed([line for life in lives for line in life.certified]),
+        ideal_tokens_per_s=_ideal(lives),
+    )
+
+
 async def train_in_swarm(
     bench: TrainBench, seed: int, folder: Path, on_progress: OnProgress = ignore_progress
 ) -> SwarmRun:
@@ -76,7 +97,7 @@ async def train_in_swarm(
 
 def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
     """What the report, and the nodes' logs in `folder`, say of a run. Raises NetworkError."""
-    lives = [life for node in report.nodes for life in _lives(folder / "nodes" / str(node.index) / "events.jsonl")]
+    lives = _lives_in(folder, [node.index for node in report.nodes])
     points = _points(report, [life.certified for life in lives], bench.tokens)
     speed = _speed([line for life in lives for line in life.certified])
     return SwarmRun(
@@ -122,6 +143,10 @@ class _Life:
     node: Path
     certified: tuple[_Line, ...]
     contributed: tuple[_Line, ...]
+
+
+def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
+    return [life for index in nodes for life in _lives(folder / "nodes" / str(index) / "events.jsonl")]
 
 
 def _lives(log: Path) -> Iterator[_Life]:

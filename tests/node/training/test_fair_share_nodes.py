@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from shoal.protocol.manifest import render_manifest
-from tests.node import waiting_workload
+from shoal.testnet.bench.uneven import WORKLOAD_NAME
 from tests.node.lab import BATCH, Swarm, assert_exact
 
 STEPS = 60
@@ -19,8 +18,7 @@ ROUNDS = 4
 
 @pytest.mark.long
 def test_a_slow_node_makes_fewer_steps_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    shutil.copy(waiting_workload.__file__, tmp_path / "waiting_workload.py")
-    with Swarm(tmp_path, nodes=3, workload="waiting_workload:WaitingWorkload", options={}) as swarm:
+    with Swarm(tmp_path, nodes=3, workload=WORKLOAD_NAME, options={}) as swarm:
         sync = msgspec.structs.replace(swarm.manifest.sync, inner_steps=STEPS, balance=True)
         swarm.manifest = msgspec.structs.replace(swarm.manifest, sync=sync)
         swarm.manifest_path.write_text(render_manifest(swarm.manifest))
