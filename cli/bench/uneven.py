@@ -60,7 +60,8 @@ def to_lines(result: UnevenResult) -> list[str]:
     """The result for people."""
 
     def line(speeds: Speeds) -> str:
-        return f"{speeds.tokens_per_s:.0f} of {speeds.ideal_tokens_per_s:.0f} tokens/s: {speeds.ratio:.2f}"
+        rate = f"{speeds.tokens_per_s:.0f} of {speeds.ideal_tokens_per_s:.0f} tokens/s: {speeds.ratio:.2f}"
+        return rate if speeds.blocked_fraction is None else f"{rate}; blocked {100 * speeds.blocked_fraction:.1f} %"
 
     bench = result.bench
     return [

@@ -31,6 +31,8 @@ from shoal.testnet.swarm import run_testnet
 
 SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
+SETTLED_ROUND: Final = 3
+"""In the first round all shares are equal, and what the second says of waiting is the wait for the first."""
 TRAINER: Final = "shoal.node.training.trainer_start"
 
 
@@ -57,10 +59,15 @@ class SwarmRun:
 
 
 class Speeds(msgspec.Struct, frozen=True, kw_only=True):
-    """A swarm's tokens per second, and the sum of what its nodes' steps make by themselves."""
+    """A swarm's tokens per second, and the sum of what its nodes' steps make by themselves.
+
+    blocked_fraction: the share of the trainers' time in which they waited for a round, once shares were by speed; None
+    if nothing was timed.
+    """
 
     tokens_per_s: float
     ideal_tokens_per_s: float
+    blocked_fraction: float | None
 
     @property
     def ratio(self) -> float:
@@ -74,6 +81,7 @@ def speeds_of(folder: Path, nodes: int) -> Speeds:
     return Speeds(
         tokens_per_s=_speed([line for life in lives for line in life.certified]),
         ideal_tokens_per_s=_ideal(lives),
+        blocked_fraction=_blocked(lives, since=SETTLED_ROUND),
     )
 
 
@@ -210,9 +218,12 @@ def _ideal(lives: Iterable[_Life]) -> float:
     return sum(statistics.median(found) for found in speeds.values() if found)
 
 
-def _blocked(lives: Iterable[_Life]) -> float | None:
-    """The share of the time between contributions in which trainers waited for a round; None if it was not measured."""
-    lines = [line for life in lives for line in life.contributed]
+def _blocked(lives: Iterable[_Life], *, since: int = 1) -> float | None:
+    """The share of the time between contributions in which trainers waited for a round; None if it was not measured.
+
+    since: contributions to earlier rounds do not count.
+    """
+    lines = [line for life in lives for line in life.contributed if line.round >= since]
     wall_s = sum(line.wall_s for line in lines)
     return sum(line.blocked_s for line in lines) / wall_s if wall_s else None
 

@@ -45,8 +45,8 @@ class UnevenBench(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not NODES[0] <= self.nodes <= NODES[1]:
             raise ConfigError(f"--nodes must be {NODES[0]} to {NODES[1]}")
-        if not 1 < self.slow <= SLOW_LIMIT:
-            raise ConfigError(f"--slow says how many times slower one node is: more than 1, to {SLOW_LIMIT:g}")
+        if not 1 <= self.slow <= SLOW_LIMIT:
+            raise ConfigError(f"--slow says how many times slower one node is: 1 to {SLOW_LIMIT:g}")
         if not STEP_S[0] <= self.step_s <= STEP_S[1]:
             raise ConfigError(f"--step-s must be {STEP_S[0]:g} to {STEP_S[1]:g}")
         if self.rounds < 3:

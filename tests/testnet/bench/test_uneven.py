@@ -16,8 +16,8 @@ from shoal.testnet.bench.uneven import UnevenBench, UnevenResult
     ("option", "value", "said"),
     [
         ("--nodes", "1", "--nodes must be 2 to 16"),
-        ("--slow", "1", "--slow says how many times slower one node is: more than 1, to 10"),
-        ("--slow", "11", "more than 1, to 10"),
+        ("--slow", "0.5", "--slow says how many times slower one node is: 1 to 10"),
+        ("--slow", "11", "1 to 10"),
         ("--step-s", "0", "--step-s must be 0.001 to 1"),
         ("--rounds", "2", "--rounds must be 3 or more"),
     ],
@@ -31,11 +31,12 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.parametrize(("speed", "sound", "holds"), [(91.0, True, True), (89.0, True, False), (91.0, False, False)])
 def test_swarm_must_make_nine_tenths_of_the_sum_and_nothing_wrong(speed: float, sound: bool, holds: bool) -> None:
-    fair, equal = (Speeds(tokens_per_s=one, ideal_tokens_per_s=100.0) for one in (speed, 30.0))
+    fair = Speeds(tokens_per_s=speed, ideal_tokens_per_s=100.0, blocked_fraction=0.0123)
+    equal = Speeds(tokens_per_s=30.0, ideal_tokens_per_s=100.0, blocked_fraction=None)
     result = UnevenResult(bench=UnevenBench(), fair=fair, equal=equal, sound=sound)
     assert result.holds is holds
     lines = to_lines(result)
-    assert f"{speed:.0f} of 100 tokens/s: {speed / 100:.2f}" in lines[1]
+    assert f"{speed:.0f} of 100 tokens/s: {speed / 100:.2f}; blocked 1.2 %" in lines[1]
     assert "30 of 100 tokens/s: 0.30" in lines[2]
     assert lines[3].startswith("all is" if holds else "FAILED")
 
