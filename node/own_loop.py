@@ -38,11 +38,11 @@ import blake3
 import platformdirs
 import torch
 
-from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
+from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
-from shoal.node.training.accounts import Accounts, Outgoing
+from shoal.node.training.accounts import Accounts
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import (
     Contribution,
@@ -106,7 +106,6 @@ class Swarm:
         self._order_steps = 0
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
-        self._settled: tuple[Outgoing, Train, Tally] | None = None  # to be written when its values are on the host
         self._paused = False
         self._last_loss: float | None = None
         self._device = next(self._model.parameters()).device
@@ -234,8 +233,6 @@ class Swarm:
             return
         if self._overlapping:
             self._order = order if self._accounts.overlap_left else None
-            if self._settled is not None and (self._order is None or self._settled[0].here):
-                self._hand_over(self._client)
         elif self._order_steps >= self._steps_wanted:
             self._finish(order, self._client)
         elif self._tally.since_report_s >= PROGRESS_PERIOD_S:
@@ -260,27 +257,15 @@ class Swarm:
                 )
             )
             return
-        outgoing = self._accounts.mark(order.round)
-        self._settled = outgoing, order, tally
+        try:
+            written = self._accounts.contribute(client.contribution, order.round)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; lower the learning rate: the swarm's state is as it was") from None
         self._tally = Tally()
-        tally.wall_s = self._tally.began - tally.began
         self._last_loss = loss
         self._overlapping = self._accounts.overlap_left > 0
         if not self._overlapping:
             self._order = None
-        if outgoing.here or not self._overlapping:
-            self._hand_over(client)
-
-    def _hand_over(self, client: LoopClient) -> None:
-        """Write a contribution that is settled, and report it; before any order is followed."""
-        settled, self._settled = self._settled, None
-        if settled is None:
-            return
-        outgoing, order, tally = settled
-        try:
-            written = outgoing.write(client.contribution)
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{error}; lower the learning rate: the swarm's state is as it was") from None
         client.send(
             Contribution(
                 number=written.number,
@@ -288,10 +273,10 @@ class Swarm:
                 round=order.round,
                 tokens=written.tokens,
                 steps=tally.steps,
-                loss=tally.mean_loss(),
-                seconds=tally.seconds,
+                loss=loss,
+                seconds=seconds,
                 tokens_per_s=tally.tokens_per_s(),
-                wall_s=tally.wall_s,
+                wall_s=self._tally.began - tally.began,
                 blocked_s=tally.blocked_s,
             )
         )
@@ -377,7 +362,6 @@ class Swarm:
             logger.warning("the node is gone (%s); training goes on locally, and nothing is shared any more", why)
 
     def _follow(self, order: Order, client: LoopClient) -> None:
-        self._hand_over(client)
         match order:
             case AnchorHere():
                 self._stand_on_anchor(client)
@@ -409,8 +393,18 @@ class Swarm:
         self._order = None
         with client.take_anchor() as anchor:
             if anchor is not None:
-                self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
-                self.round = anchor.round
+                self._apply(anchor, client)
+
+    def _apply(self, anchor: Anchor, client: LoopClient) -> None:
+        try:
+            self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
+        except (
+            BaseException
+        ):  # say, no memory: of what stands on half of an anchor nothing may be shared
+            self._client = None
+            client.close()
+            raise
+        self.round = anchor.round
 
     def _begin(self, order: Train) -> None:
         self._order, self._order_steps, self._overlapping = order, 0, False

@@ -97,8 +97,6 @@ class Tally:
         self.tokens = 0
         self.seconds = 0.0
         self.blocked_s = 0.0
-        self.wall_s = 0.0
-        """From the contribution before to this one, once it is settled."""
         self._loss: torch.Tensor | float = 0.0
         self._losses = 0
         self._reported_s = 0.0

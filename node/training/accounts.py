@@ -25,8 +25,9 @@ Source: DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.1851
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -43,11 +44,12 @@ from shoal.protocol.errors import LocalError
 class Flat(Protocol):
     """A model's parameters as one host vector, ``(numel,) float32``: `FlatParameters`, or what behaves like it.
 
-    What is between the host and the model is ``(values,) float32`` on a device: that of the model, or where it is in
-    parts the host.
+    What it is changed by is ``(values,) float32`` on a device: that of the model, or where it is in parts the host.
     """
 
     layout: Layout
+    block_values: int
+    """How many values may be updated at a time: more than that is too much for the device, or a waste of copies."""
 
     def new_vector(self) -> torch.Tensor:
         """A vector of zeros."""
@@ -56,16 +58,13 @@ class Flat(Protocol):
         """Copy the parameters into `out`, and return it."""
 
     def scatter(self, vector: torch.Tensor) -> None:
-        """Copy `vector`, on whatever device, into the parameters."""
+        """Copy `vector` into the parameters."""
 
-    def read(self, spans: Sequence[slice]) -> torch.Tensor:
-        """A copy on the device of the values there, one span after another."""
+    def copy_out(self, spans: Sequence[slice]) -> HostCopy:
+        """Begin to copy the values there, as they are now and one span after another, to the host."""
 
     def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Replace the values there by what `change` makes of `read`'s copy of them."""
-
-    def to_host(self, values: torch.Tensor) -> HostCopy:
-        """Begin to copy what `read` returned to the host; nobody changes it from here on."""
+        """Replace the values there by what `change` makes of a copy of them on the device."""
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the device; not to be changed, as they may be a part of `vector`."""
@@ -84,7 +83,7 @@ class Outgoing(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether `write` would wait for no device."""
+        """Whether `write` waits for no device."""
 
     def write(self, out: Vector) -> Contributed:
         """Write it to the front of `out`, before the next `apply`. Raises FloatingPointError if it is not finite."""
@@ -92,7 +91,7 @@ class Outgoing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedAccounts:
-    """What is kept for a restart, in host memory or on the model's device.
+    """What is kept for a restart.
 
     kept: progress that no contribution holds, l − c, or None for none; local: l itself, where mixing needs it to the
     bit. tokens: per fragment, of what is kept. marked: tokens taken off at the mark, None where there is none.
@@ -152,7 +151,6 @@ class Accounts:
         self._mixing = sync.mixing
         self.overlap_steps = sync.overlap_steps
         self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
-        self._whole = (slice(0, flat.layout.numel),)
         self._base: torch.Tensor | None = None
         self._mark: _Mark | None = None
         self._tokens = [0] * sync.fragments  # of the work in local − base, by fragment
@@ -193,8 +191,8 @@ class Accounts:
         return max(0, self.overlap_steps - self.steps) if self.waiting else 0
 
     def local(self) -> torch.Tensor:
-        """A copy of the parameters, ``(numel,) float32``, on the model's device."""
-        return self._flat.read(self._whole)
+        """A host copy of the parameters, ``(numel,) float32``."""
+        return self._flat.gather(self._flat.new_vector())
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.
@@ -218,7 +216,7 @@ class Accounts:
         if self._base is None:
             raise LocalError("a contribution was ordered before any anchor was applied")
         fragment = self._fragments.of_round(round)
-        local = self._flat.to_host(self._flat.read(fragment.runs()))
+        local = self._flat.copy_out(fragment.runs())
         counted, parts = self._tokens[fragment.number], self._fragments.count
         tokens = max(1, counted // parts) if counted else 0
         self._issued += 1
@@ -287,27 +285,33 @@ class Accounts:
 
     def _take(self, anchor: Vector, base: torch.Tensor, mark: _Mark) -> None:
         """Move the mark's fragment to `anchor`, which has the contribution in it."""
-        spans = mark.fragment.runs()
-        for span in spans:
-            np.copyto(base.numpy()[span], anchor[span])
-        new, mixing = self._flat.to_device(base, spans), self._mixing
-        if mixing is not None:
-            self._flat.update(spans, lambda values: values.mul_(mixing).add_(new * (1 - mixing)))
-            return
-        assert mark.local is not None
-        local = self._flat.to_device(mark.local.wait(), (slice(0, mark.fragment.numel),))
-        self._flat.update(spans, lambda values: values.sub_(local).add_(new))
+        mixing = self._mixing
+        local = mark.local.wait() if mixing is None and mark.local is not None else None
+        at = 0
+        for spans in _blocks(mark.fragment.runs(), self._flat.block_values):
+            end = at + sum(span.stop - span.start for span in spans)
+            for span in spans:
+                np.copyto(base.numpy()[span], anchor[span])
+            new = self._flat.to_device(base, spans)
+            if mixing is not None:
+                self._flat.update(spans, lambda values: values.mul_(mixing).add_(new * (1 - mixing)))  # noqa: B023  called at once
+            else:
+                assert local is not None
+                marked = self._flat.to_device(local, (slice(at, end),))
+                self._flat.update(spans, lambda values: values.sub_(marked).add_(new))  # noqa: B023  called at once
+            at = end
 
     def _carry_over(self, anchor: Vector, base: torch.Tensor, spans: Sequence[slice]) -> None:
         """Move all progress there to `anchor`."""
 
-        def moved(values: torch.Tensor) -> torch.Tensor:
-            values.sub_(self._flat.to_device(base, spans))
-            for span in spans:
+        def moved(values: torch.Tensor, block: Sequence[slice]) -> torch.Tensor:
+            values.sub_(self._flat.to_device(base, block))
+            for span in block:
                 np.copyto(base.numpy()[span], anchor[span])
-            return values.add_(self._flat.to_device(base, spans))
+            return values.add_(self._flat.to_device(base, block))
 
-        self._flat.update(spans, moved)
+        for block in _blocks(spans, self._flat.block_values):
+            self._flat.update(block, partial(moved, block=block))
 
     def _taken(self, taken: int) -> _Mark | None:
         """The mark, if it is of the contribution that was taken."""
@@ -335,7 +339,7 @@ class Accounts:
             since = self._base.clone()
             if mark is not None and mark.local is not None:
                 mark.fragment.scatter(mark.local.wait().numpy(), since.numpy())
-            kept = self.local().sub_(self._flat.to_device(since, self._whole))
+            kept = self.local().sub_(since)
         return SavedAccounts(kept=kept, round=round, steps=self.steps, tokens=tuple(tokens))
 
     def restore(self, saved: SavedAccounts, *, spent: bool = False) -> None:
@@ -356,3 +360,21 @@ class Accounts:
             # The number is the last that was given out: with it, or with one of an earlier daemon, it is taken.
             fragment = self._fragments.of_round(saved.round)
             self._mark = _Mark(number=self._issued, fragment=fragment, tokens=saved.marked, local=None)
+
+
+def _blocks(spans: Iterable[slice], limit: int) -> Iterator[list[slice]]:
+    """The same values, in blocks of at most `limit` of them."""
+    block: list[slice] = []
+    room = limit
+    for span in spans:
+        start = span.start
+        while start < span.stop:
+            stop = min(span.stop, start + room)
+            block.append(slice(start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield block
+                block, room = [], limit
+    if block:
+        yield block

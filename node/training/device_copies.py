@@ -1,4 +1,4 @@
-"""Copies between a model's device and host memory that the computation does not wait for.
+"""Copies from a model's device to host memory that the computation does not wait for.
 
 On a GPU with streams of its own (CUDA) a copy to the host goes through page-locked memory and on a side stream: the
 values are set aside on the device, in order with the steps before, and travel while the next steps are computed. On
@@ -19,8 +19,8 @@ import torch
 
 from shoal.collectives.codecs import F32
 
-THREADED_SPANS = 64
-"""So many chunks and more are compared in several threads."""
+THREADED_VALUES = 1 << 22
+"""So many values and more are compared in several threads."""
 
 logger = logging.getLogger("shoal.trainer")
 
@@ -52,9 +52,12 @@ class CopyMade:
 class CopyUnderWay:
     """Values that a side stream of a CUDA device writes to page-locked memory."""
 
-    def __init__(self, values: torch.Tensor, side: torch.cuda.Stream) -> None:
-        """Begin, after all that the current stream was given so far. values: nobody changes them from here on."""
-        self._values = page_locked(values.numel())
+    def __init__(self, values: torch.Tensor, room: torch.Tensor, side: torch.cuda.Stream) -> None:
+        """Begin to copy to `room`, after all that the current stream was given so far.
+
+        values: nobody changes them from here on.
+        """
+        self._values = room
         side.wait_stream(torch.cuda.current_stream(values.device))
         with torch.cuda.stream(side):
             self._values.copy_(values, non_blocking=True)
@@ -73,33 +76,29 @@ class CopyUnderWay:
 
 
 class DeviceCopies:
-    """Copies to and from one device; makes its side stream when it is first wanted."""
+    """Copies from one device; makes its side stream when it is first wanted."""
 
     def __init__(self) -> None:
         self._side: torch.cuda.Stream | None = None
+        self._pageable = False
 
     def to_host(self, values: torch.Tensor) -> HostCopy:
         """Begin to copy `values`, which nobody changes from here on, to host memory."""
         if not values.is_cuda:
             return CopyMade(values.cpu())
-        if self._side is None:
+        if self._side is None or self._side.device != values.device:
             self._side = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
-        return CopyUnderWay(values, self._side)
+        return CopyUnderWay(values, self._room(values.numel()), self._side)
 
-    def to_device(self, vector: torch.Tensor, spans: Sequence[slice], device: torch.device) -> torch.Tensor:
-        """The values of the host vector there, one span after another, on `device`; not to be changed.
-
-        On the CPU it may be a part of `vector` itself. Elsewhere it is a copy, made when this returns.
-        """
-        if device.type != "cuda":
-            return joined(vector, spans).to(device)
-        out = torch.empty(sum(span.stop - span.start for span in spans), dtype=vector.dtype, device=device)
-        at = 0
-        for span in spans:
-            out[at : at + span.stop - span.start].copy_(vector[span], non_blocking=True)
-            at += span.stop - span.start
-        torch.cuda.current_stream(device).synchronize()  # `vector` may change from here on
-        return out
+    def _room(self, numel: int) -> torch.Tensor:
+        """``(numel,) float32`` in page-locked host memory; in other memory where none is to be had."""
+        try:
+            return torch.empty(numel, dtype=torch.float32, pin_memory=True)
+        except RuntimeError as error:
+            if not self._pageable:
+                self._pageable = True
+                logger.warning("no page-locked memory for %d values (%s); training waits for copies", numel, error)
+            return torch.empty(numel, dtype=torch.float32)
 
 
 def joined(vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
@@ -114,16 +113,13 @@ def changed(before: F32, after: F32, spans: Sequence[slice]) -> list[slice]:
         bits = np.int32 if (span.stop - span.start) % 2 else np.int64  # compared by words, three times as fast
         return not np.array_equal(before[span].view(bits), after[span].view(bits))
 
-    if len(spans) < THREADED_SPANS or torch.get_num_threads() == 1:
-        return [span for span in spans if differs(span)]
-    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="compare") as threads:
-        return [span for span, one in zip(spans, threads.map(differs, spans), strict=True) if one]
+    def among(part: Sequence[slice]) -> list[slice]:
+        return [span for span in part if differs(span)]
 
-
-def page_locked(numel: int) -> torch.Tensor:
-    """``(numel,) float32`` in page-locked host memory; in other memory, with a warning, where none is to be had."""
-    try:
-        return torch.empty(numel, dtype=torch.float32, pin_memory=True)
-    except RuntimeError as error:
-        logger.warning("no page-locked memory for %d values (%s); copies from the device take longer", numel, error)
-        return torch.empty(numel, dtype=torch.float32)
+    threads = torch.get_num_threads()
+    if threads == 1 or sum(span.stop - span.start for span in spans) < THREADED_VALUES:
+        return among(spans)
+    share = -(-len(spans) // threads)
+    with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool:
+        parts = pool.map(among, (spans[at : at + share] for at in range(0, len(spans), share)))
+        return [span for part in parts for span in part]

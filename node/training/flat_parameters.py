@@ -7,14 +7,19 @@ do not travel: running means belong to the node whose batches made them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Final
 
 import torch
 
-from shoal.node.training.device_copies import DeviceCopies, HostCopy, page_locked
+from shoal.node.training.device_copies import CopyMade, DeviceCopies, HostCopy, joined
 from shoal.node.training.trainer_messages import PARAMETERS_LIMIT, Layout
 from shoal.protocol.errors import ConfigError
+
+BLOCK_VALUES: Final = 1 << 24
+"""64 MiB, of which an update takes a few times as much of the device."""
 
 
 class FlatParameters:
@@ -22,6 +27,8 @@ class FlatParameters:
 
     Spans are slices of such a vector, ascending. What is read of them is one vector of their values, in that order.
     """
+
+    block_values = BLOCK_VALUES
 
     def __init__(self, model: torch.nn.Module, *, frozen: bool = True) -> None:
         """Read the layout; without `frozen`, of what needs a gradient alone.
@@ -49,15 +56,8 @@ class FlatParameters:
         self._starts = [0, *accumulate(parameter.numel() for parameter in self._parameters)]
         self._copies = DeviceCopies()
 
-    @property
-    def _device(self) -> torch.device:
-        """Where the model is now."""
-        return self._parameters[0].device
-
     def new_vector(self) -> torch.Tensor:
-        """Return ``(numel,) float32`` zeros in host memory, from which a GPU can copy by itself."""
-        if self._device.type == "cuda":
-            return page_locked(self.layout.numel).zero_()
+        """Return ``(numel,) float32`` zeros in host memory."""
         return torch.zeros(self.layout.numel, dtype=torch.float32)
 
     @torch.no_grad()
@@ -73,43 +73,58 @@ class FlatParameters:
         for parameter, piece in zip(self._parameters, self._cut(vector), strict=True):
             parameter.copy_(piece.view(parameter.shape))
 
-    @torch.no_grad()
-    def read(self, spans: Sequence[slice]) -> torch.Tensor:
-        """A copy of the parameters there, ``(values,) float32``, on the model's device."""
-        return torch.cat(
-            [self._parameters[number].reshape(-1)[part] for span in spans for number, part in self._pieces(span)]
-        )
+    @property
+    def _device(self) -> torch.device:
+        """Where the model is now; the host, if that is in several places."""
+        devices = {parameter.device for parameter in self._parameters}
+        return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
-    @torch.no_grad()
+    def copy_out(self, spans: Sequence[slice]) -> HostCopy:
+        """Begin to copy the parameters there, as they are now, to host memory."""
+        try:
+            return self._copies.to_host(self._read(spans, self._device))
+        except torch.OutOfMemoryError:  # the device has no room to set them aside
+            return CopyMade(self._read(spans, torch.device("cpu")))
+
     def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace the parameters there by what `change` makes of a copy of them, on the model's device."""
-        values, at = change(self.read(spans)), 0
-        for span in spans:
-            for number, part in self._pieces(span):
-                parameter, end = self._parameters[number], at + part.stop - part.start
-                if parameter.is_contiguous():
-                    parameter.view(-1)[part].copy_(values[at:end])
-                else:
-                    (whole := parameter.reshape(-1))[part] = values[at:end]
-                    parameter.copy_(whole.view(parameter.shape))
-                at = end
-
-    def to_host(self, values: torch.Tensor) -> HostCopy:
-        """Begin to copy what `read` returned to host memory; nobody changes it from here on."""
-        return self._copies.to_host(values)
+        self._write(spans, change(self._read(spans, self._device)))
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of a host vector there, on the model's device, not to be changed; maybe a part of it."""
-        return self._copies.to_device(vector, spans, self._device)
+        return joined(vector, spans).to(self._device)
 
-    def _pieces(self, span: slice) -> Iterator[tuple[int, slice]]:
-        """The parameters that the span touches, by number, and which of their values."""
-        number = bisect_right(self._starts, span.start) - 1
-        while number < len(self._parameters) and (start := self._starts[number]) < span.stop:
-            stop = min(span.stop, self._starts[number + 1])
-            if (begin := max(span.start, start)) < stop:
-                yield number, slice(begin - start, stop - start)
-            number += 1
+    @torch.no_grad()
+    def _read(self, spans: Sequence[slice], device: torch.device) -> torch.Tensor:
+        """A copy of the parameters there, ``(values,) float32``, on `device`."""
+        out = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.float32, device=device)
+        for number, pieces in groupby(self._pieces(spans), key=itemgetter(0)):
+            flat = self._parameters[number].reshape(-1)  # a copy, if it does not lie in one piece
+            for _, part, here in pieces:
+                out[here].copy_(flat[part])
+        return out
+
+    @torch.no_grad()
+    def _write(self, spans: Sequence[slice], values: torch.Tensor) -> None:
+        for number, pieces in groupby(self._pieces(spans), key=itemgetter(0)):
+            parameter = self._parameters[number]
+            flat = parameter.reshape(-1)
+            for _, part, here in pieces:
+                flat[part].copy_(values[here])
+            if flat.data_ptr() != parameter.data_ptr():
+                parameter.copy_(flat.view(parameter.shape))
+
+    def _pieces(self, spans: Iterable[slice]) -> Iterator[tuple[int, slice, slice]]:
+        """The parameters that the spans touch, by number: which of their values, and where in what is read."""
+        at = 0
+        for span in spans:
+            number = bisect_right(self._starts, span.start) - 1
+            while number < len(self._parameters) and (start := self._starts[number]) < span.stop:
+                begin, stop = max(span.start, start), min(span.stop, self._starts[number + 1])
+                if begin < stop:
+                    yield number, slice(begin - start, stop - start), slice(at, at + stop - begin)
+                    at += stop - begin
+                number += 1
 
     @torch.no_grad()
     def gather_gradients(self, out: torch.Tensor) -> None:

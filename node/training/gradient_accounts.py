@@ -64,8 +64,8 @@ class GradientAccounts:
         """There is no overlap and no mixing to be amended."""
 
     def local(self) -> torch.Tensor:
-        """A copy of the parameters, ``(numel,) float32``, on the model's device."""
-        return self._flat.read((slice(0, self._flat.layout.numel),))
+        """A host copy of the parameters, ``(numel,) float32``."""
+        return self._flat.gather(self._flat.new_vector())
 
     def write_initial(self, out: Vector) -> None:
         """Write the parameters drawn from the seed, S(0), into `out`, ``(numel,) float32``.

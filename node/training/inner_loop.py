@@ -446,18 +446,14 @@ class Replica:
         return self.hand_over(out) if outgoing.here or not self._overlapping else None
 
     def hand_over(self, out: Vector) -> Contribution | None:
-        """Write a contribution that is settled, waiting for its values, and return the report; None if there is none.
+        """Write a contribution that is settled, waiting for its device, and return the report; None if there is none.
 
         To be called before any order is followed: an anchor, or leaving the device, ends what it is made of.
         """
         settled, self._settled = self._settled, None
         if settled is None:
             return None
-        began = time.monotonic()
-        waits = not settled.outgoing.here
         written = settled.outgoing.write(out)
-        if waits:
-            self.blocked(time.monotonic() - began)
         order, tally = settled.order, settled.tally
         return Contribution(
             number=written.number,

@@ -138,8 +138,8 @@ class Snapshotter:
             copied.append(TensorBytes(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.numpy().data))
             at += room_bytes([tensor])
         self._copy(pieces)
-        if any(tensor.is_cuda for _, tensor in state.tensors):
-            torch.cuda.synchronize()
+        for device in {tensor.device for _, tensor in state.tensors if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
         copied += state.random.tensors()
         metadata = {METADATA: msgspec.json.encode(state.counters).decode(), **state.random.metadata()}
         return Writing(path, copied, metadata, copy_s=time.perf_counter() - began)

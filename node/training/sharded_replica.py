@@ -45,6 +45,7 @@ class ShardedFlat:
         self._shard = shard
         self._ranks = ranks
         self.layout = shard.layout
+        self.block_values = shard.layout.numel  # each update copies all there is
 
     def new_vector(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory."""
@@ -66,9 +67,9 @@ class ShardedFlat:
         self._ranks.tell(Scatter())
         self._shard.scatter(vector)
 
-    def read(self, spans: Sequence[slice]) -> torch.Tensor:
+    def copy_out(self, spans: Sequence[slice]) -> HostCopy:
         """A host copy of the parameters there, of all ranks."""
-        return joined(self.gather(self.new_vector()), spans)
+        return CopyMade(joined(self.gather(self.new_vector()), spans))
 
     def update(self, spans: Sequence[slice], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace the parameters there, of all ranks, by what `change` makes of a host copy of them."""
@@ -78,10 +79,6 @@ class ShardedFlat:
             whole[span] = values[at : at + span.stop - span.start]
             at += span.stop - span.start
         self.scatter(whole)
-
-    def to_host(self, values: torch.Tensor) -> HostCopy:
-        """What `read` returned is in host memory."""
-        return CopyMade(values)
 
     def to_device(self, vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
         """The values of `vector` there, on the host; maybe a part of it."""

@@ -37,6 +37,7 @@ from shoal.node.training.trainer_messages import (
     Report,
     Resume,
     Retune,
+    Snapshot,
     Start,
     Stop,
     SyncSettings,
@@ -135,8 +136,7 @@ class SlowCopies:
     """In place of `DeviceCopies.to_host`: a copy is there so many steps after it began, or when it is waited for."""
 
     def __init__(self, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps, self.made, self.waited_s = steps, 0, 0.25
-        self.patch = monkeypatch
+        self.steps, self.made = steps, 0
         monkeypatch.setattr(DeviceCopies, "to_host", lambda copies, values: SlowCopy(self, values))
         step = Replica.step
 
@@ -157,10 +157,7 @@ class SlowCopy:
         return self._copies.made >= self._at
 
     def wait(self) -> torch.Tensor:
-        if not self.here:
-            self._at = 0
-            clock = time.monotonic
-            self._copies.patch.setattr(time, "monotonic", lambda: clock() + self._copies.waited_s)
+        self._at = 0
         assert self._values.numpy().tobytes() == self._bytes  # nobody has changed them on their way
         return self._values
 
@@ -220,19 +217,31 @@ def test_contribution_that_is_still_on_the_device_is_reported_when_it_is_here(
     copy_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the step in which it arrived, or where there is none left at once; the values are those of the mark."""
-    copies = SlowCopies(copy_steps, monkeypatch)
+    SlowCopies(copy_steps, monkeypatch)
     late = STEPS + TAU + 10
     control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
     until_here = min(copy_steps, TAU)
     assert control.of(Contribution) == [STEPS + until_here, 2 * STEPS + until_here]
     first, second = control.contributions()
     assert (first.steps, second.steps) == (STEPS, STEPS)
-    assert second.blocked_s == 1.0 + (copies.waited_s if copy_steps > TAU else 0)
+    assert second.blocked_s == 1.0  # a wait for the device is none for the swarm
     monkeypatch.undo()
     np.testing.assert_array_equal(contributed, plainly(TAU))
 
 
-@pytest.mark.parametrize("order", [Pause(), Ping(), Apply(round=0, fresh=True)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        Pause(),
+        Ping(),
+        Apply(round=0, fresh=True),
+        Evaluate(round=0),
+        train(1, contribute=False),
+        Retune(inner=InnerSettings(), sync=SYNC),
+        Snapshot(round=1, path="nowhere"),
+    ],
+    ids=lambda order: type(order).__name__,
+)
 def test_contribution_on_its_way_is_reported_before_an_order_is_followed(
     order: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.node.training.device_copies import DeviceCopies
 from shoal.node.training.trainer_messages import InnerSettings, Retune, Stop, SyncSettings
 from tests.node.loop_ends import DEADLINE_S, DaemonEnd, Ends, flat, joining
 
@@ -134,62 +133,3 @@ def test_the_last_anchor_is_taken_though_the_daemon_has_left_before_the_overlap_
     expected = mixed(local, anchors[1], 1, 0.25)
     expected[FRAGMENTS[0]] = (local - anchors[0] + anchors[1])[FRAGMENTS[0]]  # that fragment's anchor changed as well
     np.testing.assert_allclose(flat(model), expected, rtol=0, atol=1e-6)
-
-
-class CopyOnDemand:
-    """In place of a copy on a side stream: it is not there before it is waited for, as long as `slow` is set."""
-
-    slow = True
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self._values = values
-
-    @property
-    def here(self) -> bool:
-        return not self.slow
-
-    def wait(self) -> torch.Tensor:
-        return self._values
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_contribution_that_is_on_its_way_from_the_device_is_reported_from_a_later_step(
-    arrives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When it is here, or when the steps of overlap are over; with the values that the model had before them."""
-    model, optimizer = made()
-    contributed, over = threading.Event(), threading.Event()
-    found: list[tuple[F32, F32, int]] = []
-    monkeypatch.setattr(DeviceCopies, "to_host", lambda copies, values: CopyOnDemand(values))
-    monkeypatch.setattr(CopyOnDemand, "slow", True)
-
-    async def daemon(end: DaemonEnd) -> None:
-        anchor = await end.initial()
-        await end.apply(anchor, 0, fresh=True)
-        await end.train(1, steps=STEPS)
-        event, delta = await end.contribution()
-        found.append((anchor, delta, event.steps))
-        contributed.set()
-        await end.apply(anchor, 1, taken=event.number)
-        await end.train(2, steps=STEPS)
-        await end.wait(over)
-
-    with Ends(tmp_path, daemon, sync=FAST), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
-        for number in range(STEPS):
-            learn(model, optimizer, number)
-            assert swarm.step(tokens=TOKENS)
-        marked = flat(model)
-        learn(model, optimizer, STEPS)
-        if arrives:
-            monkeypatch.setattr(CopyOnDemand, "slow", False)
-        assert swarm.step(tokens=TOKENS)
-        assert contributed.wait(DEADLINE_S if arrives else 0.2) == arrives
-        if not arrives:
-            learn(model, optimizer, STEPS + 1)
-            assert swarm.step(tokens=TOKENS)
-        assert contributed.wait(DEADLINE_S)
-        over.set()
-    anchor, delta, steps = found[0]
-    here = FRAGMENTS[1]
-    np.testing.assert_array_equal(delta[: anchor[here].size], (anchor - marked)[here])
-    assert steps == STEPS
