@@ -398,9 +398,7 @@ class Swarm:
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
         try:
             self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
-        except (
-            BaseException
-        ):  # say, no memory: of what stands on half of an anchor nothing may be shared
+        except BaseException:  # say, no memory: of what stands on half of an anchor nothing may be shared
             self._client = None
             client.close()
             raise

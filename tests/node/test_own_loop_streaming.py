@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node.training.accounts import Accounts
 from shoal.node.training.trainer_messages import InnerSettings, Retune, Stop, SyncSettings
 from tests.node.loop_ends import DEADLINE_S, DaemonEnd, Ends, flat, joining
 
@@ -133,3 +134,34 @@ def test_the_last_anchor_is_taken_though_the_daemon_has_left_before_the_overlap_
     expected = mixed(local, anchors[1], 1, 0.25)
     expected[FRAGMENTS[0]] = (local - anchors[0] + anchors[1])[FRAGMENTS[0]]  # that fragment's anchor changed as well
     np.testing.assert_allclose(flat(model), expected, rtol=0, atol=1e-6)
+
+
+def test_loop_that_ran_out_of_memory_in_an_anchor_shares_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may go on with a smaller batch, but half of an anchor is nothing to contribute from."""
+    model, optimizer = made()
+    apply = Accounts.apply
+
+    def fail(accounts: Accounts, anchor: F32, *, round: int, taken: int, fresh: bool) -> None:
+        if round == 1:
+            raise torch.OutOfMemoryError("planted")
+        apply(accounts, anchor, round=round, taken=taken, fresh=fresh)
+
+    monkeypatch.setattr(Accounts, "apply", fail)
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=STEPS)
+        event, _ = await end.contribution()
+        await end.apply(anchor, 1, taken=event.number)
+
+    with Ends(tmp_path, daemon, sync=FAST), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        with pytest.raises(torch.OutOfMemoryError, match="planted"):
+            for number in range(STEPS + 100):
+                learn(model, optimizer, number)
+                assert swarm.step(tokens=TOKENS)
+        assert not swarm.active
+        learn(model, optimizer, 0)
+        assert not swarm.step(tokens=TOKENS)
