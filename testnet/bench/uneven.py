@@ -7,7 +7,7 @@ equal shares all wait for the slow one in every round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.manifest import Option
 from shoal.testnet.bench.train_swarm import Speeds, speeds_of
 from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import OnProgress, ignore_progress
@@ -24,6 +25,9 @@ from shoal.testnet.scenario import Scenario
 from shoal.testnet.swarm import run_testnet
 
 WORKLOAD_NAME: Final = "shoal.testnet.bench.waiting_workload:WaitingWorkload"
+MODEL: Final[Mapping[str, Option]] = {"inputs": 256, "outputs": 128}
+CHUNK_VALUES: Final = 4096
+"""Nine chunks: enough for the fragments of streaming."""
 MUST: Final = 0.9
 """Of the sum of speeds."""
 NODES: Final = (2, 16)
@@ -59,6 +63,8 @@ class UnevenBench(msgspec.Struct, frozen=True, kw_only=True):
             rounds=self.rounds,
             seed=self.seed,
             workload=WORKLOAD_NAME,
+            options=dict(MODEL),
+            round={"chunk_values": CHUNK_VALUES},
             inner_steps=self.inner_steps,
             strategy=self.strategy,
             sync={"balance": fair},
