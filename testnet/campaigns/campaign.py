@@ -52,8 +52,8 @@ from shoal.testnet.zygote import zygote
 
 CERTIFY_SLACK_S: Final = 30.0
 """Beyond its bound a faulted round is waited for so long before its swarm is given up."""
-ABREAST: Final = 4
-"""So many swarms of a short campaign live at once."""
+ABREAST: Final = 2
+"""So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
 REPORT_NAME: Final = "campaign.json"
 _KEPT_OF_A_NODE: Final = ("events.jsonl", "log.txt", "agreement.log", "chain.log")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -105,7 +106,7 @@ def _killed(record: RunRecord) -> int:
     """How many processes the fault of a run ended."""
     if record.run.kind in ("stop_kill", "stop_two"):
         return 1
-    return len(record.struck.split(" and ")) if record.run.kind.startswith("kill") else 0
+    return 1 + len(re.findall(r" and \d", record.struck)) if record.run.kind.startswith("kill") else 0
 
 
 def test_faults_strike_as_drawn(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
