@@ -32,6 +32,8 @@ from shoal.node.state.store import Store
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import detection_bound_s
+from shoal.protocol.messages import Plan
+from shoal.protocol.wire import decode
 from shoal.testnet.campaigns import campaign, campaign_swarm
 from shoal.testnet.campaigns.campaign import Campaign, run_campaign
 from shoal.testnet.campaigns.campaign_check import Findings, Member, Window, examine, round_bound_s
@@ -107,6 +109,14 @@ def _killed(record: RunRecord) -> int:
     if record.run.kind in ("stop_kill", "stop_two"):
         return 1
     return 1 + len(re.findall(r" and \d", record.struck)) if record.run.kind.startswith("kill") else 0
+
+
+def test_every_round_was_in_the_codec_of_its_group(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
+    _, _, out = done
+    for group in pairs_of(PEERS, CODECS):
+        plans = list(out.glob(f"groups/{group.name}-*/nodes/*/rounds/*/plan"))
+        assert plans
+        assert {decode(path.read_bytes(), Plan).codec for path in plans} == {group.codec}
 
 
 def test_faults_strike_as_drawn(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
