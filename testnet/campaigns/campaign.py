@@ -278,7 +278,12 @@ class _Attempt:
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
         window = Window(
-            first=self._gate, last=last, released_at=self._released_at, struck=struck, bound_s=self._bound_s
+            first=self._gate,
+            last=last,
+            released_at=self._released_at,
+            struck=struck,
+            bound_s=self._bound_s,
+            codec=self._run.group.codec,
         )
         found = examine(self._swarm.members, window)
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
