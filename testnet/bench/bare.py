@@ -7,10 +7,11 @@ signatures, deadlines, repair, or anything that would survive a fault. So no imp
 encrypted and checked is faster than this on the machine, and what ours takes beyond it is the price of the rest.
 `--plain` leaves cipher and hashes out.
 
-One process per peer and one connection per pair, on loopback; one thread sends and one receives on each connection. The
-time of an iteration is from a barrier to the barrier after it, and begins and ends where ours does: contributions lie
-there encoded before it, and the means are encoded when it is over. In fp32 both are the vectors themselves. What it
-takes to encode a contribution before and to decode the mean afterwards is told beside it (`code_s`).
+One process per peer, the leader of a session as a node is (the kernel weighs sessions before it weighs processes), and
+one connection per pair, on loopback; one thread sends and one receives on each connection. The time of an iteration is
+from a barrier to the barrier after it, and begins and ends where ours does: contributions lie there encoded before it,
+and the means are encoded when it is over. In fp32 both are the vectors themselves. What it takes to encode a
+contribution before and to decode the mean afterwards is told beside it (`code_s`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import queue
 import socket
 import statistics
@@ -41,6 +43,7 @@ from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
 from shoal.swarm.lanes.seal import KEY_BYTES, TAG_BYTES
 from shoal.swarm.lanes.socket import prepare, receive_exactly
+from shoal.testnet.tether import tie_to
 
 WARM_UP: Final = 2
 CHUNK_VALUES: Final = 262_144
@@ -278,6 +281,9 @@ def _connected(exchange: Exchange, rank: int, listener: socket.socket, ports: Se
 
 
 def _be_peer(exchange: Exchange, rank: int, listeners: list[socket.socket], barrier: Barrier, results: Any) -> None:
+    os.setsid()
+    if sys.platform == "linux":
+        tie_to(os.getppid())
     ports = [listener.getsockname()[1] for listener in listeners]
     peer = _Peer(exchange, rank, _connected(exchange, rank, listeners[rank], ports))
     times: list[Times] = []
