@@ -32,6 +32,9 @@ class CampaignOptions(LongRunOptions):
     only: Annotated[
         int | None, option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
     ] = None
+    short: Annotated[
+        bool, option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
+    ] = False
     keep: Annotated[bool, option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
 
 
@@ -48,6 +51,7 @@ def campaign(options: CampaignOptions) -> None:
         codecs=tuple(options.codecs) or CODECS,
         only=options.only,
         keep=options.keep,
+        short=options.short,
     )
     run_and_report(options, "campaign", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 

@@ -2,7 +2,8 @@
 
 The largest magnitudes are found in the bit patterns, where they stand in order and NaN and infinity stand above; that
 is as exact and twice as fast. A scale is spread over its block before it divides or multiplies, so that nothing here
-depends on where a block ends.
+depends on where a block ends; but for int8's product, whose blocks are long enough to be rows (a sum of four took 0.82
+to 0.88 of the time; once).
 
 Saturating the values is the clip before the cast. With |x| ≤ peak and scale ≥ (peak ÷ largest)(1 − 2^-24), as rounding
 one division leaves it, |x ÷ scale| rounded to fp32 is at most one unit in the last place above `largest`: rint takes
@@ -57,7 +58,11 @@ class Int8(SpanCodec):
         if quantised.min() == -128:
             raise Undecodable("an int8 chunk with the value -128")
         np.copyto(out, quantised)
-        np.multiply(out, _spread(scales, INT8_BLOCK_VALUES, out.size), out=out)
+        whole = out.size // INT8_BLOCK_VALUES
+        rows = out[: whole * INT8_BLOCK_VALUES].reshape(whole, INT8_BLOCK_VALUES)
+        np.multiply(rows, scales[:whole, None], out=rows)
+        rest = out[rows.size :]
+        np.multiply(rest, scales[-1], out=rest)
 
     @staticmethod
     def _parts(chunk: U8, n: int, start: int, count: int) -> tuple[F32, npt.NDArray[np.int8]]:

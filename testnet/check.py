@@ -63,10 +63,14 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCheck:
-    """What the check found in one round. coverage: the share of (chunk, contributor) pairs that were included."""
+    """What the check found in one round. coverage: the share of (chunk, contributor) pairs that were included.
+
+    codec: the plan's, empty if there is none to be read.
+    """
 
     term: str
     round: int
+    codec: str = ""
     numel: int = 0
     contributors: int = 0
     coverage: float = 0.0
@@ -131,6 +135,7 @@ def check_round(witnesses: Sequence[Witness], term: str, number: int) -> RoundCh
     return RoundCheck(
         term=term,
         round=number,
+        codec=first.plan.codec,
         numel=first.plan.numel,
         contributors=contributors,
         coverage=coverage,

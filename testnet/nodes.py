@@ -76,12 +76,48 @@ def ask_node(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> Non
     request(data_dir, op, *arguments, deadline_s=deadline_s)
 
 
+class Started(Protocol):
+    """A process that was started: what is needed of `subprocess.Popen`. returncode: None until it was waited for."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended, or less than zero if a signal ended it."""
+        ...
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without Shoal's own settings: a scenario means the same wherever it is run."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+
+
+def start_process(command: Sequence[str], log: Path) -> Started:
+    """Start a node by this thread, which runs the event loop: the process lives no longer than its parent thread."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            tethered(command),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            start_new_session=True,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a testnet's nodes are: real ones, or stand-ins in tests of the testnet itself."""
+    """What a testnet's nodes are: real ones, or stand-ins in tests of the testnet itself.
+
+    start: makes a process of a command line, in a session of its own, with its output at the end of a file.
+    """
 
     command: Callable[[Launch], list[str]] = node_command
     ask: Ask = ask_node
+    start: Callable[[Sequence[str], Path], Started] = start_process
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -134,7 +170,7 @@ class NodeProcess:
         Cancellation: the process is killed, with all its group, and reaped.
         """
         self.stopped, self.struck = False, None
-        process = _start(self._runtime.command(launch), self.folder / "log.txt")
+        process = self._runtime.start(self._runtime.command(launch), self.folder / "log.txt")
         life = Life(pid=process.pid, started_at=time.time())
         self.lives.append(life)
         self._journal.poke()
@@ -181,30 +217,12 @@ class NodeProcess:
             raise NetworkError(f"node {self.index} did not {op}: {error}") from error
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment without Shoal's own settings: a scenario means the same wherever it is run."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
-
-
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended by itself this moment
         os.killpg(pid, number)
 
 
-def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a node by this thread, which runs the event loop: the process lives no longer than its parent thread."""
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            tethered(command),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,
-        )
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
+async def _ended(process: Started) -> None:
     """Wait until it has ended, and reap it. Cancellation leaves it running."""
     if sys.platform != "linux":
         await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
@@ -220,7 +238,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def _reap(process: subprocess.Popen[bytes]) -> None:
+async def _reap(process: Started) -> None:
     """End the process with its group if it still runs, and wait until it is gone.
 
     A process that was waited for already is left alone: its number may belong to somebody else by now.

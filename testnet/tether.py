@@ -30,11 +30,16 @@ def tethered(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
+def tie_to(parent: int) -> bool:
+    """Have the kernel kill this process when its parent ends; False if that has ended before. On Linux."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
 def main() -> None:
     """Become the program of the command line, tied to its parent; end at once if that is dead already."""
     parent, *command = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(parent):
+    if tie_to(int(parent)):
         os.execvp(command[0], command)
 
 

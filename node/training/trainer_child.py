@@ -29,7 +29,7 @@ STOP_DEADLINE_S = 2.0
 LOG_DEADLINE_S = 1.0
 LOG_LINE_LIMIT_BYTES = 4096
 READ_BYTES = 64 << 10
-PROGRAM = ("-m", "shoal.node.training.trainer_start")
+PROGRAM: tuple[str, ...] = ("-m", "shoal.node.training.trainer_start")
 
 logger = logging.getLogger("shoal.trainer")
 

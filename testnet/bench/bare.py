@@ -1,14 +1,17 @@
 """The floor: an all-reduce's bytes, sealed, hashed and added up by threads that do nothing else.
 
-    python -m shoal.testnet.bench.bare --peers 4 --numel 25000000 --iters 5         prints one JSON line
+    python -m shoal.testnet.bench.bare --peers 4 --numel 25000000 --iters 5 --codec int8         prints one JSON line
 
-The same butterfly as ours, in the same frames, with the same cipher, hash and additions; without plans, signatures,
-deadlines, repair, or anything that would survive a fault. So no implementation in Python whose bytes are encrypted and
-checked is faster than this on the machine, and what ours takes beyond it is the price of the rest. `--plain` leaves
-cipher and hashes out.
+The same butterfly as ours, in the same frames, with the same cipher, hash, codecs and additions; without plans,
+signatures, deadlines, repair, or anything that would survive a fault. So no implementation in Python whose bytes are
+encrypted and checked is faster than this on the machine, and what ours takes beyond it is the price of the rest.
+`--plain` leaves cipher and hashes out.
 
-One process per peer and one connection per pair, on loopback; one thread sends and one receives on each connection. The
-time of an iteration is from a barrier to the barrier after it; the vectors are in memory before it.
+One process per peer, the leader of a session as a node is (the kernel weighs sessions before it weighs processes), and
+one connection per pair, on loopback; one thread sends and one receives on each connection. The time of an iteration is
+from a barrier to the barrier after it, and begins and ends where ours does: contributions lie there encoded before it,
+and the means are encoded when it is over. In fp32 both are the vectors themselves. What it takes to encode a
+contribution before and to decode the mean afterwards is told beside it (`code_s`).
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import queue
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from typing import Any, Final
 
@@ -32,15 +38,19 @@ import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from shoal.collectives.codecs import F32, U8, codec
+from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
 from shoal.swarm.lanes.seal import KEY_BYTES, TAG_BYTES
 from shoal.swarm.lanes.socket import prepare, receive_exactly
+from shoal.testnet.tether import tie_to
 
 WARM_UP: Final = 2
 CHUNK_VALUES: Final = 262_144
 DEADLINE_S: Final = 600.0
 STALL_S: Final = 60.0
-TOLERANCE: Final = 1e-5
+TOLERANCE: Final = {"fp32": 1e-5, "bf16": 1 / 128, "int8": 1 / 127}
+"""Of a mean of values from 0 to 1, by codec. A codec's own error comes in twice: its contributions' and the mean's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +61,20 @@ class Exchange:
     numel: int
     iters: int
     sealed: bool = True
+    codec: str = "fp32"
 
     @property
     def chunks(self) -> list[slice]:
         """Of the vector; chunk c belongs to peer c mod `peers`."""
         return [slice(at, min(at + CHUNK_VALUES, self.numel)) for at in range(0, self.numel, CHUNK_VALUES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds of one iteration. code_s: to encode the contribution before it and to decode the mean after it."""
+
+    reduce_s: float
+    code_s: float
 
 
 class _Pipe:
@@ -94,6 +113,85 @@ class _Pipe:
             blake3(region).digest()
 
 
+class _Vectors(ABC):
+    """One peer's contribution and the mean, chunk by chunk as they travel.
+
+    sent, final: the bytes of each chunk of either.
+    """
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.values = np.random.default_rng(rank).random(exchange.numel, dtype=np.float32)
+        self.chunks = exchange.chunks
+        self.sent: list[U8] = []
+        self.final: list[U8] = []
+
+    @abstractmethod
+    def encode(self) -> None:
+        """Make `sent` of the values."""
+
+    @abstractmethod
+    def reduce(self, number: int, arrived: Mapping[int, U8]) -> None:
+        """The mean of chunk `number` into `final`; arrived: by rank, this peer's own included."""
+
+    @abstractmethod
+    def mean(self) -> F32:
+        """All of the mean, decoded: (numel,) float32."""
+
+
+class _Fp32(_Vectors):
+    """What travels lies in the vectors themselves."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        super().__init__(exchange, rank)
+        self._mean = np.zeros(exchange.numel, np.float32)
+        self.sent = [self.values[chunk].view(np.uint8) for chunk in self.chunks]
+        self.final = [self._mean[chunk].view(np.uint8) for chunk in self.chunks]
+
+    def encode(self) -> None:
+        pass
+
+    def reduce(self, number: int, arrived: Mapping[int, U8]) -> None:
+        total = self.final[number].view(np.float32)
+        terms = [arrived[rank].view(np.float32) for rank in sorted(arrived)]
+        np.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            np.add(total, term, out=total)
+        np.divide(total, np.float32(len(terms)), out=total)
+
+    def mean(self) -> F32:
+        return self._mean
+
+
+class _Coded(_Vectors):
+    """What travels is encoded, and summed, by what a node encodes and sums with."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        super().__init__(exchange, rank)
+        self._how = codec(exchange.codec)
+        sizes = [self._how.encoded_bytes(chunk.stop - chunk.start) for chunk in self.chunks]
+        self.sent = [np.zeros(size, np.uint8) for size in sizes]
+        self.final = [np.zeros(size, np.uint8) for size in sizes]
+
+    def encode(self) -> None:
+        for chunk, out in zip(self.chunks, self.sent, strict=True):
+            self._how.encode(self.values[chunk], out)
+
+    def reduce(self, number: int, arrived: Mapping[int, U8]) -> None:
+        chunk = self.chunks[number]
+        mean = chunk_scratch(chunk.stop - chunk.start)
+        terms = [Term(place=rank, weight=1, encoded=arrived[rank]) for rank in sorted(arrived)]
+        included, _ = weighted_mean(self._how, terms, mean)
+        if len(included) < len(terms):
+            raise RuntimeError("what a peer of the bare exchange sent does not decode")
+        self._how.encode(mean, self.final[number])
+
+    def mean(self) -> F32:
+        mean = np.empty_like(self.values)
+        for chunk, encoded in zip(self.chunks, self.final, strict=True):
+            self._how.decode_into(encoded, mean[chunk])
+        return mean
+
+
 class _Peer:
     """One peer's vectors and threads."""
 
@@ -101,32 +199,33 @@ class _Peer:
         self._exchange = exchange
         self._rank = rank
         self._pipes = pipes
-        self._chunks = exchange.chunks
-        self._values = np.random.default_rng(rank).random(exchange.numel, dtype=np.float32)
-        self._mean = np.zeros(exchange.numel, np.float32)
-        mine = [chunk for number, chunk in enumerate(self._chunks) if self._owner(number) == rank]
-        self._arrived = {peer: [np.zeros(c.stop - c.start, np.float32) for c in mine] for peer in pipes}
+        self._vectors: _Vectors = (_Fp32 if exchange.codec == "fp32" else _Coded)(exchange, rank)
+        self._mine = self._owned_by(rank)
+        sizes = [self._vectors.sent[number].size for number in self._mine]
+        self._arrived = {peer: [np.zeros(size, np.uint8) for size in sizes] for peer in pipes}
 
-    def _owner(self, chunk: int) -> int:
-        return chunk % self._exchange.peers
+    def _owned_by(self, peer: int) -> range:
+        return range(peer, len(self._vectors.chunks), self._exchange.peers)
+
+    def encode(self) -> None:
+        """Make ready what is sent: before the time that counts, as in a node."""
+        self._vectors.encode()
 
     def reduce(self) -> None:
         """One all-reduce; returns when all of the mean is here."""
-        lock, waiting = threading.Lock(), [len(self._pipes)] * len(self._chunks)
-        finals: dict[int, queue.SimpleQueue[memoryview]] = {peer: queue.SimpleQueue() for peer in self._pipes}
+        lock, waiting = threading.Lock(), [len(self._pipes)] * len(self._vectors.chunks)
+        finals: dict[int, queue.SimpleQueue[U8]] = {peer: queue.SimpleQueue() for peer in self._pipes}
+        vectors = self._vectors
 
         def send(peer: int) -> None:
-            for number, chunk in enumerate(self._chunks):
-                if self._owner(number) == peer:
-                    self._pipes[peer].send(_bytes(self._values[chunk]))
-            for number in range(len(self._chunks)):
-                if self._owner(number) == self._rank:
-                    self._pipes[peer].send(finals[peer].get())
+            for number in self._owned_by(peer):
+                self._pipes[peer].send(vectors.sent[number].data)
+            for _ in self._mine:
+                self._pipes[peer].send(finals[peer].get().data)
 
         def receive(peer: int) -> None:
-            own = (number for number in range(len(self._chunks)) if self._owner(number) == self._rank)
-            for place, number in enumerate(own):
-                self._pipes[peer].receive(_bytes(self._arrived[peer][place]))
+            for place, number in enumerate(self._mine):
+                self._pipes[peer].receive(self._arrived[peer][place].data)
                 with lock:
                     waiting[number] -= 1
                     complete = waiting[number] == 0
@@ -134,9 +233,8 @@ class _Peer:
                     final = self._sum(number, place)
                     for outbox in finals.values():
                         outbox.put(final)
-            for number, chunk in enumerate(self._chunks):
-                if self._owner(number) == peer:
-                    self._pipes[peer].receive(_bytes(self._mean[chunk]))
+            for number in self._owned_by(peer):
+                self._pipes[peer].receive(vectors.final[number].data)
 
         threads = [threading.Thread(target=work, args=(peer,)) for peer in self._pipes for work in (send, receive)]
         for thread in threads:
@@ -144,28 +242,26 @@ class _Peer:
         for thread in threads:
             thread.join()
 
-    def _sum(self, number: int, place: int) -> memoryview:
-        total, own = self._mean[self._chunks[number]], self._values[self._chunks[number]]
-        terms = {self._rank: own, **{peer: arrived[place] for peer, arrived in self._arrived.items()}}
-        np.add(terms[0], terms[1], out=total)
-        for peer in range(2, self._exchange.peers):
-            np.add(total, terms[peer], out=total)
-        np.divide(total, np.float32(self._exchange.peers), out=total)
+    def _sum(self, number: int, place: int) -> U8:
+        arrived = {peer: chunks[place] for peer, chunks in self._arrived.items()}
+        self._vectors.reduce(number, {self._rank: self._vectors.sent[number], **arrived})
+        final = self._vectors.final[number]
         if self._exchange.sealed:
-            blake3(_bytes(total)).digest()
-        return _bytes(total)
+            blake3(final.data).digest()
+        return final
+
+    def mean(self) -> F32:
+        """The mean, decoded."""
+        return self._vectors.mean()
 
     def check(self) -> bool:
         """Whether the mean is what it must be."""
-        everyone = [np.random.default_rng(r).random(self._exchange.numel, dtype=np.float32) for r in self._ranks()]
-        return bool(np.allclose(self._mean, np.mean(everyone, axis=0), atol=TOLERANCE, rtol=0))
-
-    def _ranks(self) -> range:
-        return range(self._exchange.peers)
-
-
-def _bytes(values: np.ndarray[Any, np.dtype[np.float32]]) -> memoryview:
-    return values.data.cast("B")
+        everyone = [
+            np.random.default_rng(rank).random(self._exchange.numel, dtype=np.float32)
+            for rank in range(self._exchange.peers)
+        ]
+        tolerance = TOLERANCE[self._exchange.codec]
+        return bool(np.allclose(self.mean(), np.mean(everyone, axis=0), atol=tolerance, rtol=0))
 
 
 def _connected(exchange: Exchange, rank: int, listener: socket.socket, ports: Sequence[int]) -> dict[int, _Pipe]:
@@ -185,20 +281,27 @@ def _connected(exchange: Exchange, rank: int, listener: socket.socket, ports: Se
 
 
 def _be_peer(exchange: Exchange, rank: int, listeners: list[socket.socket], barrier: Barrier, results: Any) -> None:
+    os.setsid()
+    if sys.platform == "linux":
+        tie_to(os.getppid())
     ports = [listener.getsockname()[1] for listener in listeners]
     peer = _Peer(exchange, rank, _connected(exchange, rank, listeners[rank], ports))
-    times = []
+    times: list[Times] = []
     for _ in range(WARM_UP + exchange.iters):
+        marks = []
+        for work in (peer.encode, peer.reduce, peer.mean):
+            barrier.wait(DEADLINE_S)
+            marks.append(time.perf_counter())
+            work()
         barrier.wait(DEADLINE_S)
-        began = time.perf_counter()
-        peer.reduce()
-        barrier.wait(DEADLINE_S)
-        times.append(time.perf_counter() - began)
+        marks.append(time.perf_counter())
+        encode_s, reduce_s, decode_s = (late - early for early, late in pairwise(marks))
+        times.append(Times(reduce_s=reduce_s, code_s=encode_s + decode_s))
     results.put((rank, peer.check(), times[WARM_UP:]))
 
 
-def measure(exchange: Exchange) -> list[float]:
-    """Seconds of each iteration. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
+def measure(exchange: Exchange) -> list[Times]:
+    """What each iteration took. Blocks. Raises RuntimeError if a peer fails or a mean is wrong."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(exchange.peers), context.SimpleQueue()
     with ExitStack() as stack:
@@ -215,7 +318,7 @@ def measure(exchange: Exchange) -> list[float]:
             process.join(max(0.0, ends_at - time.monotonic()))
             if process.exitcode != 0:
                 raise RuntimeError("a peer of the bare exchange failed")
-    found: list[tuple[int, bool, list[float]]] = [results.get() for _ in processes]
+    found: list[tuple[int, bool, list[Times]]] = [results.get() for _ in processes]
     if not all(right for _, right, _ in found):
         raise RuntimeError("the bare exchange's mean is wrong")
     return next(times for rank, _, times in found if rank == 0)
@@ -226,11 +329,21 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     for option in ("--peers", "--numel", "--iters"):
         parser.add_argument(option, type=int, required=True)
+    parser.add_argument("--codec", choices=sorted(TOLERANCE), default="fp32")
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_args(arguments)
-    exchange = Exchange(peers=options.peers, numel=options.numel, iters=options.iters, sealed=not options.plain)
+    exchange = Exchange(
+        peers=options.peers, numel=options.numel, iters=options.iters, sealed=not options.plain, codec=options.codec
+    )
     times = measure(exchange)
-    print(json.dumps({"peers": exchange.peers, "median_s": statistics.median(times), "times_s": times}))
+    found = {
+        "peers": exchange.peers,
+        "codec": exchange.codec,
+        "median_s": statistics.median(one.reduce_s for one in times),
+        "times_s": [one.reduce_s for one in times],
+        "code_s": statistics.median(one.code_s for one in times),
+    }
+    print(json.dumps(found))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
 
-One repetition runs, for each number of peers, the yardstick, the floor, and then ours in every codec; then the other
+One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec; then the other
 rivals, with the largest number of peers. What is compared are ratios within one repetition, of which the median is
 given with the least and the largest. Faults, values, memory and the single lane are measured once, after the
 repetitions.
@@ -25,7 +25,7 @@ from shoal.testnet.bench.rivals import Rival, bare, gloo, run_rival
 CODECS: Final = ("fp32", "int8")
 FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
 YARDSTICK: Final = "gloo"
-FLOOR: Final = "bare"
+FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
 PEERS: Final = 4
 """With so many most targets are set."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
@@ -46,9 +46,9 @@ class Compare:
     def __post_init__(self) -> None:
         if not 1 <= self.repeat <= 100 or not self.peers:
             raise ConfigError("--repeat is 1 to 100, and --peers names at least one number, like 2,4")
-        names = [rival.name for rival in self.rivals]
-        if len({*names, YARDSTICK, FLOOR, *CODECS}) < len(names) + 2 + len(CODECS):
-            raise ConfigError(f"--rival: names must differ, and be none of {YARDSTICK}, {FLOOR}, {', '.join(CODECS)}")
+        names, taken = [rival.name for rival in self.rivals], (YARDSTICK, *CODECS)
+        if len({*names, *taken}) < len(names) + len(taken):
+            raise ConfigError(f"--rival: names must differ, and be none of {', '.join(taken)}")
         for peers in self.peers:
             Bench(peers=peers, numel=self.numel, iters=self.iters)
 
@@ -176,8 +176,8 @@ class _Run:
         wanted = self._wanted
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
-            await self._rival(bare(wanted.iters), peers, number)
             for codec in CODECS:
+                await self._rival(bare(wanted.iters, codec), peers, number)
                 bench = Bench(
                     peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters, recompute=False, inspect=False
                 )
@@ -253,7 +253,7 @@ def rows_of(
         return Spread.of(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
 
     ours = ("fp32", PEERS)
-    floor = ratio((FLOOR, PEERS), (YARDSTICK, PEERS))
+    floors = {codec: ratio((name, PEERS), (YARDSTICK, PEERS)) for codec, name in FLOORS.items()}
     beyond = Spread.of(_by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s))
     peaks = [d.peak_extra_bytes for d in details if (d.codec, d.peers) == ours and d.peak_extra_bytes is not None]
     payload_mib = next((4 * d.numel / MIB for d in details), None)
@@ -265,9 +265,19 @@ def rows_of(
         _at_most(
             "int8, 4 peers, beside gloo in fp32", "× gloo's time", 1.6, 1.0, ratio(("int8", PEERS), (YARDSTICK, PEERS))
         ),
-        _at_most("the bare exchange, fp32, 4 peers, beside gloo", "× gloo's time", None, None, floor),
-        _at_most("fp32, 4 peers, beside the bare exchange", "× its time", None, None, ratio(ours, (FLOOR, PEERS))),
-        _at_most("fp32, 2 peers, beside the bare exchange", "× its time", None, None, ratio(("fp32", 2), (FLOOR, 2))),
+        _at_most("the bare exchange, fp32, 4 peers, beside gloo", "× gloo's time", None, None, floors["fp32"]),
+        _at_most("the bare exchange, int8, 4 peers, beside gloo in fp32", "× gloo's time", None, None, floors["int8"]),
+        *(
+            _at_most(
+                f"{codec}, {peers} peers, beside the bare exchange",
+                "× its time",
+                None,
+                None,
+                ratio((codec, peers), (name, peers)),
+            )
+            for codec, name in FLOORS.items()
+            for peers in (PEERS, 2)
+        ),
         _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
         _at_least("one encrypted lane beside plaintext", "× plaintext's rate", 0.8, None, lane_ratio),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),

@@ -2,8 +2,9 @@
 
     python -m shoal.testnet.bench.gloo --peers 4 --numel 25000000 --iters 5         prints one JSON line
 
-One process per peer, one torch thread each. The time of an iteration is from a barrier to the barrier after it, at the
-first peer; the vectors are in memory before it. Iterations before the last `--iters` warm up.
+One process per peer, the leader of a session as a node is (the kernel weighs sessions before it weighs processes), and
+one torch thread each. The time of an iteration is from a barrier to the barrier after it, at the first peer; the
+vectors are in memory before it. Iterations before the last `--iters` warm up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Final
+
+from shoal.testnet.tether import tethered
 
 WARM_UP: Final = 2
 DEADLINE_S: Final = 600.0
@@ -44,7 +47,10 @@ def _start_peers(peers: int, arguments: list[str]) -> int:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="shoal-gloo-") as folder:
         command = [sys.executable, "-m", "shoal.testnet.bench.gloo", *arguments, "--meet", f"{folder}/meet"]
-        processes = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(peers)]
+        processes = [
+            subprocess.Popen(tethered([*command, "--rank", str(rank)]), env=environment, start_new_session=True)
+            for rank in range(peers)
+        ]
         try:
             ends_at = time.monotonic() + DEADLINE_S
             return max(abs(process.wait(max(0.0, ends_at - time.monotonic()))) for process in processes)

@@ -10,17 +10,18 @@ import msgspec
 
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench.allreduce import Allreduce, FaultResult
-from shoal.testnet.bench.compare import FLOOR, MIB, YARDSTICK, Comparison, Row, Sample, Spread
+from shoal.testnet.bench.compare import FLOORS, MIB, YARDSTICK, Comparison, Row, Sample, Spread
 
 CAMPAIGN_LIMIT_BYTES: Final = 1 << 20
 
 _DEFINITIONS: Final = """\
-* **A reduce** begins when the first node has accepted the plan and ends when the last has every final chunk, checked
-  and decoded. Of the yardstick it is the time between two barriers around the all-reduce. The times are medians over
-  the measured iterations of a run; {warm_up} before them warm up.
-* **The bare exchange** moves the same bytes in the same frames with the same cipher, hashes and additions, by threads
-  that do nothing else, and survives no fault: what an encrypted and checked reduce in Python costs on this machine at
-  best.
+* **A reduce** begins when the first node has accepted the plan and ends when the last has every final chunk.
+  Contributions were encoded before; that finals are what their owners signed is checked afterwards. Of the yardstick it
+  is the time between two barriers around the all-reduce. The times are medians over the measured iterations of a run;
+  {warm_up} before them warm up.
+* **The bare exchange** moves the same bytes in the same frames with the same cipher, hashes, codec and additions, by
+  threads that do nothing else, and survives no fault: what an encrypted and checked reduce in Python costs on this
+  machine at best. Its time too begins with encoded contributions and ends with encoded means.
 * **The round beyond the reduce** is the rest until the last node has applied the certified state: the digest of the
   new state, report, proposal, vote, and what must be on disk.
 * **Ratios** are taken within one repetition, in which all systems run one after the other; the table gives the median
@@ -90,7 +91,7 @@ def _command(found: Comparison) -> str:
 
 def _rivals(found: Comparison) -> list[str]:
     """The systems that are neither ours nor always there."""
-    return sorted({s.system for s in found.samples if s.whole_s is None} - {YARDSTICK, FLOOR})
+    return sorted({s.system for s in found.samples if s.whole_s is None} - {YARDSTICK, *FLOORS.values()})
 
 
 def _machine(found: Comparison) -> str:

@@ -45,13 +45,13 @@ def gloo(iters: int) -> Rival:
     return _module("gloo", "shoal.testnet.bench.gloo", iters)
 
 
-def bare(iters: int) -> Rival:
-    """The floor that comes with Shoal: the same bytes sealed, hashed and added up, and nothing else."""
-    return _module("bare", "shoal.testnet.bench.bare", iters)
+def bare(iters: int, codec: str) -> Rival:
+    """The floor that comes with Shoal: the same bytes sealed, hashed, decoded and added up, and nothing else."""
+    return _module(f"bare, {codec}", "shoal.testnet.bench.bare", iters, "--codec", codec)
 
 
-def _module(name: str, module: str, iters: int) -> Rival:
-    command = [sys.executable, "-m", module, "--iters", str(iters)]
+def _module(name: str, module: str, iters: int, *options: str) -> Rival:
+    command = [sys.executable, "-m", module, "--iters", str(iters), *options]
     return Rival(name=name, command=f"{shlex.join(command)} --peers {{peers}} --numel {{numel}}")
 
 

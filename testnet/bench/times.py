@@ -1,13 +1,13 @@
 """When what happened in the rounds of a benchmark, read from the nodes' event logs.
 
-    planned ──► finals decoded ──► reduced ──► voted ──► certified
+    planned ───► finals here ────► reduced ──► voted ──► certified
      (first)        (last)          (last)     (last)     (last)
        └─ reduce_s ───┴─ work_out_s ──┴─ agree_s ─┴─ apply_s ─┘
 
 Each boundary is that of the first or last peer, by the wall clock of the one machine they run on. *Reduce* is from the
-first peer that accepted the plan to the last that had all finals decoded; *work out* is the candidate state, its digest
-and what must be durable before the report; *agree* is report, proposal and vote; *apply* is the certificate, and the
-state adopted and kept.
+first peer that accepted the plan to the last that had all finals; *work out* is their check, the candidate state, its
+digest and what must be durable before the report; *agree* is report, proposal and vote; *apply* is the certificate, and
+the state adopted and kept.
 """
 
 from __future__ import annotations

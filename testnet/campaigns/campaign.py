@@ -4,6 +4,9 @@
                                    └─ per run: all hold ─ fault ─ the survivors certify ─ victims come back ─ all hold
                                                └─ examine: values, forks, votes, deadlines        ─► RunRecord
 
+The short version does the same to fewer swarms, several of them at once, whose nodes start at once (`zygote.py`) and
+train less between two reductions.
+
 A run that fails leaves what is needed to understand it in `failures/<number>/`, and the campaign goes on; where a swarm
 does not come together again, the next run gets a new one. The whole is in `campaign.json`.
 """
@@ -12,9 +15,11 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -26,14 +31,29 @@ from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.campaigns.campaign_check import Window, examine, round_bound_s
 from shoal.testnet.campaigns.campaign_faults import Fault
-from shoal.testnet.campaigns.campaign_plan import CODECS, CUTS, PEERS, Group, Mix, Run, draw_runs, groups_of
+from shoal.testnet.campaigns.campaign_plan import (
+    CODECS,
+    CUTS,
+    PEERS,
+    SHORT_MIX,
+    Group,
+    Mix,
+    Run,
+    draw_runs,
+    groups_of,
+    pairs_of,
+)
 from shoal.testnet.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
-from shoal.testnet.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm
+from shoal.testnet.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm, short_manifest
 from shoal.testnet.interruption import until_interrupted
+from shoal.testnet.nodes import Runtime
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
+from shoal.testnet.zygote import zygote
 
 CERTIFY_SLACK_S: Final = 30.0
 """Beyond its bound a faulted round is waited for so long before its swarm is given up."""
+ABREAST: Final = 2
+"""So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
 REPORT_NAME: Final = "campaign.json"
 _KEPT_OF_A_NODE: Final = ("events.jsonl", "log.txt", "agreement.log", "chain.log")
 
@@ -42,20 +62,23 @@ _KEPT_OF_A_NODE: Final = ("events.jsonl", "log.txt", "agreement.log", "chain.log
 class Campaign:
     """What to run. only: a single one of the runs, as the seed makes it among the others; None for all.
 
-    keep: leave the folders of groups without a failure too.
+    keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
+    most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
     """
 
     seed: int = 1
     runs: int = 200
     peers: tuple[int, ...] = PEERS
     codecs: tuple[str, ...] = CODECS
-    mix: Mix = field(default_factory=Mix)
+    mix: Mix | None = None
     only: int | None = None
     keep: bool = False
+    short: bool = False
 
     def drawn(self) -> tuple[Run, ...]:
         """Its runs. Raises ConfigError."""
-        runs = draw_runs(self.seed, self.runs, groups_of(self.peers, self.codecs), self.mix)
+        groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
+        runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
         if self.only is None:
             return runs
         if not 1 <= self.only <= self.runs:
@@ -73,12 +96,24 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
     out = await trio.to_thread.run_sync(_prepare_folder, out)
     began = time.monotonic()
     course = _Course(campaign, out, on_run)
-    interrupted = await course.run(runs)
-    report = report_of(campaign.seed, runs, course.records, course.calm_s, wall_s=time.monotonic() - began)
+    async with _runtime(campaign) as runtime:
+        interrupted = await course.run(runs, runtime)
+    records = sorted(course.records, key=lambda record: record.run.number)
+    report = report_of(campaign.seed, runs, records, course.calm_s, wall_s=time.monotonic() - began)
     await trio.to_thread.run_sync(write_reports, out, {REPORT_NAME: to_json(report) + "\n"})
     if interrupted:
         raise KeyboardInterrupt
     return report
+
+
+@asynccontextmanager
+async def _runtime(campaign: Campaign) -> AsyncIterator[Runtime | None]:
+    """How its nodes are started."""
+    if campaign.short and sys.platform == "linux":
+        async with zygote() as runtime:
+            yield runtime
+    else:
+        yield None
 
 
 def _prepare_folder(out: Path) -> Path:
@@ -96,12 +131,15 @@ class _Course:
         self._on_run = on_run
         self._interrupted = False
 
-    async def run(self, runs: Sequence[Run]) -> bool:
+    async def run(self, runs: Sequence[Run], runtime: Runtime | None) -> bool:
         """All runs; True if a signal ended them."""
+        turns = trio.Semaphore(ABREAST if self._campaign.short else 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
-            for group, of_group in groupby(runs, key=lambda run: run.group):
-                await self._run_group(group, list(of_group))
+            async with trio.open_nursery() as groups:
+                for group, of_group in groupby(runs, key=lambda run: run.group):
+                    await turns.acquire()
+                    groups.start_soon(self._run_group, group, list(of_group), runtime, turns)
             nursery.cancel_scope.cancel()
         return self._interrupted
 
@@ -110,20 +148,24 @@ class _Course:
         self._interrupted = True
         scope.cancel()
 
-    async def _run_group(self, group: Group, runs: list[Run]) -> None:
-        """The runs of one group, on one swarm; on another when that one is not whole any more."""
+    async def _run_group(self, group: Group, runs: list[Run], runtime: Runtime | None, turns: trio.Semaphore) -> None:
+        """The runs of one group, on one swarm; on another when that is not whole any more. Then others have a turn."""
+        manifest_of = short_manifest if self._campaign.short else None
         swarms = 0
         while runs:
             swarms += 1
             folder = self._out / "groups" / f"{group.name}-{swarms}"
-            failed = len(self._failed())
-            async with living_swarm(folder, group, self._campaign.seed) as swarm:
+            failed = self._failed(group)
+            async with living_swarm(
+                folder, group, self._campaign.seed, manifest_of=manifest_of, runtime=runtime
+            ) as swarm:
                 await self._run_on(swarm, runs)
-            if len(self._failed()) == failed and not self._campaign.keep:
+            if self._failed(group) == failed and not self._campaign.keep:
                 await trio.to_thread.run_sync(shutil.rmtree, folder)
+        turns.release()
 
-    def _failed(self) -> list[RunRecord]:
-        return [record for record in self.records if record.failed]
+    def _failed(self, group: Group) -> int:
+        return sum(record.failed for record in self.records if record.run.group == group)
 
     async def _run_on(self, swarm: LivingSwarm, runs: list[Run]) -> None:
         """Take runs off the list and do them, as long as the swarm recovers from them."""
@@ -165,6 +207,7 @@ class _Course:
         again = f"shoal campaign --runs {campaign.runs} --seed {campaign.seed} --only {record.run.number}"
         again += "".join(f" --peers {count}" for count in campaign.peers)
         again += "".join(f" --codecs {codec}" for codec in campaign.codecs)
+        again += " --short" if campaign.short else ""
         with disk_errors(folder):
             folder.mkdir(parents=True)
             content = msgspec.to_builtins(record) | {"again": again}
@@ -235,7 +278,12 @@ class _Attempt:
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
         window = Window(
-            first=self._gate, last=last, released_at=self._released_at, struck=struck, bound_s=self._bound_s
+            first=self._gate,
+            last=last,
+            released_at=self._released_at,
+            struck=struck,
+            bound_s=self._bound_s,
+            codec=self._run.group.codec,
         )
         found = examine(self._swarm.members, window)
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]

@@ -72,7 +72,7 @@ class Window:
     """What to judge: the rounds of one run, the faulted one first.
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
-    nodes that faults struck in it; how long it took those says nothing about the protocol.
+    nodes that faults struck in it; how long it took those says nothing about the protocol. codec: of all rounds.
     """
 
     first: int
@@ -80,6 +80,7 @@ class Window:
     released_at: float
     struck: frozenset[int]
     bound_s: float
+    codec: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,15 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
     forks = sorted(_forks(event for _, event in certified))
     broken = [line for member in members for line in broken_votes(member, window.first, window.last)]
     late = list(_late(entries, window))
-    unverified = [*checked.errors, *(f"nobody certified round {number}" for number in sorted(missing))]
+    unverified = [
+        *checked.errors,
+        *(
+            f"round {r.round}: in codec {r.codec}, not {window.codec}"
+            for r in checked.rounds
+            if r.codec != window.codec
+        ),
+        *(f"nobody certified round {number}" for number in sorted(missing)),
+    ]
     return Findings(
         rounds_checked=len(rounds),
         wrong_values=checked.wrong_values,

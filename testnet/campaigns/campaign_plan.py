@@ -87,11 +87,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Which faults a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`."""
+    """Which faults a campaign consists of. A kind named twice has twice the share; stops last between `stop_s`.
+
+    anywhere: else they strike in the midst of a reduce, but for what has another place by its kind.
+    """
 
     kinds: tuple[Kind, ...] = KINDS
     stop_s: tuple[float, float] = STOPS_S
     quiet_share: float = 0.5
+    anywhere: bool = True
+
+
+SHORT_MIX: Final = Mix(stop_s=(0.5, 2.0), anywhere=False)
 
 
 def groups_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
@@ -103,6 +110,14 @@ def groups_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
         if codec not in CODECS:
             raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(CODECS)}")
     return tuple(Group(peers=count, codec=codec) for count in dict.fromkeys(peers) for codec in dict.fromkeys(codecs))
+
+
+def pairs_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
+    """Every number of peers, and every codec, as seldom as can be. Raises ConfigError as `groups_of` does."""
+    groups_of(peers, codecs)
+    counts, names = list(dict.fromkeys(peers)), list(dict.fromkeys(codecs))
+    pairs = range(max(len(counts), len(names))) if counts and names else ()
+    return tuple(Group(peers=counts[at % len(counts)], codec=names[at % len(names)]) for at in pairs)
 
 
 def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix | None = None) -> tuple[Run, ...]:
@@ -122,6 +137,10 @@ def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix | None = N
     )
 
 
+def _phase(rng: random.Random, timed: bool) -> str | None:
+    return None if timed else rng.choice(_PHASES)
+
+
 def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mix) -> Run:
     if kind in PAIRED and group.peers < 4:
         kind = "kill"
@@ -131,7 +150,7 @@ def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mi
         group=group,
         kind=kind,
         order=tuple(rng.sample(range(group.peers), group.peers)),
-        phase=None if timed else rng.choice(_PHASES),
+        phase=_phase(rng, timed) if mix.anywhere else "reduce",
         progress=round(rng.random(), 3),
         after=round(rng.random(), 3),
         stop_s=round(rng.uniform(*mix.stop_s), 3),

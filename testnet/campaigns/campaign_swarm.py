@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
 from shoal.testnet.campaigns.campaign_check import Member
 from shoal.testnet.campaigns.campaign_plan import Group
+from shoal.testnet.campaigns.soak_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.testnet.journal import CaughtUp, Certified, Failed, Holding, Journal, Listening, RoundStarted
 from shoal.testnet.links.namespaces import LOOPBACK, Network
 from shoal.testnet.nodes import CONTROL_DEADLINE_S, Launch, NodeProcess, Runtime
@@ -38,6 +39,8 @@ CHUNK_VALUES: Final = 4096
 MODEL: Final = {"inputs": 320, "outputs": 256}
 """82,176 parameters: 21 chunks of the smallest grid, the last one not full."""
 INNER_STEPS: Final = 50
+PACED_STEPS: Final = 5
+PACED_STEP_S: Final = 0.1
 GRACE_S: Final = 20.0
 REDUCE_DEADLINE_S: Final = 60.0
 
@@ -68,10 +71,12 @@ class LivingSwarm:
         *,
         network: Network | None = None,
         manifest_of: ManifestOf | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.group = group
         self.folder = folder
         self.network = network
+        self._runtime = runtime or Runtime()
         self.journal = Journal()
         self.nodes = tuple(self._make(index) for index in range(group.peers))
         self._manifest = (manifest_of or campaign_manifest)(group, seed, [node.peer_id for node in self.nodes])
@@ -83,7 +88,7 @@ class LivingSwarm:
     def _make(self, index: int) -> NodeProcess:
         folder = self.folder / "nodes" / str(index)
         folder.mkdir(mode=0o700, parents=True)
-        return NodeProcess(index, folder, self.journal, Runtime())
+        return NodeProcess(index, folder, self.journal, self._runtime)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -276,13 +281,20 @@ class LivingSwarm:
 
 @asynccontextmanager
 async def living_swarm(
-    folder: Path, group: Group, seed: int, *, network: Network | None = None, manifest_of: ManifestOf | None = None
+    folder: Path,
+    group: Group,
+    seed: int,
+    *,
+    network: Network | None = None,
+    manifest_of: ManifestOf | None = None,
+    runtime: Runtime | None = None,
 ) -> AsyncIterator[LivingSwarm]:
     """A group's swarm, not started yet. However the block ends, no process is left.
 
     network: where the nodes run, None for loopback. manifest_of: what they train; the campaign's own if left out.
+    runtime: how they are started; each by itself if left out.
     """
-    swarm = LivingSwarm(folder, group, seed, network=network, manifest_of=manifest_of)
+    swarm = LivingSwarm(folder, group, seed, network=network, manifest_of=manifest_of, runtime=runtime)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(swarm.own_processes)
         try:
@@ -291,15 +303,29 @@ async def living_swarm(
             nursery.cancel_scope.cancel()
 
 
-def campaign_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manifest:
+def campaign_manifest(
+    group: Group,
+    seed: int,
+    founders: list[PeerId],
+    *,
+    workload: str = "regression",
+    options: Mapping[str, object] = MODEL,
+    inner_steps: int = INNER_STEPS,
+) -> Manifest:
     """Short rounds over many small chunks; the protocol's own deadlines."""
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
-        "workload": {"name": "regression", "seed": seed, "options": MODEL},
-        "sync": {"inner_steps": INNER_STEPS, "codec": group.codec, "balance": False},
+        "workload": {"name": workload, "seed": seed, "options": dict(options)},
+        "sync": {"inner_steps": inner_steps, "codec": group.codec, "balance": False},
         "round": {"chunk_values": CHUNK_VALUES, "grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S},
     }
     return validate_manifest(tables, source="the campaign's manifest")
+
+
+def short_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manifest:
+    """The same, but training waits more than it computes: for several swarms at once on few cores."""
+    options = {**MODEL, "step_s": PACED_STEP_S}
+    return campaign_manifest(group, seed, founders, workload=PACED_REGRESSION, options=options, inner_steps=PACED_STEPS)
 
 
 def read_chain(path: Path) -> list[Certificate]:

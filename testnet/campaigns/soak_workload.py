@@ -1,4 +1,4 @@
-"""Training that takes its time and little else: for swarms that are to live for hours beside other work.
+"""Training that takes its time and little else: for swarms that are to live for hours, or beside others.
 
 It is the regression of `shoal.node.workloads.regression`, whose every batch comes after a pause, as from a slow
 accelerator.

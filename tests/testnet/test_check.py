@@ -123,7 +123,7 @@ def flip(path: Path, element: int) -> None:
 def test_check_passes_an_exact_round(tmp_path: Path) -> None:
     write_round(tmp_path)
     assert checked(tmp_path) == RoundCheck(
-        term="0.0", round=1, numel=NUMEL, contributors=2, coverage=1.0, updates_compared=3
+        term="0.0", round=1, codec="int8", numel=NUMEL, contributors=2, coverage=1.0, updates_compared=3
     )
 
 

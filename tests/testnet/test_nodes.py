@@ -52,7 +52,7 @@ def test_node_command_enters_the_place_where_it_runs() -> None:
 def test_nodes_do_not_see_settings_meant_for_the_testnet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_ROUNDS", "3")
     monkeypatch.setenv("SHOALS", "kept")
-    environment = nodes._environment()
+    environment = nodes.environment()
     assert "SHOAL_ROUNDS" not in environment
     assert environment["SHOALS"] == "kept"
 

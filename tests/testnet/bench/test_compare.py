@@ -9,16 +9,28 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 
 from shoal.cli.bench import allreduce as bench_allreduce
 from shoal.cli.bench.allreduce import CompareOptions
+from shoal.collectives.codecs import codec as codec_named
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.bench.allreduce import Allreduce, FaultResult
-from shoal.testnet.bench.bare import CHUNK_VALUES, Exchange
+from shoal.testnet.bench.bare import CHUNK_VALUES, Exchange, _Coded, _Peer
 from shoal.testnet.bench.bare import measure as measure_bare
-from shoal.testnet.bench.compare import Compare, Comparison, LaneSpeeds, Row, Sample, Spread, rows_of
+from shoal.testnet.bench.compare import (
+    CODECS,
+    FLOORS,
+    Compare,
+    Comparison,
+    LaneSpeeds,
+    Row,
+    Sample,
+    Spread,
+    rows_of,
+)
 from shoal.testnet.bench.machine import this_machine
 from shoal.testnet.bench.page import load_campaign, render
 from shoal.testnet.bench.rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
@@ -65,7 +77,7 @@ def test_rivals_that_cannot_be_run_are_refused(commands: list[str], patterns: li
         parse_rivals(commands, patterns)
 
 
-@pytest.mark.parametrize("name", ["gloo", "bare", "fp32", "twice"])
+@pytest.mark.parametrize("name", ["gloo", "fp32", "twice"])
 def test_rivals_cannot_take_a_name_that_is_taken(name: str) -> None:
     rival = Rival(name=name, command="x")
     with pytest.raises(ConfigError, match="names must differ"):
@@ -96,11 +108,47 @@ def test_the_yardstick_runs_and_tells_its_time() -> None:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_the_floor_is_an_all_reduce(sealed: bool) -> None:
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_the_floor_is_an_all_reduce(codec: str, sealed: bool) -> None:
     """Its own check of the mean would fail it; three peers, and a chunk that is cut short."""
-    assert min(measure_bare(Exchange(peers=3, numel=3 * CHUNK_VALUES - 5, iters=1, sealed=sealed))) > 0
-    if sealed:
-        assert 0 < trio.run(partial(run_rival, bare(1), peers=2, numel=20_000)) < 30
+    exchange = Exchange(peers=3, numel=3 * CHUNK_VALUES - 5, iters=1, sealed=sealed, codec=codec)
+    (times,) = measure_bare(exchange)
+    assert times.reduce_s > 0
+    assert times.code_s > 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_floor_runs_and_tells_its_time(codec: str) -> None:
+    floor = bare(1, codec)
+    assert floor.name == FLOORS[codec] == f"bare, {codec}"
+    assert 0 < trio.run(partial(run_rival, floor, peers=2, numel=20_000)) < 30
+
+
+def test_the_floor_in_int8_reduces_as_a_node_does() -> None:
+    """To the bit what the slow reference makes of the same contributions."""
+    exchange = Exchange(peers=3, numel=CHUNK_VALUES + 4097, iters=1, codec="int8")
+    peers = [_Coded(exchange, rank) for rank in range(3)]
+    for peer in peers:
+        peer.encode()
+    how, first = codec_named("int8"), peers[0]
+    for number, chunk in enumerate(exchange.chunks):
+        first.reduce(number, {rank: peer.sent[number] for rank, peer in enumerate(peers)})
+        total = np.zeros(chunk.stop - chunk.start, np.float32)
+        for peer in peers:
+            decoded = np.empty_like(total)
+            how.decode_into(peer.sent[number], decoded)
+            total = total + decoded
+        assert first.final[number].tobytes() == how.encode(total / np.float32(3)).tobytes()
+
+
+def test_a_wrong_mean_fails_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Exchange(peers=2, numel=10_000, iters=1, codec="int8")
+    peer = _Peer(exchange, 0, {})
+    halves = np.full(10_000, np.float32(0.5))
+    expected = np.mean([np.random.default_rng(rank).random(10_000, dtype=np.float32) for rank in (0, 1)], axis=0)
+    for mean, right in ((expected, True), (halves, False), (expected + np.float32(0.01), False)):
+        monkeypatch.setattr(peer, "mean", lambda mean=mean: mean)
+        assert peer.check() is right
 
 
 # --- rows ---
@@ -159,7 +207,7 @@ def test_rows_are_ratios_within_a_repetition() -> None:
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = rows_of((), (), (), None, ())
-    assert [(row.measured, row.met) for row in found] == [(None, None)] * 11
+    assert [(row.measured, row.met) for row in found] == [(None, None)] * 14
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,26 +43,18 @@ from shoal.testnet.campaigns.campaign_plan import (
     PAIRED,
     PEERS,
     Group,
-    Kind,
     Mix,
     Run,
     draw_runs,
     groups_of,
+    pairs_of,
 )
 from shoal.testnet.campaigns.campaign_report import CampaignReport, RunRecord, ok, report_of, spread, to_json
 from shoal.testnet.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, read_chain
 from shoal.testnet.nodes import Runtime
 
-QUICK: tuple[Kind, ...] = (
-    *("cut_pair",) * 5,
-    *("cut_all",) * 5,
-    *("stop_continue",) * 6,
-    *("kill_lead", "kill_voter", "kill_two", "stop"),
-)
-"""Twenty faults of which most are over in a second: of those that end a process a few, of long stops one."""
-SHORT = Campaign(
-    seed=1, runs=20, peers=(3, 4), codecs=("int8",), mix=Mix(kinds=QUICK, stop_s=(0.5, 1.2), quiet_share=1.0), keep=True
-)
+SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
+"""Of a seed with which every kind of fault strikes, those that take two nodes included."""
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -80,17 +74,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[CampaignReport, list
     out = tmp_path_factory.mktemp("campaign")
     records: list[RunRecord] = []
     report = trio.run(partial(run_campaign, SHORT, out, records.append))
-    return report, records, out
+    return report, sorted(records, key=lambda record: record.run.number), out
 
 
-@pytest.mark.long
 def test_survivors_of_every_fault_go_on_exactly_and_in_time(
     done: tuple[CampaignReport, list[RunRecord], Path],
 ) -> None:
     report, records, out = done
     told = [(run_line(record, SHORT.runs), record.problems) for record in records]
     assert ok(report), told
-    assert (report.runs, report.peers, report.codecs) == (20, (3, 4), ("int8",))
+    assert (report.runs, report.peers, report.codecs) == (20, PEERS, CODECS)
     assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
     assert (report.late_rounds, report.unverified, report.unrecovered) == (0, 0, 0)
     # Each run has its own round, and after it one at least to which all contribute, the struck included.
@@ -98,31 +91,38 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(
     assert [record.run for record in records] == list(SHORT.drawn())
     for one, next_ in pairwise(records):
         assert one.run.group != next_.run.group or one.round + one.rounds_checked == next_.round
-    assert set(report.by_fault) == {record.run.kind for record in records} >= set(QUICK) - {"kill_two"}
+    assert set(report.by_fault) == {record.run.kind for record in records} == set(KINDS)
     assert all(record.struck_at > record.released_at > 0 for record in records)
     assert json.loads((out / "campaign.json").read_text()) == json.loads(to_json(report))
     assert [path.name for path in (out / "failures").iterdir()] == [".shoal-campaign"]
     logs = [path.read_bytes() for path in out.glob("groups/*/nodes/*/events.jsonl")]
     started = [e for log in logs for line in log.splitlines() if (e := json.loads(line))["event"] == "started"]
-    killed = sum(len(record.struck.split(" and ")) for record in records if record.run.kind.startswith("kill"))
-    assert len(started) == 3 + 4 + killed
+    killed = sum(_killed(record) for record in records)
+    assert len(started) == sum(PEERS) + killed
+    assert len({event["pid"] for event in started}) == len(started)
     assert [event["pid"] for event in started if os.path.exists(f"/proc/{event['pid']}")] == []
 
 
-@pytest.mark.long
+def _killed(record: RunRecord) -> int:
+    """How many processes the fault of a run ended."""
+    if record.run.kind in ("stop_kill", "stop_two"):
+        return 1
+    return 1 + len(re.findall(r" and \d", record.struck)) if record.run.kind.startswith("kill") else 0
+
+
 def test_faults_strike_as_drawn(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
     _, records, _ = done
     for record in records:
         drawn = record.run
         assert record.struck.startswith(f"{drawn.kind} node ")
-        if drawn.kind in ("kill", "stop", "stop_continue", "cut_pair", "cut_all"):
+        if drawn.kind in ("kill", "stop", "stop_continue", "stop_kill", "cut_pair", "cut_all"):
             assert record.struck.split()[2] == str(drawn.order[0])
         if drawn.kind.startswith("cut"):
             lanes = int(record.struck.split("lanes to peers cut ")[1].split()[0])
             assert lanes >= 1  # later cuts may come before the lanes are there again
-        elif drawn.phase == "reduce" and drawn.kind != "kill_voter":
+        if drawn.kind != "kill_voter":
             assert f" at reduce {drawn.progress:.2f}" in record.struck
-        if drawn.kind == "stop_continue" and drawn.phase is not None:
+        if drawn.kind == "stop_continue":
             assert record.delay_s is not None
             assert record.delay_s > drawn.stop_s / 2 or drawn.group.peers > 3  # a quorum of three needs all but one
 
@@ -148,6 +148,7 @@ class Remains:
             released_at=last.released_at,
             struck=frozenset(),
             bound_s=last.bound_s,
+            codec=last.run.group.codec,
         )
 
     def examine(self) -> Findings:
@@ -170,14 +171,12 @@ def remains(done: tuple[CampaignReport, list[RunRecord], Path], tmp_path: Path) 
     return Remains(done, tmp_path / "nodes")
 
 
-@pytest.mark.long
 def test_untouched_remains_are_faultless(remains: Remains) -> None:
     found = remains.examine()
     assert found.problems == ()
     assert found.rounds_checked == remains.window.last - remains.window.first + 1
 
 
-@pytest.mark.long
 def test_one_wrong_bit_in_an_applied_update_is_a_wrong_value(remains: Remains) -> None:
     data = bytearray(remains.file("applied").read_bytes())
     data[4 * 1234] ^= 1
@@ -187,7 +186,6 @@ def test_one_wrong_bit_in_an_applied_update_is_a_wrong_value(remains: Remains) -
     assert found.problems == (f"round {remains.window.first}: 1 wrong values",)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("key", ["digest", "value"])
 def test_another_digest_or_value_is_a_fork(remains: Remains, key: str) -> None:
     remains.change_log(lambda e: [e | {key: "00" * 32} if e["event"] == "certified" else e])
@@ -200,7 +198,6 @@ def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
     return {"at": certified["at"], "event": event, "term": "0.0", "round": certified["round"], "view": view}
 
 
-@pytest.mark.long
 def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
     remains.change_log(lambda e: [e, vote := bound(e, "voted", 7), vote] if e["event"] == "certified" else [e])
     found = remains.examine()
@@ -208,7 +205,6 @@ def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
     assert "node 1 voted twice in view" in found.problems[0]
 
 
-@pytest.mark.long
 def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
     remains.change_log(
         lambda e: [e, bound(e, "view_changed", 9), bound(e, "voted", 8)] if e["event"] == "certified" else [e]
@@ -216,7 +212,6 @@ def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
     assert remains.examine().broken_votes == 1
 
 
-@pytest.mark.long
 def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
     by = remains.window.bound_s + 1
     remains.change_log(lambda e: [e | {"at": e["at"] + by} if e["event"] == "certified" else e])
@@ -225,14 +220,12 @@ def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
     assert "took node 1" in found.problems[0]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["applied", "plan", "finals"])
 def test_an_audit_file_that_is_gone_leaves_the_round_unverified(remains: Remains, name: str) -> None:
     remains.file(name).unlink()
     assert remains.examine().unverified >= 1
 
 
-@pytest.mark.long
 def test_another_contribution_than_was_promised_leaves_the_round_unverified(remains: Remains) -> None:
     data = bytearray(remains.file("contribution").read_bytes())
     data[-1] ^= 1
@@ -240,7 +233,14 @@ def test_another_contribution_than_was_promised_leaves_the_round_unverified(rema
     assert remains.examine().unverified >= 1
 
 
-@pytest.mark.long
+def test_a_round_in_another_codec_is_unverified(remains: Remains) -> None:
+    assert remains.window.codec == "int4"
+    remains.window = replace(remains.window, codec="int8")
+    found = remains.examine()
+    assert (found.wrong_values, found.unverified) == (0, found.rounds_checked)
+    assert f"round {remains.window.first}: in codec int4, not int8" in found.problems
+
+
 def test_a_round_that_nobody_certified_is_unverified(remains: Remains) -> None:
     for member in range(len(remains.members)):
         remains.change_log(lambda e: [] if e["event"] == "certified" else [e], member)
@@ -249,7 +249,6 @@ def test_a_round_that_nobody_certified_is_unverified(remains: Remains) -> None:
     assert f"nobody certified round {remains.window.first}" in found.problems
 
 
-@pytest.mark.long
 def test_the_chain_is_read_beside_its_node_up_to_a_record_that_is_cut_short(remains: Remains) -> None:
     folder = remains.members[0].folder
     with Store(folder) as store:
@@ -393,6 +392,14 @@ def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
         report = report_of(1, drawn, [*records[:3], failed, *records[4:]], {}, wall_s=9.0)
         assert (ok(report), report.failed_runs, getattr(report, field)) == (False, (4,), 1)
         assert summary(report, Path("out"))[-1].startswith("FAILED     runs 4;")
+
+
+def test_a_short_campaign_has_every_number_of_peers_and_every_codec_and_strikes_in_the_reduce() -> None:
+    assert [group.name for group in pairs_of(PEERS, CODECS)] == ["3xfp32", "4xbf16", "5xint8", "6xint4"]
+    assert [group.name for group in pairs_of((4, 3), ("int8",))] == ["4xint8", "3xint8"]
+    assert [group.name for group in pairs_of((4,), ("int8", "fp32"))] == ["4xint8", "4xfp32"]
+    assert {run.phase for run in SHORT.drawn()} == {"reduce"}
+    assert {run.quiet for run in SHORT.drawn()} == {True, False}
 
 
 def test_spread_is_the_median_the_ninth_in_ten_and_the_longest() -> None:
