@@ -386,7 +386,6 @@ class Reaching:
             self._events.write("stranded", control_port=self._control_port(), lane_port=self._lane_port())
             self._on_progress(Notice(text=stranded_text(self._control_port(), self._lane_port())))
 
-
     def _tell_parted(self, peer: PeerId) -> None:
         """Say, once for a link, that nothing but control goes between this node and a member."""
         if self._is_linked(peer) and peer not in self._parted:

@@ -14,9 +14,9 @@ do not, both nodes say so.
 
 Nobody is sent against a third party: tried is only an address that the peer itself names over its authenticated
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
-names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a connection is up, and then the sealed hello of a lane alone, or the greeting
-of a handshake that proves who is who (`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked
-to, is bounded per peer and in all.
+names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a
+connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
+(`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked to, is bounded per peer and in all.
 
 Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
 """
@@ -51,6 +51,8 @@ DELAY_LIMIT_S = 1.0
 BACKLOG = 4
 PUNCHES_PER_S, PUNCHES_BURST = 1 / 60, 8.0
 """With one peer."""
+ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST = 1 / 15, 24.0
+"""The same without a third: every lane takes one, and there may come to be LANES_PER_PEER_LIMIT of them."""
 ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST = 0.5, 32.0
 FAILED_PAUSE_S = 600.0
 """After an attempt that failed, until this node begins another with the same peer, where there is a way around."""
@@ -206,6 +208,7 @@ class Puncher:
         self._reach = reach
         self._seen_at = seen_at
         self._by_peer: Rates[PeerId] = Rates(PUNCHES_PER_S, PUNCHES_BURST)
+        self._by_peer_alone: Rates[PeerId] = Rates(ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST)
         self._all: Rates[None] = Rates(ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST)
         self._failed: dict[PeerId, float] = {}  # until when this node leaves it at that
         self._failed_alone: dict[PeerId, int] = {}  # attempts in a row
@@ -219,9 +222,9 @@ class Puncher:
         relays = self._reach.relays(peer)
         return relays[0] if relays and self._may(peer) else None
 
-    def _may(self, peer: PeerId) -> bool:
+    def _may(self, peer: PeerId, *, alone: bool = False) -> bool:
         now = trio.current_time()
-        return self._by_peer.take(peer, now) and self._all.take(None, now)
+        return (self._by_peer_alone if alone else self._by_peer).take(peer, now) and self._all.take(None, now)
 
     def failed(self, peer: PeerId) -> None:
         """An attempt with `peer` came to nothing."""
@@ -259,7 +262,7 @@ class Puncher:
         host = self._host.host_of(peer)
         if host is None or not self.is_alone(peer):
             raise NetworkError(f"holes to {peer} are not made without a third here")
-        if not self._may(peer):
+        if not self._may(peer, alone=True):
             raise NetworkError(f"holes to {peer} were tried too often for now")
         port = PunchPort()
         try:

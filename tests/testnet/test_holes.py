@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.testnet.links import namespaces
 from shoal.testnet.links.namespaces import Network
-from tests.testnet.links_lab import BEHIND, PAYLOAD_BYTES, Routed, needs_routers, two_behind_routers
+from tests.testnet.links_lab import BEHIND, PAYLOAD_BYTES, Routed, change_ports, needs_routers, two_behind_routers
 
 pytestmark = [needs_routers, pytest.mark.long]
 
@@ -22,14 +21,6 @@ PASSED_ON_ROUND_BYTES = 4 * PAYLOAD_BYTES // 3
 
 def keep_ports(links: Network) -> None:
     """As the routers are."""
-
-
-def change_ports(links: Network) -> None:
-    """Have the routers give every connection another port of its own, by chance."""
-    rules = 'flush chain inet router leave\nadd rule inet router leave oifname "outside" masquerade fully-random\n'
-    for index in BEHIND:
-        enter = [namespaces._tool("ip"), "netns", "exec", links._near(index), namespaces._tool("nft"), "-f", "-"]
-        namespaces._run(enter, rules)
 
 
 @pytest.mark.parametrize("keeps_ports", [True, False], ids=["ports kept", "ports changed"])

@@ -7,7 +7,6 @@ import pytest
 import trio
 import trio.testing
 
-from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm import incoming
 from shoal.swarm.lanes import listener as lane_listener
