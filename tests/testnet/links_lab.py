@@ -55,7 +55,7 @@ def scenario(
     )
 
 
-def behind_routers(rounds: int, *faults: Fault) -> Scenario:
+def behind_routers(rounds: int) -> Scenario:
     """Three nodes, of which two sit behind routers that let nothing in."""
     return Scenario(
         nodes=3,
@@ -64,7 +64,6 @@ def behind_routers(rounds: int, *faults: Fault) -> Scenario:
         options=MODEL,
         codec="fp32",
         inner_steps=10,
-        faults=faults,
         behind_routers=BEHIND,
     )
 
@@ -168,13 +167,6 @@ def change_ports(links: Network) -> None:
 
 def run(what: Scenario, out: Path) -> Report:
     """Run it, and see that whatever happened nothing is wrong: values, digests, forks; no round is missing."""
-    report = run_losing(what, out)
-    assert [node.outcome for node in report.nodes] == ["running"] * what.nodes
-    return report
-
-
-def run_losing(what: Scenario, out: Path) -> Report:
-    """The same where nodes may be lost."""
 
     async def limited() -> Report:
         with trio.fail_after(DEADLINE_S):
@@ -185,6 +177,7 @@ def run_losing(what: Scenario, out: Path) -> Report:
     assert (report.forks, report.wrong_values, report.digests_equal, report.unverified) == (0, 0, True, ())
     assert report.rounds_certified == what.rounds
     assert [fault.error for fault in report.faults] == [None] * len(what.faults)
+    assert [node.outcome for node in report.nodes] == ["running"] * what.nodes
     return report
 
 
