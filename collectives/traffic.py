@@ -43,6 +43,9 @@ PASS_ON = MEMBER_LIMIT
 PASSED_ON = 2 * MEMBER_LIMIT
 """In the flags of a frame from a relay, beside the place it is from."""
 PAST_LIMIT = 64
+TO_PASS_LIMIT = 4096
+"""Frames of others that wait for a lane to one peer. Beyond it, or where the plan reaches that peer through another,
+they are dropped: the two notice that nothing arrives, and are given another relay."""
 ANSWER = 1
 """In the flags of a LACKING frame: the receiver need not tell in its turn."""
 
@@ -85,6 +88,8 @@ class PlanTraffic:
         self._windows: dict[PeerId, Window[_Sent]] = {}  # of those who are reached through another
         self.holding = Holding()
         """What this node passes on between others."""
+        self._to_pass: dict[PeerId, deque[tuple[FrameHeader, memoryview]]] = {}
+        """Of that, what waits for a lane."""
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
@@ -130,6 +135,7 @@ class PlanTraffic:
             self._past.append(self._scope)
         self._reduction, self._scope, self._routes = None, b"", Routes()
         self._sent, self._refused, self._failed, self._resent, self._windows = {}, {}, set(), {}, {}
+        self._to_pass = {}
         self.holding.begin()
 
     def _forget(self, peer: PeerId) -> None:
@@ -137,6 +143,7 @@ class PlanTraffic:
         self._refused.pop(peer, None)
         self._failed.discard(peer)
         self._windows.pop(peer, None)
+        self._to_pass.pop(peer, None)
 
     # --- out ---
 
@@ -158,9 +165,9 @@ class PlanTraffic:
                 self._resent.pop(to, None)
 
     def owed(self) -> frozenset[PeerId]:
-        """Who may lack something that was posted."""
+        """Who may lack something that was posted, or is to be passed on."""
         with self._changed:
-            return frozenset(self._failed | self._refused.keys())
+            return frozenset(self._failed | self._refused.keys() | self._to_pass.keys())
 
     def next_hop(self, peer: PeerId) -> PeerId:
         """Who has to be reached for `peer` to be reached."""
@@ -236,7 +243,9 @@ class PlanTraffic:
             if peer in self._failed and peer in self._windows:
                 self._windows[peer].clear()
             self._failed.discard(peer)
-            scope = self._scope
+            scope, to_pass = self._scope, self._to_pass.pop(peer, deque())
+        while to_pass:
+            self._pass(peer, *to_pass.popleft())
         self._send_again(peer, again, scope)
 
     def _send_again(self, peer: PeerId, again: Sequence[_Sent], scope: bytes) -> None:
@@ -360,10 +369,19 @@ class PlanTraffic:
         to = routes.receiver(peer, header)
         if to is None:
             return
+        self._pass(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
+
+    def _pass(self, to: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """Post a frame of another's, or keep it until there is a lane; its memory is bounded already."""
         try:
-            self._post(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
-        except NetworkError as error:  # the two notice that nothing arrives, and are given another relay
-            logger.debug("chunk %d of %s for %s not passed on: %s", header.chunk, peer, to, error)
+            self._post(to, header, payload)
+        except NetworkError as error:
+            logger.debug("chunk %d for %s not passed on: %s", header.chunk, to, error)
+            with self._changed:
+                if header.scope == self._scope and to not in self._routes.via:
+                    waiting = self._to_pass.setdefault(to, deque())
+                    if len(waiting) < TO_PASS_LIMIT:
+                        waiting.append((header, payload))
 
     def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
         """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
