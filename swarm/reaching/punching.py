@@ -271,7 +271,8 @@ class Puncher:
             port.address = format_address(own, port.open(host))
             yield port
         except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError):
-            self._failed_to_meet_alone(peer)
+            if port.target[1]:  # else nothing was tried: the peer does not want to, or not now
+                self._failed_to_meet_alone(peer)
             raise
         else:
             self._failed_alone.pop(peer, None)

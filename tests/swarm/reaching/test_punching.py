@@ -305,6 +305,20 @@ def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkey
     run(main)
 
 
+def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be dialled, and was not there for a moment."""
+
+    async def main() -> None:
+        async with two_alone() as (lower, higher, parted):
+            monkeypatch.setattr(higher.lanes._dialler.reach, "is_reached", lambda: True)
+            for _ in range(punching.ALONE_ATTEMPTS):
+                with pytest.raises(NetworkError):
+                    await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+            assert (parted, puncher(lower)._failed_alone) == ([], {})
+
+    run(main)
+
+
 def test_who_offers_a_hole_without_a_third_sends_nobody_to_another_host() -> None:
     async def main() -> None:
         async with bystander("127.0.0.2") as (port, heard), two_alone() as (lower, higher, _):
