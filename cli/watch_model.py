@@ -35,6 +35,7 @@ _SAID: Final = {
     "died": "gone",
     "detoured": "slow to answer, others pass on what it says:",
     "lost": "lost the link to",
+    "parted": "no tensors come through to",
     "stranded": "nobody reaches this node",
 }
 _TOLD: Final = frozenset(
@@ -50,6 +51,7 @@ _TOLD: Final = frozenset(
             "left",
             "loop_detached",
             "lost",
+            "parted",
             "rebased",
         ),
         *("revived", "rolled_back", "started", "stranded", "suspected", "trainer_restarted", "view_changed"),

@@ -14,19 +14,19 @@ what it has already.
 
 Relays. Two participants that cannot reach each other have their frames passed on by a third, as the plan says. The
 frame's flags then name a place: to the relay, for whom it is; from the relay, from whom. The relay vouches for nothing:
-contributions are checked against their root, and finals against their owner's signature, wherever they come from.
+contributions are checked against their root, and finals against their owner's signature, wherever they come from. How
+much a relay holds, and who keeps the rest back, is in passing.py.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from shoal.collectives.passing import Holding, Window, window_bytes
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -43,6 +43,9 @@ PASS_ON = MEMBER_LIMIT
 PASSED_ON = 2 * MEMBER_LIMIT
 """In the flags of a frame from a relay, beside the place it is from."""
 PAST_LIMIT = 64
+TO_PASS_LIMIT = 4096
+"""Frames of others that wait for a lane to one peer. Beyond it, or where the plan reaches that peer through another,
+they are dropped: the two notice that nothing arrives, and are given another relay."""
 ANSWER = 1
 """In the flags of a LACKING frame: the receiver need not tell in its turn."""
 
@@ -54,7 +57,7 @@ _NEVER: Seat = (1 << 64, 0, 0)
 Waiting = Callable[[PeerId, bytes], Collection[tuple[FrameKind, int]]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
     """A payload that was posted to a peer."""
 
@@ -82,6 +85,11 @@ class PlanTraffic:
         self._refused: dict[PeerId, list[_Sent]] = {}
         self._failed: set[PeerId] = set()
         self._resent: dict[PeerId, set[tuple[FrameKind, int]]] = {}
+        self._windows: dict[PeerId, Window[_Sent]] = {}  # of those who are reached through another
+        self.holding = Holding()
+        """What this node passes on between others."""
+        self._to_pass: dict[PeerId, deque[tuple[FrameHeader, memoryview]]] = {}
+        """Of that, what waits for a lane."""
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
@@ -96,7 +104,10 @@ class PlanTraffic:
         with self._changed:
             before = self._routes
             self._follow(plan, routes)
-            self._failed |= {peer for peer in self._sent if routes.via.get(peer) != before.via.get(peer)}
+            changed = {peer for peer in self._sent if routes.via.get(peer) != before.via.get(peer)}
+            self._failed |= changed
+            for peer in changed:
+                self._windows.pop(peer, None)
             for peer in plan.evicted:
                 self._forget(peer)
 
@@ -123,12 +134,16 @@ class PlanTraffic:
             self._reduction.close()
             self._past.append(self._scope)
         self._reduction, self._scope, self._routes = None, b"", Routes()
-        self._sent, self._refused, self._failed, self._resent = {}, {}, set(), {}
+        self._sent, self._refused, self._failed, self._resent, self._windows = {}, {}, set(), {}, {}
+        self._to_pass = {}
+        self.holding.begin()
 
     def _forget(self, peer: PeerId) -> None:
         self._sent.pop(peer, None)
         self._refused.pop(peer, None)
         self._failed.discard(peer)
+        self._windows.pop(peer, None)
+        self._to_pass.pop(peer, None)
 
     # --- out ---
 
@@ -150,9 +165,9 @@ class PlanTraffic:
                 self._resent.pop(to, None)
 
     def owed(self) -> frozenset[PeerId]:
-        """Who may lack something that was posted."""
+        """Who may lack something that was posted, or is to be passed on."""
         with self._changed:
-            return frozenset(self._failed | self._refused.keys())
+            return frozenset(self._failed | self._refused.keys() | self._to_pass.keys())
 
     def next_hop(self, peer: PeerId) -> PeerId:
         """Who has to be reached for `peer` to be reached."""
@@ -225,8 +240,12 @@ class PlanTraffic:
         with self._changed:
             refused = self._refused.pop(peer, [])
             again = list(self._sent.get(peer, ())) if peer in self._failed else refused
+            if peer in self._failed and peer in self._windows:
+                self._windows[peer].clear()
             self._failed.discard(peer)
-            scope = self._scope
+            scope, to_pass = self._scope, self._to_pass.pop(peer, deque())
+        while to_pass:
+            self._pass(peer, *to_pass.popleft())
         self._send_again(peer, again, scope)
 
     def _send_again(self, peer: PeerId, again: Sequence[_Sent], scope: bytes) -> None:
@@ -251,14 +270,63 @@ class PlanTraffic:
             scope=scope,
             length=0,
         )
+        if hop != peer:
+            with self._changed:
+                if scope != self._scope:
+                    return
+                window = self._windows.setdefault(peer, Window(window_bytes(routes.ways(hop))))
+                window.waiting.extend((header, piece, sent) for header, piece in split_chunk(model, sent.payload))
+            self._send_waiting(peer, hop, scope)
+            return
         try:
             for header, piece in split_chunk(model, sent.payload):
                 self._post(hop, header, piece)
         except NetworkError as error:
-            logger.debug("chunk %d for %s not sent: %s", sent.chunk, peer, error)
+            self._refuse(peer, [sent], scope, error)
+
+    def _refuse(self, peer: PeerId, sent: Sequence[_Sent], scope: bytes, error: NetworkError) -> None:
+        """These are owed."""
+        logger.debug("%d payloads for %s not sent: %s", len(sent), peer, error)
+        with self._changed:
+            if scope == self._scope:
+                self._refused[peer] = list(dict.fromkeys([*self._refused.get(peer, ()), *sent]))
+
+    def _send_waiting(self, peer: PeerId, hop: PeerId, scope: bytes) -> None:
+        """Send what the window of a peer behind a relay lets through."""
+        while True:
             with self._changed:
-                if scope == self._scope:
-                    self._refused.setdefault(peer, []).append(sent)
+                window = self._windows.get(peer) if scope == self._scope else None
+                frame = None if window is None or self._routes.via.get(peer) != hop else window.next()
+            if window is None or frame is None:
+                return
+            header, piece, sent = frame
+            try:
+                self._post(hop, header, piece)
+            except NetworkError as error:
+                with self._changed:
+                    left = window.clear()
+                self._refuse(peer, [sent, *left], scope, error)
+                return
+
+    def kept_back(self) -> tuple[tuple[PeerId, PeerId, bytes], ...]:
+        """(peer, relay, scope) where frames wait until the relay has let go of others."""
+        with self._changed:
+            via = self._routes.via
+            return tuple((to, via[to], self._scope) for to, one in self._windows.items() if one.waiting and to in via)
+
+    def hear_let_go(self, peer: PeerId, relay: PeerId, scope: bytes, let_go_bytes: int | None) -> None:
+        """So much of what goes to `peer` the relay has let go in this scope; None: it does not say."""
+        with self._changed:
+            window = self._windows.get(peer)
+            if window is None or scope != self._scope or self._routes.via.get(peer) != relay:
+                return
+            window.hear(let_go_bytes)
+        self._send_waiting(peer, relay, scope)
+
+    def let_go(self, scope: bytes, sender: PeerId, to: PeerId) -> int:
+        """What this relay has let go of `sender`'s for `to` in this scope: nothing where its plan is yet to come."""
+        with self._changed:
+            return self.holding.let_go((sender, to)) if scope == self._scope else 0
 
     # --- in ---
 
@@ -268,7 +336,9 @@ class PlanTraffic:
         if reduction is None:
             return None
         if header.flags & PASS_ON:
-            return None if routes.receiver(peer, header) is None else np.empty(header.length, np.uint8).data
+            to = routes.receiver(peer, header)
+            window = window_bytes(routes.ways(routes.me))
+            return None if to is None else self.holding.take((peer, to), header.length, window=window)
         sender = routes.sender(peer, header)
         if sender is None:
             return None
@@ -299,10 +369,19 @@ class PlanTraffic:
         to = routes.receiver(peer, header)
         if to is None:
             return
+        self._pass(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
+
+    def _pass(self, to: PeerId, header: FrameHeader, payload: memoryview) -> None:
+        """Post a frame of another's, or keep it until there is a lane; its memory is bounded already."""
         try:
-            self._post(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
-        except NetworkError as error:  # the two notice that nothing arrives, and are given another relay
-            logger.debug("chunk %d of %s for %s not passed on: %s", header.chunk, peer, to, error)
+            self._post(to, header, payload)
+        except NetworkError as error:
+            logger.debug("chunk %d for %s not passed on: %s", header.chunk, to, error)
+            with self._changed:
+                if header.scope == self._scope and to not in self._routes.via:
+                    waiting = self._to_pass.setdefault(to, deque())
+                    if len(waiting) < TO_PASS_LIMIT:
+                        waiting.append((header, payload))
 
     def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
         """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
@@ -331,12 +410,17 @@ class Routes:
         self.places = {peer: place for place, peer in enumerate(self._peers)}
         self.via: dict[PeerId, PeerId] = {}
         self._pairs: dict[frozenset[PeerId], PeerId] = {}
+        self.me = me
         for relay in () if plan is None else plan.relays:
             one, other, via = (self._peers[place] for place in (relay.one, relay.other, relay.via))
             self._pairs[frozenset((one, other))] = via
             if me in (one, other):
                 self.via[other if me == one else one] = via
-        self._me = me
+        self._ways = Counter(self._pairs.values())
+
+    def ways(self, via: PeerId | None) -> int:
+        """How many ways lead through one relay: from each of the two of a pair to the other."""
+        return 0 if via is None else 2 * self._ways[via]
 
     def sender(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
         """Who sent a frame that came from `peer`; None if at most an older plan says so. Raises RemoteError."""
@@ -346,13 +430,13 @@ class Routes:
 
     def receiver(self, peer: PeerId, header: FrameHeader) -> PeerId | None:
         """For whom a frame is that `peer` asks to pass on; None as above. Raises RemoteError."""
-        return self._other_end(peer, header, via=self._me)
+        return self._other_end(peer, header, via=self.me)
 
     def _other_end(self, peer: PeerId, header: FrameHeader, *, via: PeerId | None) -> PeerId | None:
         place = header.flags % MEMBER_LIMIT
         if place < len(self._peers):
             other = self._peers[place]
-            end = self._me if via == peer else peer
+            end = self.me if via == peer else peer
             if end is not None and self._pairs.get(frozenset((end, other))) == via:
                 return other
         if (header.view, header.attempt) < self._seat:

@@ -40,6 +40,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.services import services_of
 from shoal.node.state.catchup import CatchUp
@@ -163,6 +164,7 @@ class Daemon:
             holds=self.holds,
             done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
+        self.relay_room = RelayRoom(self.host, self.traffic, lambda: self.links.linked())
         self.engine = self._new_engine()
         self.sharing = self.engine if isinstance(self.engine, RolloutEngine) else None
         self.reaching = Reaching(self)
@@ -288,6 +290,7 @@ class Daemon:
             nursery.start_soon(self._watch_left)
             if isinstance(self.engine, Engine):
                 nursery.start_soon(self.reduce.run)
+                nursery.start_soon(self.relay_room.run)
                 nursery.start_soon(self.custody.load_ahead)
                 nursery.start_soon(self.custody.run)
                 nursery.start_soon(self.engine.going_back.run)

@@ -88,7 +88,10 @@ class Reaching:
         self.passages = PassageDesk(self._host, upload=None if limit is None else RateLimit(limit))
         DialBackDesk(self._host, self._is_linked)
         self.sightings = SightingDesk(self._host)
+        self._parted: set[PeerId] = set()
+        """The linked members of whom the user was told that there are no lanes to them."""
         puncher = Puncher(self._host, self, self._evidence.hosts)
+        puncher.parted = self._tell_parted
         desks = (self.passages, self.sightings)
         self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=puncher)
         self._straightening = Straightening(self._host, puncher, self._relayed)
@@ -194,6 +197,7 @@ class Reaching:
             self._straightening.look()
         if change.kind in ("linked", "lost", "died"):
             self._reserve.set()
+            self._parted.discard(change.peer)
 
     def _is_linked(self, peer: PeerId) -> bool:
         return peer in self._links.linked()
@@ -381,6 +385,22 @@ class Reaching:
             self._stranded_told = True
             self._events.write("stranded", control_port=self._control_port(), lane_port=self._lane_port())
             self._on_progress(Notice(text=stranded_text(self._control_port(), self._lane_port())))
+
+    def _tell_parted(self, peer: PeerId) -> None:
+        """Say, once for a link, that nothing but control goes between this node and a member."""
+        if self._is_linked(peer) and peer not in self._parted:
+            self._parted.add(peer)
+            self._events.write("parted", peer=peer)
+            self._on_progress(Notice(text=parted_text(peer, self._control_port(), self._lane_port())))
+
+
+def parted_text(peer: PeerId, control_port: int, lane_port: int) -> str:
+    """What the user of a node reads that is linked with a member, and finds no way for tensors to it."""
+    return (
+        f"no lane to {peer}, so rounds that take both stand still: both are behind routers that let nothing in, and no "
+        "member that relays is left. Start one that can be reached and join it with --join, or forward TCP ports "
+        f"{control_port} and {lane_port} of the router to this machine"
+    )
 
 
 def stranded_text(control_port: int, lane_port: int) -> str:

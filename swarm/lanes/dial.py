@@ -15,6 +15,7 @@ from shoal.swarm.lanes.listener import Adopt
 from shoal.swarm.lanes.reach import Everywhere, LaneReach
 from shoal.swarm.lanes.seal import (
     ADDRESS_LIMIT,
+    LaneAnswer,
     LaneKeys,
     LaneProposal,
     LanePunch,
@@ -25,7 +26,7 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
     parse_address,
 )
-from shoal.swarm.reaching.punching import Puncher
+from shoal.swarm.reaching.punching import Puncher, PunchPort
 
 HELLO_DEADLINE_S = 5.0
 RELAYS_TRIED_LIMIT = 3
@@ -115,17 +116,38 @@ class LaneDialler:
 
     async def _punch(self, puncher: Puncher, relay: PeerId, peer: PeerId, lanes: int) -> None:
         async with puncher.port(relay) as port:
-            punch = LanePunch(relay=relay, address=port.address)
-            proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=lanes, punch=punch)
-            answer = decode_answer(await self._request(peer, encode_handshake(proposal.offer)), peer=peer)
-            keys = proposal.keys(answer)
+            answer, keys = await self._offer_hole(LanePunch(relay=relay, address=port.address), peer, lanes)
             await puncher.aim(port, relay, peer, answer.addresses[0])
-            stream = await port.meet()
-            try:
-                with trio.fail_after(HELLO_DEADLINE_S):
-                    await self._introduce(stream, keys)
-            finally:
-                await trio.aclose_forcefully(stream)
+            await self._meet_and_introduce(port, keys)
+
+    async def punch_alone(self, peer: PeerId, lanes: int) -> None:
+        """The same with nobody's help, where nobody is left. Raises NetworkError, RemoteError."""
+        if self.puncher is None:
+            raise NetworkError("this node makes no holes")
+        try:
+            async with self.puncher.port_alone(peer) as port:
+                answer, keys = await self._offer_hole(LanePunch(relay=peer, address=port.address), peer, lanes)
+                self.puncher.aim_alone(port, answer.addresses[0])
+                await self._meet_and_introduce(port, keys)
+        except (trio.TooSlowError, trio.BrokenResourceError) as error:
+            raise NetworkError(f"nobody answers through the hole to {peer}") from error
+
+    def is_alone(self, peer: PeerId) -> bool:
+        """Whether lanes to `peer` come through holes that the two make by themselves, or not at all."""
+        return self.puncher is not None and self.puncher.is_alone(peer)
+
+    async def _offer_hole(self, punch: LanePunch, peer: PeerId, lanes: int) -> tuple[LaneAnswer, LaneKeys]:
+        proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=lanes, punch=punch)
+        answer = decode_answer(await self._request(peer, encode_handshake(proposal.offer)), peer=peer)
+        return answer, proposal.keys(answer)
+
+    async def _meet_and_introduce(self, port: PunchPort, keys: LaneKeys) -> None:
+        stream = await port.meet()
+        try:
+            with trio.fail_after(HELLO_DEADLINE_S):
+                await self._introduce(stream, keys)
+        finally:
+            await trio.aclose_forcefully(stream)
 
     async def meet(self, via: LaneVia) -> trio.SocketStream:
         """A connection to where another wants to meet this node. Raises NetworkError."""

@@ -122,9 +122,10 @@ class LaneListener:
     def accept(self, peer: PeerId, offer: LaneOffer, addresses: tuple[str, ...]) -> LaneAnswer:
         """Agree on a lane with `peer`, which has PENDING_DEADLINE_S to connect at one of `addresses`.
 
-        Raises RemoteError if it left too many unopened, NetworkError if all peers together did.
+        Of what it left unopened the oldest gives way: who finds no way here tries anew, and may yet find one.
+        Raises NetworkError if all peers together left too many.
         """
-        self._check_room(peer)
+        self._make_room(peer)
         answer, keys = accept_offer(offer, me=self._me, peer=peer, swarm_id=self._swarm_id, addresses=addresses)
         self._pending[answer.lane_id] = _Pending(keys, trio.current_time() + PENDING_DEADLINE_S)
         return answer
@@ -133,13 +134,13 @@ class LaneListener:
         """What was agreed with `peer` and not opened yet is void."""
         self._pending = {key: value for key, value in self._pending.items() if value.keys.peer != peer}
 
-    def _check_room(self, peer: PeerId) -> None:
+    def _make_room(self, peer: PeerId) -> None:
         """Room for one more pending lane of `peer`, or an error."""
         now = trio.current_time()
         self._pending = {key: value for key, value in self._pending.items() if value.expires_at > now}
-        waiting = sum(value.keys.peer == peer for value in self._pending.values())
-        if waiting >= PENDING_PER_PEER_LIMIT:
-            raise RemoteError(f"{waiting} lanes agreed on and not opened", peer=peer)
+        waiting = [key for key, value in self._pending.items() if value.keys.peer == peer]  # oldest first
+        for key in waiting[: max(0, len(waiting) + 1 - PENDING_PER_PEER_LIMIT)]:
+            del self._pending[key]
         if len(self._pending) >= PENDING_LIMIT:
             raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
 

@@ -2,7 +2,8 @@
 
 A lane through a third comes first, so nobody waits. Then the side with the lower PeerId, and only it, tries for holes
 (`shoal.swarm.reaching.punching`); the lane that comes up through them takes the other's place. A lane through holes is
-a lane like any other: who offered it is its dialler, whatever TCP makes of two that connect at once.
+a lane like any other: who offered it is its dialler, whatever TCP makes of two that connect at once. Where no third is
+left, holes are all there is: the lower tries for them when it wants a lane, and when the higher summons it.
 """
 
 from __future__ import annotations

@@ -377,6 +377,9 @@ class LanePool:
                     try:
                         await self._offer(peer, self._dialler.dial)
                     except NetworkError as error:
+                        if self._me < peer and self._dialler.is_alone(peer):
+                            await self._offer(peer, self._dialler.punch_alone)
+                            continue
                         if not may_summon:
                             raise
                         logger.debug("summoning: %s", error)
@@ -392,7 +395,7 @@ class LanePool:
         """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
         reach = self._dialler.reach
         patience_s = SUMMONS_PATIENCE_S if reach.relays(peer) else math.inf
-        with trio.move_on_after(patience_s if reach.is_reached() else 0):
+        with trio.move_on_after(patience_s if reach.is_reached() or self._dialler.is_alone(peer) else 0):
             await self._summon(peer)
             return
         await self._offer(peer, self._dialler.dial_through)

@@ -65,7 +65,11 @@ class LaneVia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LanePunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Both dial at once (`shoal.swarm.reaching.punching`): who saw the sender's port, and where."""
+    """Both dial at once (`shoal.swarm.reaching.punching`): who saw the sender's port, and where.
+
+    Where the relay is the receiver itself, nobody saw it: of the address only the port counts, which is the sender's
+    own, and so it is with the answer's.
+    """
 
     relay: Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS)]
     address: _Address

@@ -7,11 +7,16 @@
 It works where a router gives a port the same number outside whomever it talks to. Where it does not, both give up
 after PUNCH_DEADLINE_S, and what there is goes on.
 
+Where no third is left and the two have a connection through holes already, lanes are made without one: each names a
+port of its own that nobody has seen, and dials that of the other at the host at the other end of their connection. It
+works where both routers leave ports their numbers, as most do for a port that nobody else behind them has. Where they
+do not, both nodes say so.
+
 Nobody is sent against a third party: tried is only an address that the peer itself names over its authenticated
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
-names no other). No byte is sent before a connection is up, and then the sealed hello of a lane alone, or the greeting
-of a handshake that proves who is who (`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked
-to, is bounded per peer and in all.
+names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a
+connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
+(`shoal.swarm.reaching.straight`). How often a node tries, or lets itself be asked to, is bounded per peer and in all.
 
 Source: RFC 9293, section 3.5 (simultaneous open); RFC 5382, sections 4.1 and 4.2 (what routers shall do for TCP).
 """
@@ -23,6 +28,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 import trio
 
@@ -45,12 +51,18 @@ DELAY_LIMIT_S = 1.0
 BACKLOG = 4
 PUNCHES_PER_S, PUNCHES_BURST = 1 / 60, 8.0
 """With one peer."""
+ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST = 1 / 15, 24.0
+"""The same without a third: every lane takes one, and there may come to be LANES_PER_PEER_LIMIT of them."""
 ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST = 0.5, 32.0
 FAILED_PAUSE_S = 600.0
-"""After an attempt that failed, until this node begins another with the same peer."""
+"""After an attempt that failed, until this node begins another with the same peer, where there is a way around."""
 FAILED_LIMIT_PEERS = 1024
+ALONE_ATTEMPTS = 3
+"""So many that failed in a row, without a third, and the two are taken to be parted."""
 
 logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 
 class PunchPort:
@@ -86,6 +98,19 @@ class PunchPort:
             except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
                 logger.debug("no call to %s: %r", text, error)
         raise NetworkError(f"nobody can be called at {', '.join(addresses) or 'no address'}")
+
+    def open(self, target: str) -> int:
+        """Listen at any port that is free, to dial and be dialled by this IP address; its number here.
+
+        Raises NetworkError.
+        """
+        self._family = socket.AF_INET6 if ":" in target else socket.AF_INET
+        try:
+            self._listener = self._listen()
+        except OSError as error:
+            raise NetworkError(f"no port to make a hole from: {error}") from error
+        self._port = int(self._listener.socket.getsockname()[1])
+        return self._port
 
     async def meet(self) -> trio.SocketStream:
         """A connection with the target, which does the same, within PUNCH_DEADLINE_S. Raises NetworkError.
@@ -128,7 +153,7 @@ class PunchPort:
                 return
 
     async def _accept(self, came: list[trio.SocketStream], scope: trio.CancelScope) -> None:
-        assert self._listener is not None, "a port listens once it has called"
+        assert self._listener is not None, "a port listens once it has called, or was opened"
         while True:
             try:
                 stream = await self._listener.accept()
@@ -183,8 +208,12 @@ class Puncher:
         self._reach = reach
         self._seen_at = seen_at
         self._by_peer: Rates[PeerId] = Rates(PUNCHES_PER_S, PUNCHES_BURST)
+        self._by_peer_alone: Rates[PeerId] = Rates(ALONE_PUNCHES_PER_S, ALONE_PUNCHES_BURST)
         self._all: Rates[None] = Rates(ALL_PUNCHES_PER_S, ALL_PUNCHES_BURST)
         self._failed: dict[PeerId, float] = {}  # until when this node leaves it at that
+        self._failed_alone: dict[PeerId, int] = {}  # attempts in a row
+        self.parted: Callable[[PeerId], None] = lambda peer: None
+        """Called for a peer to which no third and no hole leads, again and again while attempts fail."""
 
     def relay(self, peer: PeerId) -> PeerId | None:
         """Who is to look on while this node begins with `peer`; None where it shall not, now."""
@@ -193,16 +222,18 @@ class Puncher:
         relays = self._reach.relays(peer)
         return relays[0] if relays and self._may(peer) else None
 
-    def _may(self, peer: PeerId) -> bool:
+    def _may(self, peer: PeerId, *, alone: bool = False) -> bool:
         now = trio.current_time()
-        return self._by_peer.take(peer, now) and self._all.take(None, now)
+        return (self._by_peer_alone if alone else self._by_peer).take(peer, now) and self._all.take(None, now)
 
     def failed(self, peer: PeerId) -> None:
         """An attempt with `peer` came to nothing."""
-        self._failed.pop(peer, None)
-        self._failed[peer] = trio.current_time() + FAILED_PAUSE_S
-        if len(self._failed) > FAILED_LIMIT_PEERS:
-            del self._failed[next(iter(self._failed))]
+        _put(self._failed, peer, trio.current_time() + FAILED_PAUSE_S)
+
+    def is_alone(self, peer: PeerId) -> bool:
+        """Whether this node and `peer`, of which neither can be dialled, have nobody but each other: a straight
+        connection, and no third that relays."""
+        return self._host.is_direct(peer) and not (self._reach.is_reached() or self._reach.relays(peer))
 
     @contextlib.asynccontextmanager
     async def port(self, relay: PeerId) -> AsyncIterator[PunchPort]:
@@ -222,6 +253,45 @@ class Puncher:
         finally:
             port.close()
 
+    @contextlib.asynccontextmanager
+    async def port_alone(self, peer: PeerId) -> AsyncIterator[PunchPort]:
+        """A port of this node that nobody has seen, for the block, to meet `peer` with. Raises NetworkError.
+
+        For who begins and who answers alike, so that neither is made to dial too often.
+        """
+        host = self._host.host_of(peer)
+        if host is None or not self.is_alone(peer):
+            raise NetworkError(f"holes to {peer} are not made without a third here")
+        if not self._may(peer, alone=True):
+            raise NetworkError(f"holes to {peer} were tried too often for now")
+        port = PunchPort()
+        try:
+            port.target = (str(ipaddress.ip_address(host)), 0)
+            own = min((seen for seen in self._seen_at() if (":" in seen) == (":" in host)), default=host)
+            port.address = format_address(own, port.open(host))
+            yield port
+        except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError):
+            if port.target[1]:  # else nothing was tried: the peer does not want to, or not now
+                self._failed_to_meet_alone(peer)
+            raise
+        else:
+            self._failed_alone.pop(peer, None)
+        finally:
+            port.close()
+
+    def aim_alone(self, port: PunchPort, address: str) -> None:
+        """Have the port dial the one that the peer named; of what it says its host is, nothing counts.
+
+        Raises NetworkError.
+        """
+        port.target = (port.target[0], _parsed(address)[1])
+
+    def _failed_to_meet_alone(self, peer: PeerId) -> None:
+        attempts = self._failed_alone.get(peer, 0) + 1
+        _put(self._failed_alone, peer, attempts)
+        if attempts >= ALONE_ATTEMPTS:
+            self.parted(peer)
+
     async def aim(self, port: PunchPort, relay: PeerId, peer: PeerId, address: str) -> None:
         """Have the port dial a peer that says it is seen there. Raises NetworkError unless `relay` says so too."""
         target = _parsed(address)
@@ -235,14 +305,30 @@ class Puncher:
         """The port of who was asked by `peer`, seen by `relay` at `address`, aimed. Raises NetworkError.
 
         The other begins when it has this port's address and `relay` has confirmed it: a round trip from here to it
-        is half for its answer and half for that question, where the relay is half-way.
+        is half for its answer and half for that question, where the relay is half-way. If this node itself is named as
+        the relay, there is none, and nobody to ask.
         """
+        rtt_s = min(self._host.rtt_s(peer) or 0.0, DELAY_LIMIT_S)
+        if relay == self._host.peer_id:
+            async with self.port_alone(peer) as port:
+                self.aim_alone(port, address)
+                port.delay_s = rtt_s / 2
+                yield port
+            return
         if not self._may(peer):
             raise NetworkError(f"{peer} wants holes too often")
         async with self.port(relay) as port:
             await self.aim(port, relay, peer, address)
-            port.delay_s = min(self._host.rtt_s(peer) or 0.0, DELAY_LIMIT_S)
+            port.delay_s = rtt_s
             yield port
+
+
+def _put(table: dict[PeerId, _Value], peer: PeerId, value: _Value) -> None:
+    """Note it as the newest of FAILED_LIMIT_PEERS."""
+    table.pop(peer, None)
+    table[peer] = value
+    if len(table) > FAILED_LIMIT_PEERS:
+        del table[next(iter(table))]
 
 
 def _parsed(address: str) -> tuple[str, int]:

@@ -41,6 +41,7 @@ MARKED: Final = frozenset(
 WORDS: Final = {
     "detoured": "slow to answer, heard through others",
     "lost": "link lost",
+    "parted": "no tensors come through",
     "stranded": "not reached from outside",
 }
 """For people, where the event's name does not say it."""

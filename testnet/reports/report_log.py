@@ -332,7 +332,7 @@ class LogHistory:
 
 _OWN: Final = frozenset({"agent_died", "failed", "loop_detached", "stranded", "trainer_restarted"})
 _DECISIONS: Final = frozenset({"amended", "rebased", "rolled_back", "view_changed"})
-_OF_OTHERS: Final = frozenset({"detoured", "died", "evidence", "lost"})
+_OF_OTHERS: Final = frozenset({"detoured", "died", "evidence", "lost", "parted"})
 """What is told as something out of turn: of the node itself, of what its members decide together, of a peer."""
 
 

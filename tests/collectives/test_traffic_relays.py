@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.grid import Grid
-from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS
+from shoal.collectives.traffic import PASS_ON, PASSED_ON, PAYLOADS, Routes
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Relay
@@ -182,6 +183,44 @@ def test_what_went_through_a_relay_is_owed_again_when_its_lane_fails() -> None:
     assert {node.traffic.next_hop(peer(n)) for n in (1, 2)} == {peer(2)}
     mend(net.nodes)
     assert_exact(net, plan, given)
+
+
+def test_relay_whose_lane_comes_late_passes_on_what_came_before_it() -> None:
+    """Nobody else sends it again, and where three are all there are, there is no other relay."""
+    net, given, plan = four(Relay(0, 1, 2))
+    apart(net, (0, 1), (1, 2))
+    net.cut.discard((peer(1), peer(2)))
+    begin_all(net, plan, given)
+    net.join()
+    relay = net.nodes[2].traffic
+    assert peer(1) in relay.owed()
+    held = relay.holding.held_bytes
+    assert held > 0
+    relay.post_again(peer(1))
+    assert (peer(1) in relay.owed(), relay.holding.held_bytes) == (True, held), "there is none yet"
+    net.cut.discard((peer(2), peer(1)))
+    while any(node.traffic.owed() for node in net.nodes):
+        mend(net.nodes)
+        net.join()
+    assert_exact(net, plan, given)
+    assert relay.holding.held_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["over", "evicted"])
+def test_what_waits_for_a_lane_to_pass_it_on_is_forgotten_with_its_purpose(end: str) -> None:
+    net, given, plan = four(Relay(0, 1, 2))
+    apart(net, (0, 1), (1, 2))
+    begin_all(net, plan, given)
+    net.join()
+    relay = net.nodes[2].traffic
+    assert relay.holding.held_bytes > 0
+    if end == "over":
+        relay.end()
+    else:
+        revised = msgspec.structs.replace(plan, attempt=1, origin=plan.hash, evicted=(peer(1),))
+        relay.revise(revised, Routes(revised, peer(2)))
+    assert peer(1) not in relay.owed()
+    assert relay.holding.held_bytes == 0
 
 
 def test_relay_that_cannot_pass_on_is_replaced_and_everything_is_sent_again() -> None:

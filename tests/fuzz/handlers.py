@@ -18,6 +18,7 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.audits.audit_exchange import AuditDesk
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.control import ControlServer
+from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.librarian import Librarian
 from shoal.node.state.states import StateShelf
@@ -277,6 +278,7 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         "passage": (passages._serve, AskPassage),
         "dial back": (knocks._serve, AskDialBack),
         "sighting": (sightings._serve, SightingRequest),
+        "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
         "straightening": (Straightening(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():
@@ -289,6 +291,10 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
         lambda data: read_message(Bytes(data), HopMessage),
         FOREIGN,
     )
+
+
+def _idle_traffic() -> PlanTraffic:
+    return PlanTraffic(post=lambda peer, header, payload: None, waiting=lambda to, scope: ())
 
 
 def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
@@ -335,7 +341,7 @@ def frame_targets(rng: Any) -> Iterator[Target]:
     def begun() -> PlanTraffic:
         mesh = Mesh(plan, contributions)
         mesh.start()
-        traffic = PlanTraffic(post=lambda peer, header, payload: None, waiting=lambda to, scope: ())
+        traffic = _idle_traffic()
         traffic.begin(mesh.reductions[me], Routes(plan, me))
         return traffic
 

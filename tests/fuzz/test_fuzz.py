@@ -53,6 +53,7 @@ COVERS = {
     "passage": ("swarm.reaching.passages:PassageDesk._serve",),
     "dial back": ("swarm.reaching.dial_back:DialBackDesk._serve",),
     "sighting": ("swarm.reaching.sightings:SightingDesk._serve",),
+    "let go": ("node.rounds.relay_room:RelayRoom._serve",),
     "straightening": ("swarm.reaching.straight:Straightening._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "control reply": ("node.control_client:_parse_reply",),

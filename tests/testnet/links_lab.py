@@ -17,7 +17,9 @@ from shoal.node.control_client import request
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
+from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.journal import Certified, Journal, Linked
+from shoal.testnet.links import namespaces
 from shoal.testnet.links.namespaces import Network, Uplink, network, why_no_routers, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.reports.report import Report
@@ -72,6 +74,7 @@ class Routed:
 
     nodes: list[NodeProcess]
     journal: Journal
+    links: Network
 
     async def all_certified(self, round: int) -> None:
         """Wait until each node certified this round, or one after it where it came later."""
@@ -80,6 +83,37 @@ class Routed:
             return any(one.round >= round for one in self.journal.of(Certified, node.index))
 
         await self.journal.until(lambda: all(map(certified, self.nodes)))
+
+    async def go_on_by_themselves(self, rounds: int) -> None:
+        """Wait until those behind routers certified so many rounds more that have them alone, and both in full.
+
+        Every value of these rounds is recomputed.
+        """
+        before = max(one.round for index in BEHIND for one in self.journal.of(Certified, index))
+
+        def certified(index: int) -> dict[int, Certified]:
+            own = {one.round: one for one in self.journal.of(Certified, index) if one.round > before}
+            return {number: one for number, one in own.items() if len(one.members) == len(BEHIND)}
+
+        await self.journal.until(lambda: all(len(certified(index)) >= rounds for index in BEHIND))
+        one, other = map(certified, BEHIND)
+        both = sorted(one.keys() & other.keys())
+        assert len(both) >= rounds - 1
+        for number in both:
+            assert one[number].digest == other[number].digest
+        whole = [number for number in both if (one[number].contributors, one[number].coverage) == (len(BEHIND), 1.0)]
+        assert len(whole) >= rounds - 1, "the first round of two may have begun with three"
+        check = await trio.to_thread.run_sync(self._recompute, [(one[number].term, number) for number in both])
+        assert (check.errors, check.wrong_values) == ((), 0)
+        assert min(found.updates_compared for found in check.rounds) == len(BEHIND)
+
+    def _recompute(self, rounds: list[tuple[str, int]]) -> Check:
+        witnesses = [
+            Witness(index=node.index, peer_id=node.peer_id, folder=node.folder, settled=frozenset(rounds))
+            for node in self.nodes
+            if node.index in BEHIND
+        ]
+        return check_swarm(witnesses, rounds)
 
     async def status(self, index: int) -> dict[str, Any]:
         """What a node knows, as it tells it over its control socket."""
@@ -113,8 +147,22 @@ async def two_behind_routers(
             for index in BEHIND:
                 start(index, nodes[0].addresses)
             await journal.until(lambda: all(len(journal.of(Linked, index)) >= 2 for index in BEHIND))
-            yield Routed(nodes, journal)
+            yield Routed(nodes, journal, links)
             nursery.cancel_scope.cancel()
+
+
+def change_rules(links: Network, rules: str) -> None:
+    """Have both routers do by these rules of nftables from now on; what is connected stays so."""
+    for index in BEHIND:
+        enter = [namespaces._tool("ip"), "netns", "exec", links._near(index), namespaces._tool("nft"), "-f", "-"]
+        namespaces._run(enter, rules)
+
+
+def change_ports(links: Network) -> None:
+    """Have the routers give every connection another port of its own, by chance."""
+    change_rules(
+        links, 'flush chain inet router leave\nadd rule inet router leave oifname "outside" masquerade fully-random\n'
+    )
 
 
 def run(what: Scenario, out: Path) -> Report:

@@ -1,4 +1,7 @@
-"""Real nodes of which two sit behind routers that let nothing in: all train together, through the third, which does."""
+"""Real nodes of which two sit behind routers that let nothing in: all train together, through the third, which does.
+
+When the third is gone the two go on by themselves, where holes lead through both routers, or say what is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.discovery.reaching import stranded_text
-from shoal.testnet.links.namespaces import CONTROL_PORT, LANE_PORT
+from shoal.node.discovery.reaching import parted_text, stranded_text
+from shoal.testnet.links import namespaces
+from shoal.testnet.links.namespaces import CONTROL_PORT, LANE_PORT, Network
 from tests.testnet.links_lab import (
     BEHIND,
+    Routed,
     assert_everyone_is_in_every_chunk,
     behind_routers,
+    change_ports,
+    change_rules,
     events,
     needs_routers,
     relays,
@@ -22,6 +29,16 @@ from tests.testnet.links_lab import (
 )
 
 pytestmark = [needs_routers, pytest.mark.long]
+
+ROUTERS = {1: "198.18.0.2", 2: "198.18.0.3"}
+"""Where the two behind them are seen."""
+LOOK_S = 0.5
+_FORWARD = """
+flush chain inet router forward
+add rule inet router forward ct state established,related accept
+{between}
+add rule inet router forward oifname "outside" accept
+"""
 
 
 def last_reachability(out: Path, node: int) -> tuple[str, list[str]]:
@@ -48,13 +65,17 @@ def test_two_behind_routers_and_a_third_train_together(tmp_path: Path) -> None:
         )
 
 
-def test_two_behind_routers_say_what_is_missing_when_the_third_dies(tmp_path: Path) -> None:
-    trio.run(_lose_the_third, tmp_path)
+@pytest.mark.parametrize("keeps_ports", [True, False], ids=["ports kept", "ports changed"])
+def test_two_behind_routers_find_a_way_or_say_what_is_missing_when_the_third_dies(
+    tmp_path: Path, keeps_ports: bool
+) -> None:
+    trio.run(_lose_the_third, tmp_path, keeps_ports)
 
 
-async def _lose_the_third(folder: Path) -> None:
-    async with two_behind_routers(folder, 1) as routed:
-        await routed.all_certified(1)
+async def _lose_the_third(folder: Path, keeps_ports: bool) -> None:
+    """The two have a connection for control through holes, and all lanes lead through the third until that is dead."""
+    async with two_behind_routers(folder, 1_000) as routed:
+        await _until_control_alone(routed)
         public = routed.nodes[0]
         for index, expected in enumerate(("public", "relayed", "relayed")):
             status = await routed.status(index)
@@ -62,9 +83,44 @@ async def _lose_the_third(folder: Path) -> None:
             proven = [f"/ip4/198.18.0.1/tcp/{CONTROL_PORT}/p2p/{public.peer_id}", f"198.18.0.1:{LANE_PORT}"]
             assert status["proven"] == ([] if index in BEHIND else proven)
         public.signal(signal.SIGKILL)
+        if not keeps_ports:
+            change_ports(routed.links)
+        let_through(routed.links, True)
         for index in BEHIND:
             await _until_logged(folder / str(index) / "log.txt", stranded_text(CONTROL_PORT, LANE_PORT))
-            await _until_logged(folder / str(index) / "log.txt", "no quorum")
+        if keeps_ports:
+            await routed.go_on_by_themselves(3)
+        for index in BEHIND:
+            missing = parted_text(routed.nodes[3 - index].peer_id, CONTROL_PORT, LANE_PORT)
+            if not keeps_ports:
+                await _until_logged(folder / str(index) / "log.txt", missing)
+            assert (missing in (folder / str(index) / "log.txt").read_text()) != keeps_ports
+
+
+def let_through(links: Network, allowed: bool) -> None:
+    """Whether new connections pass from one of the two routers to the other."""
+    drop = f'add rule inet router forward oifname "outside" ip daddr {{ {", ".join(ROUTERS.values())} }} drop'
+    change_rules(links, _FORWARD.format(between="" if allowed else drop))
+
+
+async def _until_control_alone(routed: Routed) -> None:
+    """Until the two are connected through holes for control, and for nothing else; no more holes are let through."""
+    while True:
+        let_through(routed.links, True)
+        while not await _holes(routed):  # noqa: ASYNC110
+            await trio.sleep(LOOK_S)
+        let_through(routed.links, False)
+        await routed.nodes[1].ask("cut", routed.nodes[2].peer_id)
+        await trio.sleep(LOOK_S)  # what was for lanes is closed by then
+        if await _holes(routed) == 1:
+            return
+
+
+async def _holes(routed: Routed) -> int:
+    """How many connections of the two lead through both routers; the kernel sets no event when that changes."""
+    enter = [namespaces._tool("ip"), "netns", "exec", routed.links._node(1), namespaces._tool("ss")]
+    look = [*enter, "-H", "-t", "-n", "state", "established", "dst", ROUTERS[2]]
+    return len((await trio.to_thread.run_sync(namespaces._run, look)).splitlines())
 
 
 async def _until_logged(log: Path, text: str) -> None:

@@ -17,9 +17,10 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES
+from shoal.swarm.lanes.listener import PENDING_PER_PEER_LIMIT
 from shoal.swarm.lanes.seal import LANE_ID_BYTES, LaneProposal, LanePunch, encode_handshake, format_address
 from shoal.swarm.reaching import punching, sightings
-from shoal.swarm.reaching.punching import PUNCHES_BURST, Puncher, PunchPort
+from shoal.swarm.reaching.punching import ALONE_PUNCHES_BURST, PUNCHES_BURST, Puncher, PunchPort
 from shoal.swarm.reaching.sightings import PEER_SIGHTINGS_BURST, SIGHTING_PROTOCOL, AskSighting, ask_seen, sight
 from tests.swarm.lane_net import WAIT_S, lanes_of
 from tests.swarm.reaching.test_passages import LANE, SECRET, Node, nodes, note, run, until
@@ -49,7 +50,7 @@ def puncher(node: Node) -> Puncher:
 
 
 @contextlib.asynccontextmanager
-async def bystander() -> AsyncIterator[tuple[int, list[bytes]]]:
+async def bystander(host: str = "127.0.0.1") -> AsyncIterator[tuple[int, list[bytes]]]:
     """A third party that listens: its port, and what each who connected sent."""
     heard: list[bytes] = []
 
@@ -62,7 +63,7 @@ async def bystander() -> AsyncIterator[tuple[int, list[bytes]]]:
                     heard[number] += data
 
     async with trio.open_nursery() as nursery:
-        (listener,) = await nursery.start(partial(trio.serve_tcp, listen, 0, host="127.0.0.1"))
+        (listener,) = await nursery.start(partial(trio.serve_tcp, listen, 0, host=host))
         yield listener.socket.getsockname()[1], heard
         nursery.cancel_scope.cancel()
 
@@ -218,6 +219,151 @@ def test_only_the_lower_begins_and_nobody_too_often() -> None:
                 async with puncher(higher).answering(lower.peer, relay.peer, seen.address):
                     pass
             assert puncher(higher).relay(lower.peer) is None
+
+    run(main)
+
+
+# -- where no third is left ----------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def two_alone() -> AsyncIterator[tuple[Node, Node, list[Node]]]:
+    """Two that are connected and have no relay, the lower PeerId first; and whom each was told it is parted from."""
+    async with nodes(relays=0, seen_at=HERE) as (alice, bob):
+        pair, parted = in_order(alice, bob), list[Node]()
+        for node in pair:
+            puncher(node).parted = lambda peer, node=node: parted.append(node)  # type: ignore[misc]
+        yield *pair, parted
+
+
+def change_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every port appear with the number of one at which nobody listens."""
+    opened = PunchPort.open
+
+    def elsewhere(self: PunchPort, target: str) -> int:
+        opened(self, target)
+        return 1
+
+    monkeypatch.setattr(PunchPort, "open", elsewhere)
+
+
+@pytest.mark.parametrize("dialler", [0, 1], ids=["lower", "higher"])
+def test_two_without_a_third_make_holes_for_a_lane_by_themselves(dialler: int) -> None:
+    async def main() -> None:
+        async with two_alone() as (*pair, parted):
+            one, other = pair[dialler], pair[1 - dialler]
+            await one.lanes.ensure(other.peer, deadline_s=WAIT_S)
+            await until(lambda: ways(one, other) == ways(other, one) == [False])
+            assert (dialled(pair[0], pair[1]), dialled(pair[1], pair[0])) == ([True], [False])
+            for sender, receiver in ((one, other), (other, one)):
+                sender.lanes.post(receiver.peer, note(SECRET), SECRET)
+                assert await receiver.sink.next_frame() == (sender.peer, note(SECRET), SECRET)
+            assert parted == []
+
+    run(main)
+
+
+def test_both_want_a_lane_at_once_and_again_after_it_is_lost() -> None:
+    async def main() -> None:
+        async with two_alone() as (lower, higher, parted):
+            for _ in range(3):
+                async with trio.open_nursery() as nursery:
+                    for one, other in ((lower, higher), (higher, lower)):
+                        nursery.start_soon(partial(one.lanes.ensure, other.peer, deadline_s=WAIT_S))
+                await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
+                higher.lanes.drop(lower.peer)
+                await until(lambda: ways(lower, higher) == ways(higher, lower) == [])
+            assert parted == []
+
+    run(main)
+
+
+def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a lane was asked for in vain meanwhile."""
+
+    async def main() -> None:
+        async with two_alone() as (lower, higher, parted):
+            with monkeypatch.context() as router:
+                change_ports(router)
+                for number in range(punching.ALONE_ATTEMPTS):
+                    assert parted == [], f"after {number}"
+                    with pytest.raises(NetworkError, match="no hole leads"):
+                        await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+                await until(lambda: sorted(map(id, parted)) == sorted(map(id, (lower, higher))))
+                for _ in range(PENDING_PER_PEER_LIMIT + 1):
+                    with pytest.raises(NetworkError, match="cannot be reached"):
+                        await lower.lanes._dialler.dial(higher.peer, 1)
+                with pytest.raises(NetworkError):
+                    await higher.lanes.ensure(lower.peer, deadline_s=1.0)
+            await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+            await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
+            await until(lambda: puncher(lower)._failed_alone == puncher(higher)._failed_alone == {})
+            assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
+
+    monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
+    monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
+    run(main)
+
+
+def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be dialled, and was not there for a moment."""
+
+    async def main() -> None:
+        async with two_alone() as (lower, higher, parted):
+            monkeypatch.setattr(higher.lanes._dialler.reach, "is_reached", lambda: True)
+            for _ in range(punching.ALONE_ATTEMPTS):
+                with pytest.raises(NetworkError):
+                    await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+            assert (parted, puncher(lower)._failed_alone) == ([], {})
+
+    run(main)
+
+
+def test_who_offers_a_hole_without_a_third_sends_nobody_to_another_host() -> None:
+    async def main() -> None:
+        async with bystander("127.0.0.2") as (port, heard), two_alone() as (lower, higher, _):
+            aimed: list[tuple[str, int]] = []
+            async with puncher(higher).answering(lower.peer, higher.peer, f"127.0.0.2:{port}") as mine:
+                aimed.append(mine.target)
+            assert aimed == [("127.0.0.1", port)]
+            assert heard == []
+
+    run(main)
+
+
+def test_holes_without_a_third_are_for_two_who_have_none_and_not_made_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        dials: list[str] = []
+
+        async def never(self: PunchPort, host: str, port: int) -> trio.SocketStream:
+            dials.append(host)
+            raise OSError("not here")
+
+        async with nodes(seen_at=HERE) as (alice, bob, _):
+            lower, higher = in_order(alice, bob)
+            offer = encode_handshake(offered(lower, higher, LanePunch(relay=higher.peer, address="127.0.0.1:9")))
+            with monkeypatch.context() as spied:
+                spied.setattr(PunchPort, "_dial", never)
+                with pytest.raises(NetworkError):  # a third is linked
+                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+                assert dials == []
+                reach = higher.lanes._dialler.reach
+                spied.setattr(reach, "relays", lambda peer: ())
+                spied.setattr(reach, "is_reached", lambda: True)
+                with pytest.raises(NetworkError):  # it can be dialled
+                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+                assert dials == []
+                spied.setattr(reach, "is_reached", lambda: False)
+                for _ in range(int(ALONE_PUNCHES_BURST)):
+                    assert puncher(higher)._may(lower.peer, alone=True)
+                with pytest.raises(NetworkError):
+                    await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
+                with pytest.raises(NetworkError, match="too often"):
+                    async with puncher(higher).answering(lower.peer, higher.peer, "127.0.0.1:9"):
+                        pass
+                assert dials == []
 
     run(main)
 
