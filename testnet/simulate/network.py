@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from struct import Struct
+from struct import Struct, pack
 from typing import Any
 
 from blake3 import blake3
@@ -45,14 +45,16 @@ LAST_MILE_S = 0.008
 JITTER_SHARE = 0.1
 IN_FLIGHT_S = 1.0
 """What a peer said has arrived by then, if ever."""
-TRACE_CHUNK_BYTES = 1 << 16
 ENVELOPE_BYTES = 176
 """Of a sealed envelope beside its payload."""
 CONTROL_OVERHEAD_BYTES = 80
 """Of each message beside its sealed envelope: TCP and IP headers, the frames of Noise and of the muxer."""
 
 Action = Callable[..., None]
-_ROW = Struct("<dHIIq")
+_NOTE = "dHIIq"
+_NOTE_FIELDS = len(_NOTE)
+_NOTES = 4096
+_PAGE = Struct("<" + _NOTES * _NOTE)
 
 
 class Timeline:
@@ -64,7 +66,8 @@ class Timeline:
         self._queue: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._count = 0
         self._hasher = blake3()
-        self._noted = bytearray()
+        self._noted: list[float] = []
+        """What is not in the hash yet, note after note. One comes with every message, so whole pages are packed."""
 
     def at(self, time: float, action: Action, *arguments: Any) -> None:
         """Call `action` at `time`, or next if that is past."""
@@ -73,23 +76,22 @@ class Timeline:
 
     def after(self, delay_s: float, action: Action, *arguments: Any) -> None:
         """Call `action` when `delay_s` have passed."""
-        self.at(self.now + delay_s, action, *arguments)
+        self._count = count = self._count + 1
+        heapq.heappush(self._queue, (self.now + delay_s, count, action, arguments))
 
     def note(self, kind: int, one: int, other: int, what: int) -> None:
         """Put a happening into the trace."""
-        self._noted += _ROW.pack(self.now, kind, one, other, what)
-        if len(self._noted) >= TRACE_CHUNK_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._hasher.update(bytes(self._noted))
-        self._noted.clear()
+        noted = self._noted
+        noted += (self.now, kind, one, other, what)
+        if len(noted) == _NOTES * _NOTE_FIELDS:
+            self._hasher.update(_PAGE.pack(*noted))
+            noted.clear()
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
         """Let things happen until `done`, which is asked after each, or until nothing more is due before `until`."""
-        queue = self._queue
+        queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= until:
-            time, _, action, arguments = heapq.heappop(queue)
+            time, _, action, arguments = pop(queue)
             if time > self.now:
                 self.now = time
             self.events += 1
@@ -106,7 +108,8 @@ class Timeline:
 
     def digest(self) -> str:
         """BLAKE3 over everything noted so far, in hexadecimal."""
-        self._flush()
+        self._hasher.update(pack("<" + len(self._noted) // _NOTE_FIELDS * _NOTE, *self._noted))
+        self._noted.clear()
         return self._hasher.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -15,7 +16,7 @@ from shoal.protocol.row_round import RowRound
 from shoal.testnet.simulate.cells import Crowd
 from shoal.testnet.simulate.outcome import Kit, Workload
 from shoal.testnet.simulate.rings import REACH
-from shoal.testnet.simulate.rows import row_work
+from shoal.testnet.simulate.rows import Given, row_work
 from shoal.testnet.simulate.scenario import Churn, Scenario
 
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
@@ -70,8 +71,8 @@ def test_seed_gives_the_same_trace_under_churn() -> None:
 def test_seeded_row_that_is_not_the_mean_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Crowd._sum
 
-    def wrong(self: Crowd, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
-        return plain(self, counted[1:], round)[0], plain(self, counted, round)[1]
+    def wrong(self: Crowd, given: Sequence[Given]) -> tuple[F32, int]:
+        return plain(self, given[1:])[0], plain(self, given)[1]
 
     monkeypatch.setattr(Crowd, "_sum", wrong)
     assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
@@ -104,7 +105,7 @@ def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over
     assert summed_at[0] > due[0] > lost.silent_since
     assert cell.sum is not None
     assert lost.number in cell.sum.summers
-    assert lost.number not in cell.sum.left()
+    assert lost.number not in cell.sum.left
     assert cell.sum.attempt == 1
     assert lost.number not in cell.counted
     tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
