@@ -22,6 +22,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import chain
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import (
@@ -300,7 +301,7 @@ class Rings(ABC):
     def _give_up(self, leaf: Leaf, accused: int) -> None:
         """Tell the head, and the next of the order in case that is gone too; of these, whom it has not given up."""
         cell, told = self.cells[leaf.cell], 0
-        for number in (cell.head, *(number for number in cell.ring if number != cell.head)):
+        for number in chain((cell.head,), (number for number in cell.ring if number != cell.head)):
             if number != accused and leaf.machine.state_of(self.leaves[number].id) is not State.DEAD:
                 self._deliver(leaf, self.leaves[number], "verdict", VERDICT_BYTES, accused)
                 told += 1
