@@ -17,8 +17,8 @@ those of any electorate.
 
 The round of the heads is simulated message by message, a column carrying the model divided by the length of a row. A
 row's own messages are too, each of which may be lost, but not its chunks: what each member of it sends follows from the
-deal, and the sum takes as long as the slowest of them needs for that, once all who sum have begun. It is over only
-while all of them live; the head's reduction finds who moved nothing for `STALL_S`.
+deal, and the sum takes as long as the slowest of them needs for that, once all of them that live have begun. It is over
+only while all of them live; the head's reduction finds who moved nothing for `STALL_S`, meanwhile the others go on.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Crowd(Rings):
         sum, row = cell.sum, self.rounds[leaf.number].list.row
         if sum is None or sum.plan.stamp != effect.plan.stamp:
             summers = tuple(self.numbers[row[term.place]] for term in effect.plan.terms)
-            sum = cell.sum = RowSum(effect.plan, summers, self.timeline.now, effect.attempt, effect.gone)
+            sum = cell.sum = RowSum(effect.plan, summers, cell.head, self.timeline.now, effect.attempt, effect.gone)
             self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
         if effect.attempt > sum.attempt:
             sum.attempted(effect.attempt, effect.gone)
@@ -241,12 +241,12 @@ class Crowd(Rings):
             return
         if effect.plan != sum.plan or effect.gone != sum.gone:
             raise Violation("one plan of a row", f"peer {leaf.number} sums by another than its row")
-        sum.begun.add(leaf.number)
-        if len(sum.begun) >= len(sum.left) and sum.begun.issuperset((*sum.left, cell.head)):
+        sum.waiting.discard(leaf.number)
+        if not any(self.leaves[number].up for number in sum.waiting):
             self._spend(cell, sum)
 
     def _spend(self, cell: Cell, sum: RowSum) -> None:
-        """All have begun. Where some were lost, each of the others sends of its own what those had owned again."""
+        """All who live have begun. Where some were lost, the others send of their own what those had owned again."""
         work = sum.work(self.work.model_bytes)
         took_s = work.took_s
         if sum.due_at is not None:
@@ -275,10 +275,12 @@ class Crowd(Rings):
             return
         now = self.timeline.now
         silent = [leaf for leaf in (self.leaves[number] for number in sum.left) if not leaf.up]
-        stalled = [leaf.id for leaf in silent if now - max(leaf.silent_since, sum.began_at) >= STALL_S]
+        due_at = {leaf.id: max(leaf.silent_since, sum.began_at) + STALL_S for leaf in silent}
+        stalled = [peer for peer, at in due_at.items() if at <= now]
         if stalled and self.leaves[cell.head].up:
             self._follow(self.leaves[cell.head], self.rounds[cell.head].stalled(stalled, now))
-        self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
+        next_at = min([now + STALL_S, *(at for at in due_at.values() if at > now)])
+        self.timeline.at(next_at, self._look_at_stalls, cell, sum)
 
     def _row_summed(self, cell: Cell, head: Leaf, done: RowDone) -> None:
         """The head has the row's mean. Raises Violation if it weighs it otherwise than what is in it does."""

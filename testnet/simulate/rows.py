@@ -65,18 +65,20 @@ class RowWork:
 class RowSum:
     """The chunks of a row under way, by the plan that its members follow: `summers` by number, in the plan's order.
 
-    They move from when all who are not `gone`, by place on the list, have begun under the attempt; `due_at` is when the
-    last that all began so is over. `left` are the summers that are not gone.
+    They move from when all have begun under the attempt who live and are not `gone`, by place on the list; `due_at` is
+    when the last that began so is over. `left` are the summers that are not gone, and `waiting` has those of them, and
+    the `head`, that have not begun.
     """
 
     plan: RowPlan
     summers: tuple[int, ...]
+    head: int
     began_at: float
     attempt: int = 0
     gone: tuple[int, ...] = ()
-    begun: set[int] = field(default_factory=set)
     due_at: float | None = None
     left: tuple[int, ...] = field(init=False)
+    waiting: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.attempted(self.attempt, self.gone)
@@ -86,7 +88,7 @@ class RowSum:
         both = zip(self.plan.terms, self.summers, strict=True)
         self.attempt, self.gone = attempt, gone
         self.left = tuple(number for term, number in both if term.place not in gone)
-        self.begun.clear()
+        self.waiting = {*self.left, self.head}
 
     def work(self, model_bytes: float, *, anew: bool = False) -> RowWork:
         """What it costs; `anew`: had nobody gone."""
