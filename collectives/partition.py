@@ -11,6 +11,7 @@ All arithmetic is on integers and fractions: the same deal on every machine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 from itertools import zip_longest
@@ -86,7 +87,8 @@ def _shares(rates: list[int], participants: int) -> list[Fraction]:
     if participants <= 2:  # every share costs the same
         return [Fraction(1, len(rates))] * len(rates)
     level = _water_level(rates, participants - 2, cap)
-    return [_share_at(level, rate, participants - 2, cap) for rate in rates]
+    share = {rate: _share_at(level, rate, participants - 2, cap) for rate in set(rates)}
+    return [share[rate] for rate in rates]
 
 
 def _share_at(level: Fraction, rate: int, slope: int, cap: Fraction) -> Fraction:
@@ -99,10 +101,11 @@ def _water_level(rates: list[int], slope: int, cap: Fraction) -> Fraction:
     Their sum grows piecewise linearly in T, bending where an owner gets its first chunk or reaches its cap; so find
     the first bend where it is one or more, and go back along the line that ends there.
     """
-    bends = sorted({Fraction(1, r) for r in rates} | {(1 + cap * slope) / r for r in rates})
+    owners = Counter(rates)
+    bends = sorted({Fraction(1, rate) for rate in owners} | {(1 + cap * slope) / rate for rate in owners})
     below, sum_below = Fraction(0), Fraction(0)
     for bend in bends:
-        total = sum((_share_at(bend, rate, slope, cap) for rate in rates), Fraction(0))
+        total = sum((count * _share_at(bend, rate, slope, cap) for rate, count in owners.items()), Fraction(0))
         if total >= 1:
             return below + (bend - below) * (1 - sum_below) / (total - sum_below)
         below, sum_below = bend, total

@@ -7,7 +7,7 @@ order of its leads, and whose vote breaks a tie.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId, verify
@@ -58,8 +58,8 @@ def lead(previous: Value, view: int) -> PeerId:
 def is_quorum(previous: Value, supporters: Iterable[PeerId], leaves: Collection[PeerId] = ()) -> bool:
     """Whether `supporters` outweigh half of the electorate less the leaves counted."""
 
-    def weight(peers: Iterable[PeerId]) -> int:
-        return sum(PLANNER_VOTE_WEIGHT if p == previous.planner else VOTE_WEIGHT for p in peers)
+    def weight(peers: Set[PeerId]) -> int:
+        return VOTE_WEIGHT * len(peers) + (PLANNER_VOTE_WEIGHT - VOTE_WEIGHT) * (previous.planner in peers)
 
     electorate = set(previous.members) - set(leaves)
     return 2 * weight(electorate.intersection(supporters)) > weight(electorate)

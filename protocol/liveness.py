@@ -21,22 +21,25 @@ The detector itself is `shoal.protocol.membership`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 
 
 class State(enum.Enum):
-    """What we hold a peer for."""
+    """What we hold a peer for. Members are hashed by identity: the table is asked with every message."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
     DEAD = "dead"
 
+    __hash__ = object.__hash__
+
 
 class Event(enum.Enum):
-    """What can happen to a peer; see the table above."""
+    """What can happen to a peer; see the table above. Hashed as states are."""
 
     HEARD = "heard"
     VOUCHED = "vouched"
@@ -45,6 +48,8 @@ class Event(enum.Enum):
     UNANSWERED = "unanswered"
     EXPIRED = "expired"
     LOST = "lost"
+
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
@@ -82,16 +87,14 @@ def next_state(state: State, event: Event) -> State:
         raise LocalError(f"membership: {event.name} cannot happen to a peer that is {state.name}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPing:
+class SendPing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Send `peer` a Ping with `nonce` and our incarnation."""
 
     peer: PeerId
     nonce: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPingRequest:
+class SendPingRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Ask `via` to ping `target` for us."""
 
     via: PeerId
@@ -99,8 +102,7 @@ class SendPingRequest:
     nonce: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendAck:
+class SendAck(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Answer `peer`: for ourselves, or (`about`) for the one it asked us to ping."""
 
     peer: PeerId
@@ -108,8 +110,7 @@ class SendAck:
     about: PeerId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendNack:
+class SendNack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Answer `peer`, who asked us to ping `target`: we cannot reach it either."""
 
     peer: PeerId
@@ -117,31 +118,27 @@ class SendNack:
     nonce: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspected:
+class Suspected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tell `peer` and the others that it is suspected in this incarnation."""
 
     peer: PeerId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Died:
+class Died(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`peer` is dead to us."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revived:
+class Revived(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`peer` is alive after all, having been suspected or dead (`was`)."""
 
     peer: PeerId
     was: State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refute:
+class Refute(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """We are suspected: tell everyone that we live, in this new incarnation."""
 
     incarnation: int

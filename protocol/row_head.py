@@ -69,7 +69,7 @@ class HeadDuty:
 
     def note_half(self, now: float) -> None:
         """Remember when half of those who train were ready."""
-        if self.half_at is None:
+        if self.half_at is None and 2 * len(self.readies) >= len(self.row) - len(self.gone) - len(self.begin.came):
             trainers = [peer for peer in self.row if peer not in self.gone and peer not in self.begin.came]
             ready = sum(peer in self.readies for peer in trainers)
             if ready and 2 * ready >= len(trainers):

@@ -7,7 +7,7 @@ each on it has a number, which nobody else in the row has before or after: newco
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -37,6 +37,9 @@ class Roster:
     row: tuple[PeerId, ...]
     numbers: tuple[int, ...]
     next_number: int
+    _next: dict[tuple[tuple[PeerId, ...], tuple[PeerId, ...]], Roster] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 < len(self.row) == len(self.numbers) == len(set(self.row)) <= ROW_LIMIT:
@@ -65,7 +68,19 @@ class Roster:
         return self.numbers[self.places[peer]]
 
     def changed(self, gone: Iterable[PeerId], came: Iterable[PeerId]) -> Roster:
-        """Without some, and with newcomers, of whom those are left out that are on it. Raises LocalError as above."""
+        """Without some, and with newcomers, of whom those are left out that are on it. Raises LocalError as above.
+
+        The last answer is kept: a beginning comes more than once, and to all members that run in one process.
+        """
+        asked = tuple(gone), tuple(came)
+        known = self._next.get(asked)
+        if known is None:
+            known = self._changed(*asked)
+            self._next.clear()
+            self._next[asked] = known
+        return known
+
+    def _changed(self, gone: tuple[PeerId, ...], came: tuple[PeerId, ...]) -> Roster:
         without = set(gone)
         fresh = [peer for peer in came if peer not in self.places]
         stay = [(peer, number) for peer, number in zip(self.row, self.numbers, strict=True) if peer not in without]

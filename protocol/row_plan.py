@@ -6,6 +6,9 @@ the earlier have, so who missed one needs no other than the newest, and either m
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
+
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.row_list import RowList
@@ -30,7 +33,7 @@ class FollowedPlan:
             return False
         if plan.list != listed.roster.hash or plan.terms[-1].place >= len(listed):
             raise RemoteError("a plan for another list than the round's", peer=self._head)
-        term = next((one for one in plan.terms if one.place == mine), None)
+        term = _term_at(plan, mine)
         if term is not None and term.tokens and made is not None and term.tokens != made.tokens:
             raise RemoteError("a plan that weighs a member otherwise than it told", peer=self._head)
         self.plan = plan
@@ -52,4 +55,10 @@ class FollowedPlan:
         """The part of who stands at `place`, if it is in the plan and not lost."""
         if self.plan is None or place in self.lost:
             return None
-        return next((term for term in self.plan.terms if term.place == place), None)
+        return _term_at(self.plan, place)
+
+
+def _term_at(plan: RowPlan, place: int) -> RowTerm | None:
+    """That of who stands at `place`; they are in the order of the list."""
+    at = bisect_left(plan.terms, place, key=attrgetter("place"))
+    return plan.terms[at] if at < len(plan.terms) and plan.terms[at].place == place else None

@@ -34,18 +34,16 @@ class Posts:
 
     def __init__(self) -> None:
         self._owed: dict[tuple[PeerId, type], _Owed] = {}
+        self.next_at = math.inf
+        """Nothing is to be said again before."""
 
     def __len__(self) -> int:
         return len(self._owed)
 
-    @property
-    def next_at(self) -> float:
-        """When something is due again."""
-        return min((one.due_at for one in self._owed.values()), default=math.inf)
-
     def post(self, peer: PeerId, message: Post, signer: PeerId, now: float) -> Tell:
         """Say it now, and again until it is heard."""
         self._owed[peer, type(message)] = _Owed(message, signer, now, REPEAT_S, now + REPEAT_S)
+        self.next_at = min(self.next_at, now + REPEAT_S)
         return Tell(peer, message, signer)
 
     def owes(self, peer: PeerId, kind: type) -> bool:
@@ -71,6 +69,7 @@ class Posts:
     def clear(self) -> None:
         """Nothing is owed to anybody."""
         self._owed.clear()
+        self.next_at = math.inf
 
     def due(self, now: float) -> Iterator[tuple[Tell, int]]:
         """What is to be said again, each with how often it has been said before."""
@@ -84,6 +83,7 @@ class Posts:
             one.due_at = now + one.wait_s
             one.tries += 1
             yield Tell(key[0], one.message, one.signer), one.tries - 1
+        self.next_at = min((one.due_at for one in self._owed.values()), default=math.inf)
 
 
 def receipt(peer: PeerId, message: FromHead | RowReady, me: PeerId) -> Tell:

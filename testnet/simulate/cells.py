@@ -17,15 +17,15 @@ those of any electorate.
 
 The round of the heads is simulated message by message, a column carrying the model divided by the length of a row. A
 row's own messages are too, each of which may be lost, but not its chunks: what each member of it sends follows from the
-deal, and the sum takes as long as the slowest of them needs for that, once all who sum have begun. It is over only
-while all of them live; the head's reduction finds who moved nothing for `STALL_S`.
+deal, and the sum takes as long as the slowest of them needs for that, once all of them that live have begun. It is over
+only while all of them live; the head's reduction finds who moved nothing for `STALL_S`, meanwhile the others go on.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -47,7 +47,18 @@ from shoal.testnet.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTE
 from shoal.testnet.simulate.outcome import Kit, Outcome, Workload
 from shoal.testnet.simulate.peer import SimulatedPeer
 from shoal.testnet.simulate.rings import CELL_TICK_S, JUDGES, Rings
-from shoal.testnet.simulate.rows import Cell, Leaf, RowSum, RowWork, made_by, plain_row, summed_row, tokens_of
+from shoal.testnet.simulate.rows import (
+    Cell,
+    Given,
+    Leaf,
+    RowSum,
+    RowWork,
+    given_by,
+    made_by,
+    plain_row,
+    summed_row,
+    tokens_of,
+)
 from shoal.testnet.simulate.scenario import Churn, Scenario
 from shoal.testnet.simulate.simulation import NoQuorum, Simulation
 
@@ -159,9 +170,9 @@ class Crowd(Rings):
             self._follow(head, machine.begin(value, seat.disk.certificates.get(value.base), now))
         return self.timeline.now if cell.row is not None and cell.round == value.next_round else math.inf
 
-    def _tick(self, number: int) -> None:
-        super()._tick(number)
-        leaf, machine, now = self.leaves[number], self.rounds[number], self.timeline.now
+    def _tick(self, leaf: Leaf) -> None:
+        super()._tick(leaf)
+        machine, now = self.rounds[leaf.number], self.timeline.now
         if now >= machine.next_at and leaf.up:
             self._follow(leaf, machine.tick(now))
 
@@ -222,21 +233,20 @@ class Crowd(Rings):
         sum, row = cell.sum, self.rounds[leaf.number].list.row
         if sum is None or sum.plan.stamp != effect.plan.stamp:
             summers = tuple(self.numbers[row[term.place]] for term in effect.plan.terms)
-            sum = cell.sum = RowSum(effect.plan, summers, self.timeline.now, effect.attempt, effect.gone)
+            sum = cell.sum = RowSum(effect.plan, summers, cell.head, self.timeline.now, effect.attempt, effect.gone)
             self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
         if effect.attempt > sum.attempt:
-            sum.attempt, sum.gone = effect.attempt, effect.gone
-            sum.begun.clear()
+            sum.attempted(effect.attempt, effect.gone)
         if effect.attempt < sum.attempt:
             return
         if effect.plan != sum.plan or effect.gone != sum.gone:
             raise Violation("one plan of a row", f"peer {leaf.number} sums by another than its row")
-        sum.begun.add(leaf.number)
-        if sum.begun.issuperset((*sum.left(), cell.head)):
+        sum.waiting.discard(leaf.number)
+        if not any(self.leaves[number].up for number in sum.waiting):
             self._spend(cell, sum)
 
     def _spend(self, cell: Cell, sum: RowSum) -> None:
-        """All have begun. Where some were lost, each of the others sends of its own what those had owned again."""
+        """All who live have begun. Where some were lost, the others send of their own what those had owned again."""
         work = sum.work(self.work.model_bytes)
         took_s = work.took_s
         if sum.due_at is not None:
@@ -251,7 +261,7 @@ class Crowd(Rings):
         sum = cell.sum
         if sum is None or (sum.plan.stamp, sum.attempt) != (stamp, attempt):
             return
-        left = (*sum.left(), *(() if cell.head in sum.summers else (cell.head,)))
+        left = (*sum.left, *(() if cell.head in sum.summers else (cell.head,)))
         if not all(self.leaves[one].up for one in left):
             return
         for one, sent in zip(sum.summers, work.sent, strict=True):
@@ -264,23 +274,29 @@ class Crowd(Rings):
         if cell.sum is not sum or cell.round == sum.plan.round:
             return
         now = self.timeline.now
-        silent = [leaf for leaf in (self.leaves[number] for number in sum.left()) if not leaf.up]
-        stalled = [leaf.id for leaf in silent if now - max(leaf.silent_since, sum.began_at) >= STALL_S]
+        silent = [leaf for leaf in (self.leaves[number] for number in sum.left) if not leaf.up]
+        due_at = {leaf.id: max(leaf.silent_since, sum.began_at) + STALL_S for leaf in silent}
+        stalled = [peer for peer, at in due_at.items() if at <= now]
         if stalled and self.leaves[cell.head].up:
             self._follow(self.leaves[cell.head], self.rounds[cell.head].stalled(stalled, now))
-        self.timeline.after(STALL_S, self._look_at_stalls, cell, sum)
+        next_at = min([now + STALL_S, *(at for at in due_at.values() if at > now)])
+        self.timeline.at(next_at, self._look_at_stalls, cell, sum)
 
     def _row_summed(self, cell: Cell, head: Leaf, done: RowDone) -> None:
         """The head has the row's mean. Raises Violation if it weighs it otherwise than what is in it does."""
         cell.counted, cell.round = tuple(self.numbers[peer] for peer in done.counted), done.round
-        cell.row = self._sum(cell.counted, done.round)
+        cell.given = [self._given(number, done.round) for number in cell.counted]
+        cell.row = self._sum(cell.given)
         if sum(tokens_of(number) for number in cell.counted) != done.tokens:
             raise Violation("the reference", f"the weight of cell {cell.number} in round {done.round}")
         if head.seat is not None and self.seats.peers[head.seat].up:
             self.seats.peers[head.seat].course.trained()
 
-    def _sum(self, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
-        return summed_row(self._how, self.seats.grid, [self.made(number, round) for number in counted])
+    def _given(self, number: int, round: int) -> Given:
+        return given_by(self._how, self.seats.grid, self.made(number, round))
+
+    def _sum(self, given: Sequence[Given]) -> tuple[F32, int]:
+        return summed_row(self._how, self.seats.grid, given)
 
     def made(self, number: int, round: int) -> tuple[F32, int]:
         """What a peer makes in a round, and of how many tokens."""
@@ -290,9 +306,9 @@ class Crowd(Rings):
         """What a head commits to. Raises Violation if it is not what a plain computation makes of the row."""
         cell = self.cells[self.by_seat[seat.number]]
         assert cell.row is not None
-        made = [self.made(number, round) for number in cell.counted]
-        tokens = sum(weight for _, weight in made)
-        if cell.row[1] != tokens or not np.array_equal(plain_row(self._how, self.seats.grid, made), cell.row[0]):
+        tokens = sum(weight for _, weight in cell.given)
+        plain = plain_row(self._how, self.seats.grid, cell.given)
+        if cell.round != round or cell.row[1] != tokens or not np.array_equal(plain, cell.row[0]):
             raise Violation("the reference", f"the row of cell {cell.number} in round {round}")
         return cell.row
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import chain
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import (
@@ -71,6 +72,7 @@ OFF_BOUND_S = FOUND_BOUND_S + 2 * LOOK_S
 JUDGES = 2
 ABOUT_RECORDS = ("hello", "welcome", "record")
 VERDICT_BYTES = 330
+_ALIVE = State.ALIVE
 
 
 class Rings(ABC):
@@ -85,9 +87,11 @@ class Rings(ABC):
         self.swarm = SwarmId(domain_hash("simulated rings", str(scenario.seed).encode()))
         self.rng = random.Random(f"crowd {scenario.seed}")
         self._chance = self.rng.random
+        self._loss = scenario.loss
         self._delays = [[2 * LAST_MILE_S + ms / 2000 for ms in row] for row in ROUND_TRIPS_MS]
         self.leaves: list[Leaf] = []
         self.numbers: dict[PeerId, int] = {}
+        self._by_id: dict[PeerId, Leaf] = {}
         self.cells = [Cell(number) for number in range(rows)]
         self.found_after_s: list[float] = []
         self.evicted_after_s: list[float] = []
@@ -130,11 +134,13 @@ class Rings(ABC):
         number, rng = len(self.leaves), self.rng
         peer = PeerId(f"{number:052d}")
         seed = rng.getrandbits(62)
+        region = rng.randrange(len(REGIONS))
         leaf = Leaf(
             number=number,
             id=peer,
             cell=-1,
-            region=rng.randrange(len(REGIONS)),
+            region=region,
+            delays_s=self._delays[region],
             train_s=rng.uniform(*self.work.train_s),
             upload=rng.choice(UPLOADS),
             download=rng.choice(DOWNLOADS),
@@ -142,11 +148,12 @@ class Rings(ABC):
         )
         self.leaves.append(leaf)
         self.numbers[peer] = number
-        self.timeline.after(CELL_TICK_S * rng.random(), self._tick, number)
+        self._by_id[peer] = leaf
+        self.timeline.after(CELL_TICK_S * rng.random(), self._tick, leaf)
         return leaf
 
     def _can_ask(self, one: PeerId, other: PeerId) -> bool:
-        return self.numbers[one] in self.leaves[self.numbers[other]].near
+        return self.numbers[one] in self._by_id[other].near
 
     def _arrange(self, cell: Cell, changed: Iterable[int], *, introduced: bool) -> None:
         """Give those at `changed` and around them the neighbours that the ring has for them."""
@@ -173,14 +180,16 @@ class Rings(ABC):
 
     def _delay_s(self, leaf: Leaf, other: Leaf) -> float:
         """One way, with jitter."""
-        return self._delays[leaf.region][other.region] * (1.0 + JITTER_SHARE * self._chance())
+        return leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * self._chance())
 
     def _say(self, leaf: Leaf, to: PeerId, message: object) -> None:
         """A detector's message: it may be lost."""
-        other = self.leaves[self.numbers[to]]
+        other = self._by_id[to]
         leaf.control_bytes += self._sizes[type(message)]
-        if self._chance() >= self.scenario.loss:
-            self.timeline.after(self._delay_s(leaf, other), self._arrive, leaf.number, other.number, message)
+        chance = self._chance
+        if chance() >= self._loss:
+            delay_s = leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * chance())
+            self.timeline.after(delay_s, self._arrive, leaf, other, message)
 
     def _deliver(self, leaf: Leaf, other: Leaf, what: str, size: int, *rest: int) -> None:
         """A message over a connection, which repeats what is lost."""
@@ -188,32 +197,32 @@ class Rings(ABC):
         if what in ABOUT_RECORDS:
             self.record_bytes += size + CONTROL_OVERHEAD_BYTES
         delay = self._delay_s(leaf, other)
-        while self._chance() < self.scenario.loss:
+        while self._chance() < self._loss:
             delay += RETRY_S
         self.timeline.after(delay, self._take, leaf.number, other.number, what, *rest)
 
-    def _arrive(self, sender: int, to: int, message: object) -> None:
-        leaf = self.leaves[to]
+    def _arrive(self, sender: Leaf, leaf: Leaf, message: object) -> None:
         if not leaf.up:
             return
-        now, machine, peer = self.timeline.now, leaf.machine, self.leaves[sender].id
+        timeline, machine, peer = self.timeline, leaf.machine, sender.id
+        now = timeline.now
         if type(message) is Ping:
-            self.timeline.note(1, sender, to, message.nonce)
+            timeline.note(1, sender.number, leaf.number, message.nonce)
             effects = machine.on_ping(peer, message.nonce, message.incarnation, now)
         elif type(message) is Ack:
-            self.timeline.note(2, sender, to, message.nonce)
+            timeline.note(2, sender.number, leaf.number, message.nonce)
             if message.about is None:
                 effects = machine.on_ack(peer, message.nonce, message.incarnation, now)
             else:
                 effects = machine.on_indirect_ack(peer, message.about, message.nonce, now)
         elif type(message) is PingRequest:
-            self.timeline.note(3, sender, to, message.nonce)
+            timeline.note(3, sender.number, leaf.number, message.nonce)
             effects = machine.on_ping_request(peer, message.target, message.nonce, now)
         elif type(message) is Nack:
             effects = machine.on_nack(peer, message.target, message.nonce, now)
         else:
             assert isinstance(message, Suspicion)
-            self.timeline.note(4, sender, to, message.incarnation)
+            timeline.note(4, sender.number, leaf.number, message.incarnation)
             effects = machine.on_suspicion(message.peer, message.incarnation, now)
         if effects:
             self._carry_out(leaf, effects)
@@ -233,20 +242,20 @@ class Rings(ABC):
                 for near in sorted(leaf.near):
                     self._say(leaf, self.leaves[near].id, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
             elif type(effect) is Died:
-                self._found_dead(leaf, self.leaves[self.numbers[effect.peer]])
+                self._found_dead(leaf, self._by_id[effect.peer])
             elif type(effect) is Refute:
                 for near in sorted(leaf.near):
                     self._deliver(leaf, self.leaves[near], "record", RECORD_BYTES, effect.incarnation)
 
-    def _tick(self, number: int) -> None:
-        leaf = self.leaves[number]
+    def _tick(self, leaf: Leaf) -> None:
         if leaf.up:
-            effects = leaf.machine.tick(self.timeline.now)
+            now = self.timeline.now
+            effects = leaf.machine.tick(now)
             if effects:
                 self._carry_out(leaf, effects)
-            if self.timeline.now - leaf.looked_at >= LOOK_S:
-                self._look_around(leaf, self.timeline.now)
-            self.timeline.after(CELL_TICK_S, self._tick, number)
+            if now - leaf.looked_at >= LOOK_S:
+                self._look_around(leaf, now)
+            self.timeline.after(CELL_TICK_S, self._tick, leaf)
 
     def _take(self, sender: int, to: int, what: str, *rest: int) -> None:
         leaf, other = self.leaves[to], self.leaves[sender]
@@ -282,6 +291,8 @@ class Rings(ABC):
         leaf.looked_at = now
         for near in sorted(leaf.near):
             state = leaf.machine.state_of(self.leaves[near].id)
+            if state is _ALIVE:
+                continue
             if state is State.DEAD or (state is None and now - leaf.near_since[near] > DIAL_DEADLINE_S):
                 self._give_up(leaf, near)
             elif state is None:
@@ -290,7 +301,7 @@ class Rings(ABC):
     def _give_up(self, leaf: Leaf, accused: int) -> None:
         """Tell the head, and the next of the order in case that is gone too; of these, whom it has not given up."""
         cell, told = self.cells[leaf.cell], 0
-        for number in (cell.head, *(number for number in cell.ring if number != cell.head)):
+        for number in chain((cell.head,), (number for number in cell.ring if number != cell.head)):
             if number != accused and leaf.machine.state_of(self.leaves[number].id) is not State.DEAD:
                 self._deliver(leaf, self.leaves[number], "verdict", VERDICT_BYTES, accused)
                 told += 1

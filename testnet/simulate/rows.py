@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.collectives.codecs import F32, Codec
+from shoal.collectives.codecs import F32, U8, Codec
 from shoal.collectives.grid import Grid
 from shoal.collectives.summing import Term
 from shoal.collectives.two_level import row_mean, row_owners
@@ -23,16 +23,19 @@ ROW_CHUNKS = 1024
 
 Made = tuple[F32, int]
 """Values, (numel,) float32, and the tokens they weigh."""
+Given = tuple[list[U8], int]
+"""The same as it travels: the values encoded, chunk by chunk."""
 
 
 @dataclass(slots=True)
 class Leaf:
-    """A peer of a cell. Rates are in bytes/s."""
+    """A peer of a cell. Rates are in bytes/s; delays_s: one way to each region, without jitter."""
 
     number: int
     id: PeerId
     cell: int
     region: int
+    delays_s: Sequence[float]
     train_s: float
     upload: float
     download: float
@@ -62,22 +65,30 @@ class RowWork:
 class RowSum:
     """The chunks of a row under way, by the plan that its members follow: `summers` by number, in the plan's order.
 
-    They move from when all who are not `gone`, by place on the list, have begun under the attempt; `due_at` is when the
-    last that all began so is over.
+    They move from when all have begun under the attempt who live and are not `gone`, by place on the list; `due_at` is
+    when the last that began so is over. `left` are the summers that are not gone, and `waiting` has those of them, and
+    the `head`, that have not begun.
     """
 
     plan: RowPlan
     summers: tuple[int, ...]
+    head: int
     began_at: float
     attempt: int = 0
     gone: tuple[int, ...] = ()
-    begun: set[int] = field(default_factory=set)
     due_at: float | None = None
+    left: tuple[int, ...] = field(init=False)
+    waiting: set[int] = field(init=False)
 
-    def left(self) -> tuple[int, ...]:
-        """The summers that are not gone."""
+    def __post_init__(self) -> None:
+        self.attempted(self.attempt, self.gone)
+
+    def attempted(self, attempt: int, gone: tuple[int, ...]) -> None:
+        """The plan goes on, without more of those who sum; nobody has begun under that attempt yet."""
         both = zip(self.plan.terms, self.summers, strict=True)
-        return tuple(number for term, number in both if term.place not in self.gone)
+        self.attempt, self.gone = attempt, gone
+        self.left = tuple(number for term, number in both if term.place not in gone)
+        self.waiting = {*self.left, self.head}
 
     def work(self, model_bytes: float, *, anew: bool = False) -> RowWork:
         """What it costs; `anew`: had nobody gone."""
@@ -90,7 +101,7 @@ class RowSum:
 class Cell:
     """A row as the simulation knows it: `ring` is its list, by number; `row` what its head has of the round, if it has.
 
-    `counted` are those in it, and `round` is that of both.
+    `counted` are those in it, `given` is what they sent, and `round` is that of all three.
     """
 
     number: int
@@ -101,6 +112,7 @@ class Cell:
     round: int = 0
     row: tuple[F32, int] | None = None
     counted: tuple[int, ...] = ()
+    given: list[Given] = field(default_factory=list)
 
 
 def made_by(seed: int, number: int, round: int, numel: int) -> Made:
@@ -114,25 +126,30 @@ def tokens_of(number: int) -> int:
     return 50 + number % 101
 
 
-def summed_row(how: Codec, grid: Grid, made: Sequence[Made]) -> Made:
-    """The token-weighted mean of a row, chunk by chunk, and its tokens. made: what counts, in the row's order."""
+def given_by(how: Codec, grid: Grid, made: Made) -> Given:
+    """What a peer sends of what it made."""
+    values, tokens = made
+    return [how.encode(values[slice(*grid.span(chunk))]) for chunk in range(grid.chunks)], tokens
+
+
+def summed_row(how: Codec, grid: Grid, given: Sequence[Given]) -> Made:
+    """The token-weighted mean of a row, chunk by chunk, and its tokens. given: what counts, in the row's order."""
     values = np.empty(grid.numel, np.float32)
     for chunk in range(grid.chunks):
-        here = slice(*grid.span(chunk))
-        terms = [Term(place, weight, how.encode(own[here])) for place, (own, weight) in enumerate(made)]
-        values[here] = row_mean(how, terms, grid.length(chunk)).values
-    return values, sum(weight for _, weight in made)
+        terms = [Term(place, weight, own[chunk]) for place, (own, weight) in enumerate(given)]
+        values[slice(*grid.span(chunk))] = row_mean(how, terms, grid.length(chunk)).values
+    return values, sum(weight for _, weight in given)
 
 
-def plain_row(how: Codec, grid: Grid, made: Sequence[Made]) -> F32:
+def plain_row(how: Codec, grid: Grid, given: Sequence[Given]) -> F32:
     """The same for the judge, who shares no sum with it."""
-    heard = np.empty((len(made), grid.numel), np.float32)
+    heard = np.empty((len(given), grid.numel), np.float32)
     for chunk in range(grid.chunks):
         here = slice(*grid.span(chunk))
-        for place, (own, _) in enumerate(made):
-            how.decode_into(how.encode(own[here]), heard[place, here])
-    weights = np.array([weight for _, weight in made], np.float32)
-    mean: F32 = np.add.accumulate(heard * weights[:, None], axis=0)[-1] / np.float32(sum(w for _, w in made))
+        for place, (own, _) in enumerate(given):
+            how.decode_into(own[chunk], heard[place, here])
+    weights = np.array([weight for _, weight in given], np.float32)
+    mean: F32 = np.add.accumulate(heard * weights[:, None], axis=0)[-1] / np.float32(sum(w for _, w in given))
     return mean.astype(np.float32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
+from shoal.node.rounds.pace import STALL_S
 from shoal.protocol.row_effects import RowEffect, SumRow, Tell
 from shoal.protocol.row_messages import RowLoss
-from shoal.protocol.row_round import RowRound
+from shoal.protocol.row_round import RowPhase, RowRound
 from shoal.testnet.simulate.cells import Crowd
 from shoal.testnet.simulate.outcome import Kit, Workload
 from shoal.testnet.simulate.rings import REACH
-from shoal.testnet.simulate.rows import row_work
+from shoal.testnet.simulate.rows import Given, row_work
 from shoal.testnet.simulate.scenario import Churn, Scenario
 
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
@@ -70,8 +72,8 @@ def test_seed_gives_the_same_trace_under_churn() -> None:
 def test_seeded_row_that_is_not_the_mean_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Crowd._sum
 
-    def wrong(self: Crowd, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
-        return plain(self, counted[1:], round)[0], plain(self, counted, round)[1]
+    def wrong(self: Crowd, given: Sequence[Given]) -> tuple[F32, int]:
+        return plain(self, given[1:])[0], plain(self, given)[1]
 
     monkeypatch.setattr(Crowd, "_sum", wrong)
     assert Crowd(msgspec.structs.replace(CALM, rounds=1)).run().violation == "the reference"
@@ -104,11 +106,39 @@ def test_member_lost_while_its_row_is_summed_counts_no_more_and_others_take_over
     assert summed_at[0] > due[0] > lost.silent_since
     assert cell.sum is not None
     assert lost.number in cell.sum.summers
-    assert lost.number not in cell.sum.left()
+    assert lost.number not in cell.sum.left
     assert cell.sum.attempt == 1
     assert lost.number not in cell.counted
     tokens = sum(50 + number % 101 for number in range(70) if number != lost.number)
     assert crowd.seats.peers[0].disk.chain[1].tokens == tokens
+
+
+@pytest.mark.parametrize("dies", ["before the plan", "in the sum"])
+def test_row_goes_on_without_a_dead_member_as_soon_as_it_stalls_and_the_others_do_not_wait(dies: str) -> None:
+    crowd = Crowd(msgspec.structs.replace(CALM, rounds=1), LARGE)
+    cell = crowd.cells[2]
+    lost = crowd.leaves[cell.ring[3]]
+    for peer in crowd.seats.peers:
+        crowd.seats.start(peer)
+
+    def moves() -> bool:
+        return cell.sum is not None and cell.sum.due_at is not None
+
+    before = dies == "before the plan"
+    crowd.timeline.run(60.0, lambda: crowd.rounds[lost.number].phase is RowPhase.READY if before else moves())
+    crowd._vanish(lost)
+    crowd.timeline.run(60.0, moves)
+    assert cell.sum is not None
+    assert cell.sum.due_at is not None
+    sum, due_at, began_at = cell.sum, cell.sum.due_at, crowd.timeline.now
+    assert sum.attempt == 0
+    assert began_at < sum.began_at + 1.0
+    crowd.timeline.run(60.0, lambda: sum.attempt == 1)
+    stalls_at = max(sum.began_at, lost.silent_since) + STALL_S
+    assert stalls_at <= crowd.timeline.now < stalls_at + 0.01
+    crowd.timeline.run(200.0, lambda: cell.row is not None)
+    assert lost.number not in cell.counted
+    assert crowd.timeline.now < due_at + 0.2 * (due_at - began_at)
 
 
 def test_everybody_hears_the_beginning_and_the_plan_of_its_row_whatever_is_lost_on_the_way() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE
 from shoal.testnet.simulate.outcome import Kit
 from shoal.testnet.simulate.peer import QUEUES
 from shoal.testnet.simulate.rings import FOUND_BOUND_S, Rings
-from shoal.testnet.simulate.rows import Cell, Leaf
+from shoal.testnet.simulate.rows import Cell, Given, Leaf
 from shoal.testnet.simulate.scenario import Churn, Scenario
 from tests.testnet.simulate.seeded_bugs import (
     GivesNobodyUp,
@@ -150,8 +150,8 @@ def test_seeded_death_of_a_head_that_lives_is_found(monkeypatch: pytest.MonkeyPa
 def test_seeded_tokens_of_a_row_that_are_not_its_members_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Crowd._sum
 
-    def wrong(self: Crowd, counted: tuple[int, ...], round: int) -> tuple[F32, int]:
-        values, tokens = plain(self, counted, round)
+    def wrong(self: Crowd, given: Sequence[Given]) -> tuple[F32, int]:
+        values, tokens = plain(self, given)
         return values, tokens + 1
 
     monkeypatch.setattr(Crowd, "_sum", wrong)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from struct import pack
 from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from shoal.collectives.finals import FinalFormat
 from shoal.protocol import agreement as agreement_module
@@ -20,7 +22,7 @@ from shoal.protocol.membership import TICK_S, detection_bound_s
 from shoal.testnet.simulate import judge as judge_module
 from shoal.testnet.simulate import watch as watch_module
 from shoal.testnet.simulate.many import simulate_many, violation_of
-from shoal.testnet.simulate.network import IN_FLIGHT_S
+from shoal.testnet.simulate.network import IN_FLIGHT_S, Timeline
 from shoal.testnet.simulate.outcome import Kit
 from shoal.testnet.simulate.peer import QUEUES
 from shoal.testnet.simulate.scenario import FLAT_LIMIT_PEERS, Fault, Lie, Scenario, random_scenario
@@ -51,6 +53,18 @@ def test_seed_gives_the_same_trace(seed: int) -> None:
     assert one.control_bytes_per_peer_per_s == other.control_bytes_per_peer_per_s
     different = run_scenario(msgspec.structs.replace(random_scenario(seed), seed=seed + 1))
     assert different.trace_digest != one.trace_digest
+
+
+def test_trace_is_the_hash_of_all_that_was_noted() -> None:
+    timeline, rows = Timeline(), []
+    for at in range(10_000):
+        timeline.now = at / 7
+        row = (at % 9, at, 2**32 - 1 - at, at**4 - 2**62)
+        timeline.note(*row)
+        rows.append(pack("<dHIIq", timeline.now, *row))
+        if at in (3, 5000):
+            assert timeline.digest() == blake3(b"".join(rows)).hexdigest()
+    assert timeline.digest() == blake3(b"".join(rows)).hexdigest()
 
 
 def test_real_keys_lead_to_the_same_rounds_as_stand_ins() -> None:
