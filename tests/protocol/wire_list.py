@@ -31,11 +31,13 @@ BASES = {"Message", "RoundMessage", "_About", "_VersionOnly"}
 """Never sent as they are."""
 OF_ONE_MACHINE = (
     "shoal.protocol.durable",
+    "shoal.protocol.liveness",
     "shoal.protocol.manifest",
+    "shoal.protocol.membership",
     "shoal.swarm.address_book",
     "shoal.swarm.rendezvous.hivemind_messages",
 )
-"""How modules begin whose structs no peer is sent, or that the SwarmId holds."""
+"""How modules begin whose structs no peer is sent (records, effects of machines), or that the SwarmId holds."""
 NOT_SAID_YET = ("shoal.protocol.row_messages",)
 """Messages of machines that no daemon runs: once one does they are said under a protocol name of their own."""
 
