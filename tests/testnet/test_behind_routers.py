@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from shoal.node.discovery.reaching import parted_text, stranded_text
+from shoal.swarm.reaching.punching import PUNCH_DEADLINE_S
 from shoal.testnet.links import namespaces
 from shoal.testnet.links.namespaces import CONTROL_PORT, LANE_PORT, Network
 from tests.testnet.links_lab import (
@@ -111,7 +112,9 @@ async def _until_control_alone(routed: Routed) -> None:
             await trio.sleep(LOOK_S)
         let_through(routed.links, False)
         await routed.nodes[1].ask("cut", routed.nodes[2].peer_id)
-        await trio.sleep(LOOK_S)  # what was for lanes is closed by then
+        await trio.sleep(
+            2 * PUNCH_DEADLINE_S
+        )  # lanes are closed by then, and an attempt that the third helped with is over
         if await _holes(routed) == 1:
             return
 
