@@ -238,7 +238,11 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
 @pytest.mark.parametrize(
     ("strategy", "codec", "keys"),
     [
-        ("streaming", "int8", {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1}}),
+        (
+            "streaming",
+            "int8",
+            {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}},
+        ),
         pytest.param("sparse", None, {}, marks=pytest.mark.long),
         pytest.param("ddp", "int8", {"sync": {"inner_steps": 1}}, marks=pytest.mark.long),
     ],
