@@ -141,8 +141,8 @@ class Accounts:
     """What a replica has contributed and has yet to contribute.
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
-    then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. Between the
-    last two come `overlap_steps`, and where the anchor is late then at most `late_steps` more.
+    then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. Between
+    the last two come `overlap_steps`, and where the anchor is late then at most `late_steps` more.
     """
 
     def __init__(self, flat: Flat, *, sync: SyncSettings | None = None, contributions: int = 0) -> None:

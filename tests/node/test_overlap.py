@@ -249,7 +249,7 @@ def test_without_steps_of_overlap_an_anchor_is_waited_for_at_once() -> None:
 def test_contribution_that_is_still_on_the_device_is_reported_when_it_is_here(
     copy_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the step in which it arrived, at the latest after the steps of overlap; the values are those of the mark."""
+    """After the step in which it arrived, after the steps of overlap at the latest; the values are the mark's."""
     SlowCopies(copy_steps, monkeypatch)
     late = STEPS + TAU + LATE + 10
     control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
