@@ -232,7 +232,7 @@ class Swarm:
         if order is None or self._client is None:
             return
         if self._overlapping:
-            self._order = order if self._accounts.overlap_left else None
+            self._order = order if self._accounts.goes_on else None
         elif self._order_steps >= self._steps_wanted:
             self._finish(order, self._client)
         elif self._tally.since_report_s >= PROGRESS_PERIOD_S:
@@ -263,7 +263,7 @@ class Swarm:
             raise FloatingPointError(f"{error}; lower the learning rate: the swarm's state is as it was") from None
         self._tally = Tally()
         self._last_loss = loss
-        self._overlapping = self._accounts.overlap_left > 0
+        self._overlapping = self._accounts.goes_on
         if not self._overlapping:
             self._order = None
         client.send(

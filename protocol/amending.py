@@ -50,7 +50,7 @@ AMENDMENT_DOMAIN = b"shoal/amendment"
 
 AMENDABLE: Mapping[str, tuple[str, ...]] = {
     "sync": (
-        *("inner_steps", "overlap_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
+        *("inner_steps", "overlap_steps", "late_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
         *("norm_clip", "aggregate", "trim", "clip_radius"),
     ),
     "inner": ("lr", "weight_decay", "warmup_tokens", "schedule", "decay_tokens", "min_lr", "clip_norm"),

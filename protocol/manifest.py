@@ -177,6 +177,15 @@ class SyncSection(Message, frozen=True, kw_only=True):
             "more, up to the steps between two rounds. More hide more of a slow network.",
         ),
     ] = 0
+    late_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Optimizer steps that are made beyond these while the outcome is late, in place of waiting, "
+            "until it is here. With 0 what is learnt does not depend on how fast rounds are.",
+        ),
+    ] = 0
     mixing: Annotated[
         float,
         Meta(

@@ -51,8 +51,9 @@ def _check_steps(sync: SyncSection) -> None:
     if sync.strategy != "streaming":
         if sync.fragments > 1 or sync.mixing != 0.5:
             raise ValueError('fragments and mixing have a meaning with strategy = "streaming" only')
-        if sync.overlap_steps and sync.strategy != "diloco":
-            raise ValueError('overlap_steps has a meaning with strategy = "diloco" or "streaming" only')
+        for key, steps in (("overlap_steps", sync.overlap_steps), ("late_steps", sync.late_steps)):
+            if steps and sync.strategy != "diloco":
+                raise ValueError(f'{key} has a meaning with strategy = "diloco" or "streaming" only')
     if sync.inner_steps % sync.fragments:
         raise ValueError(
             f"inner_steps is {sync.inner_steps}, which {sync.fragments} fragments do not divide; "

@@ -35,4 +35,5 @@ def with_strategy_defaults(tables: dict[str, Any]) -> dict[str, Any]:
         fragments = sync.get("fragments", implied["fragments"])
         if isinstance(fragments, int) and fragments > 0:
             implied["overlap_steps"] = min(OVERLAP_STEPS, max(0, steps // fragments))
+        implied["late_steps"] = steps
     return {**tables, "sync": {**implied, **sync}}

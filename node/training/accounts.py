@@ -141,15 +141,15 @@ class Accounts:
     """What a replica has contributed and has yet to contribute.
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
-    then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. At most
-    `overlap_steps` may be made between the last two.
+    then `count` every step, `contribute` after enough of them, `apply` the anchor that came of it, and so on. Between
+    the last two come `overlap_steps`, and where the anchor is late then at most `late_steps` more.
     """
 
     def __init__(self, flat: Flat, *, sync: SyncSettings | None = None, contributions: int = 0) -> None:
         sync = sync or SyncSettings()
         self._flat = flat
         self._mixing = sync.mixing
-        self.overlap_steps = sync.overlap_steps
+        self.overlap_steps, self.late_steps = sync.overlap_steps, sync.late_steps
         self._fragments = Fragments(Grid(flat.layout.numel, sync.chunk_values), sync.fragments)
         self._base: torch.Tensor | None = None
         self._mark: _Mark | None = None
@@ -163,7 +163,7 @@ class Accounts:
 
     def retune(self, sync: SyncSettings) -> None:
         """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
-        self._mixing, self.overlap_steps = sync.mixing, sync.overlap_steps
+        self._mixing, self.overlap_steps, self.late_steps = sync.mixing, sync.overlap_steps, sync.late_steps
 
     @property
     def base(self) -> torch.Tensor | None:
@@ -189,6 +189,11 @@ class Accounts:
     def overlap_left(self) -> int:
         """How many steps are to be made before the anchor after the newest contribution is applied."""
         return max(0, self.overlap_steps - self.steps) if self.waiting else 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another step may be made while the anchor after the newest contribution is not here."""
+        return self.waiting and self.steps < self.overlap_steps + self.late_steps
 
     def local(self) -> torch.Tensor:
         """A host copy of the parameters, ``(numel,) float32``."""

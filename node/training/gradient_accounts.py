@@ -43,6 +43,7 @@ class GradientAccounts:
 
     mixes = False
     overlap_left = 0
+    goes_on = False
     """There are no steps but the one that a round waits for."""
 
     def __init__(self, flat: FlatGradients, *, contributions: int = 0) -> None:

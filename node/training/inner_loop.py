@@ -105,8 +105,8 @@ class Replica:
 
     Lifetime: construct; `write_initial` for genesis; `restore` what an earlier process knew; `apply` the first anchor;
     then `begin` a stretch and `step` while it is `training`. A stretch goes on beyond its contribution by the steps of
-    overlap, after which it waits for `apply`. The optimizer's moments live through `apply`; beyond the process they
-    live as far as `inner_state` was saved.
+    overlap, and those for a late anchor, after which it waits for `apply`. The optimizer's moments live through
+    `apply`; beyond the process they live as far as `inner_state` was saved.
     """
 
     def __init__(
@@ -280,8 +280,9 @@ class Replica:
             )
         tally.seconds += time.monotonic() - began
         if self._overlapping:
-            self._order = None if batch is None or not self.accounts.overlap_left else order
-            if self._settled is not None and (self._settled.outgoing.here or self._order is None):
+            self._order = order if batch is not None and self.accounts.goes_on else None
+            last = batch is None or not self.accounts.overlap_left
+            if self._settled is not None and (last or self._settled.outgoing.here):
                 return self.hand_over(out)
         elif batch is None or self._order_steps >= self._steps_wanted:
             return self._contribute(order, out) if order.contribute else self._trained(order)
@@ -440,7 +441,7 @@ class Replica:
         outgoing = self.accounts.mark(order.round)
         tally, self._tally = self._tally, _Tally(began=time.monotonic())
         self._settled = _Settled(outgoing=outgoing, order=order, tally=tally, wall_s=self._tally.began - tally.began)
-        self._overlapping = self.accounts.overlap_left > 0
+        self._overlapping = self.accounts.goes_on
         if not self._overlapping:
             self._order = None
         return self.hand_over(out) if outgoing.here or not self._overlapping else None

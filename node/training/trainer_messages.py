@@ -20,9 +20,10 @@ contribution and mark alone. `Apply` then names the newest number taken, ever:
 trainer begins with; numbers go on rising across restarts, so an `Apply` that names a contribution of the
 dead process is understood as older than this base.
 
-**Training goes on beside the round**, by the steps of overlap and no further: an `Apply` that comes before they are
-made is carried out after exactly these, one that comes later finds the trainer waiting. Whatever is ordered after
-an `Apply` waits with it, but for `Ping`, `Pause`, `Resume` and `Stop`; a pause and a `Hurry` end the overlap.
+**Training goes on beside the round**, by the steps of overlap: an `Apply` that comes before they are made is carried
+out after exactly these. One that comes later is carried out at once, and finds the trainer making the steps for a late
+anchor, or waiting after them. Whatever is ordered after an `Apply` waits with it, but for `Ping`, `Pause`, `Resume` and
+`Stop`; a pause and a `Hurry` end the overlap.
 
 **A restart loses nothing where a snapshot was written.** `Snapshot` has the trainer copy all that it knows
 beside the anchor, and write it to a file while it goes on; it is ordered right after a contribution was taken,
@@ -92,6 +93,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunk_values: int = 262_144
     fragments: int = 1
     overlap_steps: int = 0
+    late_steps: int = 0
     mixing: float | None = None
     gradients: bool = False
 
@@ -103,6 +105,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             chunk_values=manifest.round.chunk_values,
             fragments=sync.fragments,
             overlap_steps=sync.overlap_steps,
+            late_steps=sync.late_steps,
             mixing=sync.applied_mixing,
             gradients=sync.exchanges_gradients,
         )

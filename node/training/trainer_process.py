@@ -158,7 +158,7 @@ class TrainerProcess:
         """The next order, or None where it is time for a step.
 
         An anchor that is here before the steps of overlap are made waits for them, and what was ordered after it too,
-        so that what is learnt does not depend on how fast the round was.
+        so that what is learnt does not depend on how fast the round was, as long as it was not too slow.
         """
         replica = self._replica
         running = replica is not None and not self._paused

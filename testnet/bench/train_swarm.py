@@ -173,14 +173,15 @@ def _lives(log: Path) -> Iterator[_Life]:
 
 
 def _points(report: Report, lives: Iterable[Sequence[_Line]], wanted: int) -> list[Point]:
-    """One per round whose loss is known; the last certified the last of the `wanted` tokens, and has one."""
+    """One per round whose loss is known; the last is the first of them that is not before the `wanted` tokens."""
     losses = (report.loss.first, *report.loss.by_round)
     tokens = list(accumulate((found.tokens for found in report.rounds), initial=0))
-    last = next((number for number, total in enumerate(tokens) if total >= wanted), len(tokens) - 1)
-    if not last:
+    enough = next((number for number, total in enumerate(tokens) if total >= wanted), len(tokens) - 1)
+    if not enough:
         raise NetworkError(f"no round was certified{f': {report.trouble}' if report.trouble else ''}")
-    if last >= len(losses) or losses[last] is None:
-        raise NetworkError(f"nobody evaluated the state after round {last}; run it again on a machine less busy")
+    last = next((number for number in range(enough, len(losses)) if losses[number] is not None), None)
+    if last is None:
+        raise NetworkError(f"nobody evaluated the state after round {enough}; run it again on a machine less busy")
     sent = _sent(lives, last)
     return [
         Point(round=number, tokens=tokens[number], wire_bytes=sent[number], val_loss=loss)

@@ -20,7 +20,7 @@ def test_a_quorum_amends_overlap_and_mixing(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         tables = msgspec.to_builtins(swarm.manifest)
         sync = {"strategy": "streaming", "inner_steps": 2 * ROUND_STEPS, "fragments": 2, "overlap_steps": 1}
-        tables["sync"] = {**sync, "balance": False}
+        tables["sync"] = {**sync, "late_steps": 0, "balance": False}
         swarm.manifest = validate_manifest(tables, source="the test's manifest")
         swarm.manifest_path.write_text(render_manifest(swarm.manifest))
         first, second, third = swarm.nodes

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -47,8 +48,9 @@ from shoal.node.training.trainer_messages import (
 from shoal.node.training.trainer_process import Control, TrainerProcess
 from shoal.node.workloads.regression import RegressionWorkload
 
-STEPS, TAU = 4, 3
-SYNC = SyncSettings(chunk_values=16, fragments=2, overlap_steps=TAU, mixing=0.5)
+STEPS, TAU, LATE = 4, 3, 5
+"""Of a round; that an anchor waits for; that are made beyond these before an anchor is waited for."""
+SYNC = SyncSettings(chunk_values=16, fragments=2, overlap_steps=TAU, late_steps=LATE, mixing=0.5)
 
 
 def new_replica(sync: SyncSettings | None = None) -> Replica:
@@ -196,9 +198,9 @@ def plainly(
     return out
 
 
-@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU, STEPS + TAU + 10])
+@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU])
 def test_anchor_is_applied_after_exactly_the_steps_of_overlap(here_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, early, just in time and late: the same history to the bit. What is ordered with it waits with it."""
+    """At once, early and just in time: the same history to the bit. What is ordered with it waits with it."""
     after = [(here_at, order) for order in (Apply(round=1, taken=1), Evaluate(round=1), train(2))]
     control, contributed = live(after, monkeypatch)
     assert control.of(Applied) == [0, STEPS + TAU]
@@ -206,27 +208,58 @@ def test_anchor_is_applied_after_exactly_the_steps_of_overlap(here_at: int, monk
     assert control.of(Contribution) == [STEPS, 2 * STEPS]
     np.testing.assert_array_equal(contributed, plainly(TAU))
     assert not np.array_equal(contributed, plainly(TAU - 1))
+    assert [(made.steps, made.blocked_s, made.wall_s) for made in control.contributions()] == [(STEPS, 0, 0)] * 2
+
+
+@pytest.mark.parametrize("late", [1, 2, LATE, LATE + 1, LATE + 10])
+def test_late_anchor_is_not_waited_for_until_the_steps_for_it_are_made(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that are made meanwhile count towards the next contribution, which has one of its own at least."""
+    here_at = STEPS + TAU + late
+    after = [(here_at, order) for order in (Apply(round=1, taken=1), Evaluate(round=1), train(2))]
+    control, contributed = live(after, monkeypatch)
+    beside = TAU + min(late, LATE)
+    assert control.of(Applied) == [0, STEPS + beside]
+    assert control.of(Evaluated) == [STEPS + beside]
+    made = max(STEPS, beside + 1)
+    assert control.of(Contribution) == [STEPS, STEPS + made]
+    np.testing.assert_array_equal(contributed, plainly(beside))
+    assert not np.array_equal(contributed, plainly(beside - 1))
     first, second = control.contributions()
-    assert (first.steps, second.steps) == (STEPS, STEPS)
-    assert (first.blocked_s, second.blocked_s) == (0, 1.0 if here_at > STEPS + TAU else 0)
-    assert second.wall_s == (3.0 if here_at > STEPS + TAU else 0)  # once the anchor is here, nothing is blocked
+    assert (first.steps, second.steps) == (STEPS, made)
+    # Orders that are not here while it waits come a second apart; once the anchor is here, nothing is blocked.
+    waits = here_at > STEPS + TAU + LATE
+    assert (first.blocked_s, second.blocked_s) == (0, 1.0 if waits else 0)
+    assert second.wall_s == (3.0 if waits else 0)
+
+
+def test_without_steps_of_overlap_an_anchor_is_waited_for_at_once() -> None:
+    replica = new_replica(SyncSettings(chunk_values=16))
+    out = np.zeros(NUMEL, np.float32)
+    replica.apply(anchor(), round=0, fresh=True)
+    replica.begin(train(1))
+    for _ in range(STEPS):
+        assert replica.training
+        replica.step(out)
+    assert (replica.training, replica.waiting) == (False, True)
 
 
 @pytest.mark.parametrize("copy_steps", [0, 1, TAU - 1, TAU, TAU + 1])
 def test_contribution_that_is_still_on_the_device_is_reported_when_it_is_here(
     copy_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the step in which it arrived, or where there is none left at once; the values are those of the mark."""
+    """After the step in which it arrived, after the steps of overlap at the latest; the values are the mark's."""
     SlowCopies(copy_steps, monkeypatch)
-    late = STEPS + TAU + 10
+    late = STEPS + TAU + LATE + 10
     control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
     until_here = min(copy_steps, TAU)
-    assert control.of(Contribution) == [STEPS + until_here, 2 * STEPS + until_here]
+    assert control.of(Contribution) == [STEPS + until_here, STEPS + TAU + LATE + 1 + until_here]
     first, second = control.contributions()
-    assert (first.steps, second.steps) == (STEPS, STEPS)
+    assert (first.steps, second.steps) == (STEPS, TAU + LATE + 1)
     assert second.blocked_s == 1.0  # a wait for the device is none for the swarm
     monkeypatch.undo()
-    np.testing.assert_array_equal(contributed, plainly(TAU))
+    np.testing.assert_array_equal(contributed, plainly(TAU + LATE))
 
 
 @pytest.mark.parametrize(
@@ -243,8 +276,9 @@ def test_contribution_that_is_still_on_the_device_is_reported_when_it_is_here(
     ids=lambda order: type(order).__name__,
 )
 def test_contribution_on_its_way_is_reported_before_an_order_is_followed(
-    order: Command, monkeypatch: pytest.MonkeyPatch
+    order: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the snapshot is written to
     SlowCopies(100, monkeypatch)
     control, contributed = live([(STEPS + 1, order)], monkeypatch)
     kinds = [(at, type(report)) for at, report in control.reports if at > STEPS]
@@ -277,19 +311,21 @@ AMENDED = {
 
 
 @pytest.mark.parametrize("what", AMENDED)
-@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU, STEPS + TAU + 10])
+@pytest.mark.parametrize("here_at", [STEPS, STEPS + 1, STEPS + TAU, STEPS + TAU + 2, STEPS + TAU + LATE + 10])
 def test_amended_settings_take_effect_after_the_anchor_however_early_they_are_here(
     what: str, here_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps of overlap, and the anchor of the round that amended, are by the settings of before."""
+    """The steps beside the round, and the anchor of the round that amended, are by the settings of before."""
     amended, steps = AMENDED[what], STEPS + 2
     orders = [Apply(round=1, taken=1), Evaluate(round=1), amended, train(2, steps=steps)]
     control, contributed = live([(here_at, order) for order in orders], monkeypatch)
-    assert control.of(Applied) == [0, STEPS + TAU]
-    assert control.of(Contribution) == [STEPS, STEPS + max(TAU, steps)]
-    np.testing.assert_array_equal(contributed, plainly(TAU, amended=amended, steps=steps))
-    overlap = amended.sync.overlap_steps
-    assert not np.array_equal(contributed, plainly(overlap, amended=amended, steps=steps, early=True))
+    beside = min(max(here_at - STEPS, TAU), TAU + LATE)
+    assert control.of(Applied) == [0, STEPS + beside]
+    assert control.of(Contribution) == [STEPS, STEPS + max(beside + 1, steps)]
+    np.testing.assert_array_equal(contributed, plainly(beside, amended=amended, steps=steps))
+    if here_at <= STEPS + TAU:
+        overlap = amended.sync.overlap_steps
+        assert not np.array_equal(contributed, plainly(overlap, amended=amended, steps=steps, early=True))
 
 
 def test_questions_are_answered_before_the_overlap_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +346,10 @@ def test_overlap_is_cut_short_by_a_pause_and_by_the_next_round(
     np.testing.assert_array_equal(contributed, plainly(1))
 
 
-@pytest.mark.parametrize("paused_at", [STEPS, STEPS + TAU])
+@pytest.mark.parametrize("paused_at", [STEPS, STEPS + TAU, STEPS + TAU + LATE])
 def test_paused_trainer_is_not_blocked(paused_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the pause nor what it has nothing to do in is waiting for the network."""
-    late = STEPS + TAU + 100
+    late = STEPS + TAU + LATE + 100
     after = [(late, Apply(round=1, taken=1)), (late, Resume()), (late, train(2))]
     control, _ = live([(paused_at, Pause()), *after], monkeypatch)
     assert [made.blocked_s for made in control.contributions()] == [0, 0]
@@ -336,7 +372,7 @@ def test_training_on_without_a_quorum_is_no_waiting_and_counts_towards_the_next(
 
 
 def test_memory_of_the_shared_vectors_holds_the_fragment_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = STEPS + TAU + 1
+    late = STEPS + TAU + LATE + 1
     control, contributed = live([(late, Apply(round=1, taken=1)), (late, train(2))], monkeypatch)
     assert len(control.contributions()) == 2
     fragment = sum(min(16, NUMEL - at) for at in range(0, NUMEL, 32))

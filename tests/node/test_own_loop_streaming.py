@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -103,6 +104,40 @@ def test_overlap_and_mixing_change_with_the_order_that_amends_them_and_not_befor
         assert (moved > 1e-3) == (step in applied), step
     # A token was trained on by both fragments, and each contributes its half of it: since its own last contribution.
     assert tokens == [TOKENS, 2 * TOKENS, 2 * TOKENS, 5 * TOKENS // 2]
+
+
+def test_late_anchor_is_not_waited_for_until_the_steps_for_it_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the round one step of overlap is made, and three for a late anchor."""
+    model, optimizer = made()
+    anchors: list[F32] = []
+    late, over = threading.Event(), threading.Event()
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchors.append(await end.initial())
+        await end.apply(anchors[0], 0, fresh=True)
+        await end.train(1, steps=STEPS)
+        event, _ = await end.contribution()
+        await end.wait(late)
+        anchors.append(anchors[0].copy())
+        anchors[1][FRAGMENTS[1]] += np.float32(1)
+        await end.apply(anchors[1], 1, taken=event.number)
+        await end.train(2, steps=100)
+        await end.wait(over)
+
+    sync = msgspec.structs.replace(SLOW, late_steps=3)
+    with Ends(tmp_path, daemon, sync=sync), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        for number in range(STEPS + 4):
+            learn(model, optimizer, number)
+            local = flat(model)
+            if number + 1 == STEPS + 4:
+                late.set()
+            assert swarm.step(tokens=TOKENS)  # which waits in the last of these only
+            expected = mixed(local, anchors[1], 1, 0.5) if number + 1 == STEPS + 4 else local
+            np.testing.assert_allclose(flat(model), expected, rtol=0, atol=1e-6, err_msg=f"step {number + 1}")
+        assert swarm.round == 1
+        over.set()
 
 
 def test_the_last_anchor_is_taken_though_the_daemon_has_left_before_the_overlap_is_over(

@@ -47,7 +47,7 @@ name = "text"
 inner_steps = 20
 """
 STREAMING = MINIMAL + "strategy = 'streaming'\n"
-GOLDEN_SWARM_ID = "2a63f6a5179887e1c27777449bee2b7ec430dd8089e0b27161bfbeca19925eba"
+GOLDEN_SWARM_ID = "2abe72594f95f27cc89591ce31b2e7fc23452a925a60b3121688122cc4db3e31"
 
 
 def minimal() -> Manifest:
@@ -85,6 +85,7 @@ CHANGES = [
     ("sync", {"outer_momentum": 0.8}),
     ("sync", {"codec": "fp32"}),
     ("sync", {"overlap_steps": 1}),
+    ("sync", {"late_steps": 1}),
     ("sync", {"strategy": "streaming"}),
     ("sync", {"strategy": "streaming", "fragments": 4}),
     ("sync", {"strategy": "streaming", "mixing": 0.0}),
@@ -155,9 +156,13 @@ def test_streaming_without_more_is_the_paper_s() -> None:
     """Streaming DiLoCo, arXiv 2501.18512: 4 bits, α = 0.5, some overlap."""
     sync = parse_manifest(STREAMING).sync
     assert (sync.codec, sync.fragments, sync.round_steps, sync.overlap_steps) == ("int4", 4, 5, 2)
+    assert sync.late_steps == sync.inner_steps == 20
     assert (sync.mixing, sync.applied_mixing) == (0.5, 0.5)
-    assert (minimal().sync.round_steps, minimal().sync.applied_mixing) == (20, None)
-    explicit = parse_manifest(STREAMING + "fragments = 2\noverlap_steps = 10\ncodec = 'bf16'\nmixing = 0\n").sync
+    assert (minimal().sync.round_steps, minimal().sync.applied_mixing, minimal().sync.late_steps) == (20, None, 0)
+    explicit = parse_manifest(
+        STREAMING + "fragments = 2\noverlap_steps = 10\nlate_steps = 0\ncodec = 'bf16'\nmixing = 0\n"
+    ).sync
+    assert explicit.late_steps == 0
     assert (explicit.codec, explicit.round_steps, explicit.overlap_steps) == ("bf16", 10, 10)
     assert explicit.applied_mixing == 0
 

@@ -45,6 +45,7 @@ def test_outer_step_and_trainer_follow_the_strategy() -> None:
         (DDP + "outer_lr = 0.5\n", "outer_lr and outer_momentum have no meaning"),
         (DDP + "outer_momentum = 0.5\n", "outer_lr and outer_momentum have no meaning"),
         (DDP + "overlap_steps = 1\n", "overlap_steps has a meaning with"),
+        (DDP + "late_steps = 1\n", "late_steps has a meaning with"),
         (DDP + "fragments = 2\n", "fragments and mixing have a meaning with"),
         (DDP + 'codec = "topk"\n', "belong together"),
     ],

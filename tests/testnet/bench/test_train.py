@@ -238,7 +238,11 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
 @pytest.mark.parametrize(
     ("strategy", "codec", "keys"),
     [
-        ("streaming", "int8", {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1}}),
+        (
+            "streaming",
+            "int8",
+            {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}},
+        ),
         pytest.param("sparse", None, {}, marks=pytest.mark.long),
         pytest.param("ddp", "int8", {"sync": {"inner_steps": 1}}, marks=pytest.mark.long),
     ],
@@ -312,6 +316,16 @@ def test_read_run_adds_up_bytes_over_lives_and_ends_with_the_tokens_wanted(tmp_p
     assert run.rate_ratio == pytest.approx(2 * 2 / 4 / 1.5)
     churned = read_run(dataclasses.replace(bench, churn=0.25), report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
     assert (churned.points, churned.rate_ratio) == (run.points, None)
+
+
+def test_read_run_ends_with_the_first_round_after_the_tokens_whose_loss_is_known(tmp_path: Path) -> None:
+    log_of(tmp_path, 0, [[certified(number, 10.0 + number, number, 0) for number in range(1, 5)]])
+    run = read_run(tiny(tokens=2 * ROUND_TOKENS), report_of(tiny(tokens=1), [6.0, None, 4.0, 3.0]), tmp_path)
+    assert [(p.round, p.tokens, p.val_loss) for p in run.points] == [
+        (0, 0, 8.0),
+        (1, ROUND_TOKENS, 6.0),
+        (3, 3 * ROUND_TOKENS, 4.0),
+    ]
 
 
 def test_read_run_does_not_take_an_earlier_loss_for_the_last_one(tmp_path: Path) -> None:
