@@ -165,10 +165,10 @@ def big() -> Grid:
 
 def tell_let_go(net: Net) -> bool:
     """As who keeps frames back asks for; whether anybody does."""
-    relay, asked = net.nodes[2].traffic, False
+    asked = False
     for node in net.nodes:
         for to, via, scope in node.traffic.kept_back():
-            assert via == peer(2)
+            relay = next(one for one in net.nodes if one.peer == via).traffic
             node.traffic.hear_let_go(to, via, scope, relay.let_go(scope, node.peer, to))
             asked = True
     return asked
@@ -241,9 +241,7 @@ def test_what_was_kept_back_goes_another_way_when_a_revision_says_so(monkeypatch
         for node in net.nodes:
             for owed in node.traffic.owed():
                 node.traffic.post_again(owed)
-            for to, via, scope in node.traffic.kept_back():
-                relay = next(one for one in net.nodes if one.peer == via).traffic
-                node.traffic.hear_let_go(to, via, scope, relay.let_go(scope, node.peer, to))
+        tell_let_go(net)
         if all(node.done.is_set() for node in net.nodes):
             break
         deadline.wait(0.01)
