@@ -36,7 +36,8 @@ def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> Non
 def leave(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Let the node that runs here leave the swarm gracefully, and stop.
 
-    The others go on at once, without waiting for it. It may come back any time: `shoal run` with the same --data-dir.
+    The others go on at once, without waiting for it. Where it alone has the newest state, or the only vote, it stays
+    until others have that too, 20 s at most. It may come back any time: `shoal run` with the same --data-dir.
     """
     request(data_dir, "leave", deadline_s=ORDER_DEADLINE_S)
     typer.echo(f"the node on {data_dir} is leaving; it stops as soon as the others know")

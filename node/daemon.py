@@ -237,11 +237,12 @@ class Daemon:
     @property
     def record_phase(self) -> Phase:
         """The phase in this node's record."""
-        if self._over.is_set() or self.engine.leaving:
+        needed = isinstance(self.engine, Engine) and self.engine.departure.needed
+        if self._over.is_set() or (self.engine.leaving and not needed):
             return "leaving"
         if self.engine.machine is None:
             return "joining"
-        return "paused" if self.desk.paused else "training"
+        return "paused" if needed or self.desk.paused else "training"
 
     @property
     def position(self) -> Position:

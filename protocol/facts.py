@@ -12,7 +12,18 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, Amendment, Consent, Held, Plan, Ready, Report, Target, Value
+from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    NO_HASH,
+    Amendment,
+    Consent,
+    Held,
+    Plan,
+    Ready,
+    Report,
+    Target,
+    Value,
+)
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.terms import verify_consent
@@ -60,6 +71,21 @@ class RoundFacts:
     def has_quorum(self) -> bool:
         """Whether the living members could certify this round."""
         return self.is_quorum(self.alive - frozenset(self.leaves))
+
+    def others(self) -> frozenset[PeerId]:
+        """Who else lives, is not on the way out, and may take part."""
+        return self.alive.difference(self.leaves, self.banned, {self.me})
+
+    def holders(self) -> set[PeerId]:
+        """Those of the others who have the state that the round begins from: they announced it, or they are members,
+        who reported its digest before it was certified, and have announced nothing since.
+
+        Members that a genesis, a rollback or a rebase names have reported nothing.
+        """
+        found = set(self.gathering.candidates(self.alive, self.leaves))
+        if self.previous.plan != NO_HASH:
+            found.update(peer for peer in self.previous.members if peer not in self.gathering)
+        return found.intersection(self.others())
 
     def remaining(self, plan: Plan) -> set[PeerId]:
         """Participants that are alive, not evicted and not on the way out."""

@@ -259,6 +259,15 @@ class RoundMachine:
         """Whether this node must promise its leave, or may simply go."""
         return leave_needs_promise(self.previous, self.me, self._facts.alive, self.agreement.leaves)
 
+    def holds_alone(self) -> bool:
+        """Whether there are others, and none of them has the state from which this round begins."""
+        return bool(self._facts.others()) and not self._facts.holders()
+
+    def hands_over(self) -> bool:
+        """Whether this node alone can certify this round, so that others become members who have its state."""
+        apart = self._facts.others().isdisjoint(self.previous.members)
+        return apart and self.agreement.member and self.has_quorum() and bool(self._facts.holders())
+
     def nobody_trains(self) -> bool:
         """Whether no living member is making a contribution or has made one."""
         return self._gathering.nobody_trains(self._facts.alive)

@@ -3,16 +3,24 @@
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
     asked to leave    go at once where nobody counts on this node; else promise to sign nothing more, and then go
 
-A vote under way is waited for, the others may need it; and for LEAVE_PATIENCE_S at most is anything waited for.
+What is waited for, for LEAVE_PATIENCE_S at most:
+
+    a vote under way                     the others may need it
+    another to have the state            where others live and none of them has it: it would be lost to them. Until one
+                                         has it, this node serves it and trains no more, so that it is the newest
+    others to be members                 where this node alone can certify and others have its state: the round that
+                                         it certifies makes them members, who go on without it
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
 import trio
 
+from shoal.node.outcome import Notice, Progress
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -24,17 +32,26 @@ class Parting(Enum):
     """What to do about leaving now."""
 
     STAY = auto()
+    REST = auto()
+    """Stay, and make no contribution."""
     PROMISE = auto()
     GO = auto()
 
 
 class Departure:
-    """When this node may go. `left` is set when it has gone, `finished` once its rounds are done."""
+    """When this node may go. `left` is set when it has gone, `finished` once its rounds are done.
 
-    def __init__(self, *, rounds: int | None) -> None:
+    tell: is called with what the user is to know.
+    """
+
+    def __init__(self, *, rounds: int | None, tell: Callable[[Progress], None] = lambda _: None) -> None:
         self._rounds = rounds
+        self._tell = tell
         self._asked_at: float | None = None
         self._have_certificate: set[PeerId] = set()
+        self._told = False
+        self.needed = False
+        """Whether this node is to leave, and stays for the sake of others who want what it has."""
         self.finished = False
         self.left = trio.Event()
 
@@ -47,6 +64,10 @@ class Departure:
         """Leave as soon as the round allows; patience counts from the first time."""
         if self._asked_at is None:
             self._asked_at = now
+
+    def overdue(self, now: float) -> bool:
+        """Whether this node was to leave so long ago that it waits for nothing more."""
+        return self._asked_at is not None and now - self._asked_at >= LEAVE_PATIENCE_S
 
     def begin_round(self) -> None:
         """Another round begins, whose certificate nobody has."""
@@ -64,11 +85,57 @@ class Departure:
         """Whether `certified` rounds are all that this node was to take part in."""
         return self._rounds is not None and certified >= self._rounds
 
+    def may_train(self, machine: RoundMachine) -> bool:
+        """Whether to make a contribution where nobody else does: who is to leave only hands over by it."""
+        return not self.asked or self._hands_over(machine)
+
     def advise(self, machine: RoundMachine, now: float) -> Parting:
-        """Look at the round, and at the time since leaving was asked for."""
+        """Look at the round, and at the time since leaving was asked for; tell the user what is out of the ordinary."""
         if self._asked_at is None or self.left.is_set():
             return Parting.STAY
-        overdue = now - self._asked_at >= LEAVE_PATIENCE_S
+        overdue = self.overdue(now)
+        alone = machine.holds_alone()
+        self.needed = not overdue and (alone or self._hands_over(machine))
+        if self.needed:
+            self._tell_of_waiting(machine)
+            return Parting.REST if alone and machine.phase is Phase.TRAIN else Parting.STAY
+        if overdue and alone:
+            self._tell(only_copy_goes(machine.previous.state_round))
+        elif overdue and self._hands_over(machine):
+            self._tell(last_voter_goes(machine.previous.state_round))
         if not machine.agreement.member or not machine.leave_needs_promise() or overdue:
             return Parting.STAY if machine.phase is Phase.CERTIFY and not overdue else Parting.GO
         return Parting.PROMISE if machine.phase in (Phase.TRAIN, Phase.PLAN) else Parting.STAY
+
+    def _hands_over(self, machine: RoundMachine) -> bool:
+        return not self.finished and machine.hands_over()
+
+    def _tell_of_waiting(self, machine: RoundMachine) -> None:
+        if not self._told:
+            self._told = True
+            self._tell(waits_for_others(machine.previous.state_round))
+
+
+def waits_for_others(round: int) -> Notice:
+    """What to tell the user of a node that is to leave and stays a while."""
+    return Notice(
+        text=f"the others cannot go on from round {round} without this node yet: staying until they can, "
+        f"{LEAVE_PATIENCE_S:g} s at most"
+    )
+
+
+def only_copy_goes(round: int) -> Notice:
+    """What to tell the user of a node that leaves with what nobody else has."""
+    return Notice(
+        text=f"leaving with the only copy of the state of round {round}, which nobody fetched within "
+        f"{LEAVE_PATIENCE_S:g} s; it is on disk: start this node again on its data folder, or the others stand still "
+        "until `shoal rebase --forget` has them go on from an earlier round"
+    )
+
+
+def last_voter_goes(round: int) -> Notice:
+    """What to tell the user of a node without which nobody can certify a round."""
+    return Notice(
+        text=f"leaving although the others, who have the state of round {round}, cannot certify another without this "
+        "node: start it again on its data folder, or let `shoal rebase --forget` have them go on without it"
+    )

@@ -45,7 +45,7 @@ from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduc
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
-from shoal.protocol.planning import TRAINING, RoundSettings
+from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.wire import HASH_BYTES
 
@@ -62,7 +62,7 @@ class Engine:
         self._inbox = Inbox()
         self._sync = StateSync(parts)
         self._transition = StateTransition(parts)
-        self._departure = Departure(rounds=parts.config.rounds)
+        self.departure = Departure(rounds=parts.config.rounds, tell=parts.on_progress)
         self._solitude = Solitude()
         self.going_back = self._going_back = GoingBack(parts, put=self.put)
         self.amending = Amending(parts)
@@ -117,23 +117,23 @@ class Engine:
     def ask_to_leave(self) -> None:
         """Leave the swarm as soon as the round allows; `left` is set then."""
         if not self.leaving:
-            self._departure.ask(trio.current_time())
+            self.departure.ask(trio.current_time())
             self.put(Tick())
 
     @property
     def left(self) -> trio.Event:
         """Set once this node takes part in nothing more."""
-        return self._departure.left
+        return self.departure.left
 
     @property
     def finished(self) -> bool:
         """Whether the rounds asked for are done: the node stops by itself."""
-        return self._departure.finished
+        return self.departure.finished
 
     @property
     def leaving(self) -> bool:
         """Whether leaving was asked for."""
-        return self._departure.asked
+        return self.departure.asked
 
     @property
     def phase(self) -> str:
@@ -203,7 +203,7 @@ class Engine:
             await self._take_rebase(heard.peer, message)
             return
         if isinstance(message, Certificate) and position >= (head.term, head.round):
-            self._departure.has_certificate(heard.peer)
+            self.departure.has_certificate(heard.peer)
         if position < current:
             self._sync.answer_late(heard.peer, position, message)
         elif position > current or machine is None:
@@ -348,11 +348,11 @@ class Engine:
         unfinished = machine.restore(records)
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
-        self._departure.begin_round()
+        self.departure.begin_round()
         self._solitude.begin_round(trio.current_time())
         await self._going_back.begin_round()
         await self.amending.begin_round()
-        role = self._part.role(finished=self.finished)
+        role = self._part.role(finished=self.finished or self.leaving)
         self._p.log.started(head, role)
         await self._p.holds.at(machine.round, "train")
         alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
@@ -373,7 +373,7 @@ class Engine:
         machine = self.machine
         if machine is None or not machine.agreement.member or self._part.made is not None:
             return
-        role = self._part.role(finished=self.finished)
+        role = self._part.role(finished=self.finished or self.leaving)
         await self._carry_out(machine.ready(self._part.absent(role), trio.current_time()))
         if role == TRAINING and self.machine is machine:
             await self._part.train()
@@ -389,7 +389,7 @@ class Engine:
 
     async def _contribute(self, event: Contribution) -> None:
         machine = self.machine
-        if machine is None or machine.round != event.round:
+        if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
         ready = await self._part.contribute(event)
         if ready is not None:
@@ -452,13 +452,13 @@ class Engine:
 
     async def _begin_round_or_finish(self) -> None:
         """Go on, or, when the rounds asked for are done, see that the others know it and leave."""
-        if not self._departure.rounds_done(self._custody.head.state_round):
+        if not self.departure.rounds_done(self._custody.head.state_round):
             await self._begin_round()
             return
-        self._departure.finished = True
+        self.departure.finished = True
         self.machine = None
         with trio.move_on_after(LINGER_S):
-            while not self._departure.known_to(self._p.links.linked()):
+            while not self.departure.known_to(self._p.links.linked()):
                 event = await self._inbox.next()
                 if isinstance(event, Heard):
                     await self._handle_heard(event)
@@ -469,7 +469,7 @@ class Engine:
 
     async def _keep_busy(self, machine: RoundMachine, now: float) -> None:
         """Do what solitude advises: train on without a quorum, or contribute where nobody does."""
-        may_train = not self._desk.paused and not self.leaving
+        may_train = not self._desk.paused and self.departure.may_train(machine)
         contributed, resting = self._part.made is not None, self._desk.resting
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
@@ -483,12 +483,14 @@ class Engine:
 
     async def _try_leave(self, machine: RoundMachine, now: float) -> None:
         """Promise to sign nothing more, where the round allows and somebody stays; then `left` is set."""
-        parting = self._departure.advise(machine, now)
+        parting = self.departure.advise(machine, now)
         if parting is Parting.PROMISE:
             effects = machine.leave(now)
             await self._carry_out(effects)
             if any(isinstance(effect, Persist) for effect in effects):
                 self.left.set()
+        elif parting is Parting.REST:
+            await self._carry_out(machine.ready(self._part.absent(OBSERVER), now))
         elif parting is Parting.GO:
             self.left.set()
 

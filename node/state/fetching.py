@@ -139,8 +139,9 @@ class _Run:
         for donor, first, sizes in _runs(self.transfer.requests(trio.current_time()), self._job.wanted):
             try:
                 self._fetch.ask(donor, first, *sizes)
-            except NetworkError as error:  # the lane went this moment, and its end will be told
+            except NetworkError as error:  # the lane went this moment; of who owes nothing no end is told
                 self._drop(donor, str(error))
+                self._fetch.wake()
 
     async def _rest(self) -> None:
         """Let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""

@@ -134,7 +134,8 @@ class Course(Reducing):
         self._carry_out([*unfinished, *alive])
         made = disk.ready is not None and disk.ready.base == head.hash
         lost = not made and any(record.kind == "ready" for record in bound)
-        role = OBSERVER if lost else TRAINING if peer.id in recent else JOINER
+        absent = lost or self._departure.asked
+        role = OBSERVER if absent else TRAINING if peer.id in recent else JOINER
         ready = disk.ready if made and disk.ready is not None else absent_ready(role, head, head.digest)
         if self.machine is machine:
             self._carry_out(machine.ready(ready, self._now))
@@ -200,18 +201,23 @@ class Course(Reducing):
 
     def _keep_busy(self, machine: RoundMachine, now: float) -> None:
         made = self._disk.ready is not None and self._disk.ready.base == machine.previous.hash
-        leaving = self._departure.asked
+        may_train = self._departure.may_train(machine)
         resting = self._trained_at is None
-        advice = self._solitude.advise(machine, now, contributed=made, may_train=not leaving, resting=resting)
+        advice = self._solitude.advise(machine, now, contributed=made, may_train=may_train, resting=resting)
         if advice.contribute_after_all:
             self._carry_out(machine.ready(absent_ready(TRAINING, machine.previous, machine.previous.digest), now))
             self._train()
         parting = self._departure.advise(machine, now)
+        if parting in (Parting.PROMISE, Parting.GO) and not self._departure.overdue(now):
+            self._swarm.donations.check_copy(self._peer)
         if parting is Parting.PROMISE:
             effects = machine.leave(now)
             self._carry_out(effects)
             if any(isinstance(effect, Persist) for effect in effects):
                 self._swarm.timeline.after(GOODBYE_S, self._swarm.depart, self._peer.number, self._peer.life)
+        elif parting is Parting.REST:
+            self._trained_at = None
+            self._carry_out(machine.ready(absent_ready(OBSERVER, machine.previous, machine.previous.digest), now))
         elif parting is Parting.GO:
             self._swarm.depart(self._peer.number, self._peer.life)
 

@@ -7,6 +7,8 @@
     bounded requests        at most `REQUEST_LIMIT` chunks are asked for, of a donor that brought nothing yet no more
                             than its first window, and no chunk of more than two donors at a time
     a donor's duties        what a donor sends in its own round waits for one frame of what it serves, no more
+    the only copy           who leaves in order does not take a state along that nobody else has, while somebody is
+                            linked who would fetch it, before its patience is over
 
 The first that does not hold raises `Violation`.
 """
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from shoal.node.state.fetching import LOOK_S
 from shoal.node.state.transfer import BAN_S, IDLE_LIMIT_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
+from shoal.protocol.messages import Value
 from shoal.swarm.lanes.chunks import REQUEST_LIMIT
 from shoal.testnet.simulate.judge import Violation
 
@@ -121,3 +124,19 @@ class Donations:
         """Raises Violation if what `peer` sends in its round waits behind more than a frame of what it serves."""
         if ahead > FRAMES_AHEAD_LIMIT:
             raise Violation("a donor's duties", f"{ahead} frames go before what peer {peer.number} owes its round")
+
+    @staticmethod
+    def check_copy(peer: SimulatedPeer) -> None:
+        """Raises Violation if `peer`, which may wait, leaves with a state that nobody else has."""
+        swarm, head = peer.swarm, peer.disk.chain[-1]
+        others = [other for other in swarm.peers if other is not peer and not other.gone]
+        would_fetch = any(other.running and other.number in peer.watch.links for other in others)
+        if peer.course.obtaining.current and would_fetch and not any(_has(other, head) for other in others):
+            raise Violation("the only copy", f"peer {peer.number} leaves with that of round {head.round}")
+
+
+def _has(peer: SimulatedPeer, value: Value) -> bool:
+    """Whether the state of `value`, or of a later round, is on the disk of `peer`, or what it is worked out from."""
+    return value.plan in peer.disk.finals or any(
+        later.round >= value.round and later.hash == peer.disk.held for later in peer.disk.chain
+    )

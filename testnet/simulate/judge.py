@@ -13,7 +13,7 @@
     no false eviction    who lives is given up by nobody later than `simulation.SETTLED_S` after the last fault, where
                          nobody lies and of control messages no more than `LOSS_BORNE_SHARE` are lost
     bounded queues       see `peer.QUEUES`
-    transfers            see `donations`
+    transfers            see `donations`, with what may go with a peer that leaves
     progress             `PROGRESS_S` after the last fault a round has been certified
 
 The first that does not hold raises `Violation`.

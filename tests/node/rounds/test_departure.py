@@ -1,4 +1,4 @@
-"""Departure: when a node may go, promise first, or wait; and who has the last certificate."""
+"""Departure: when a node may go, promise first, or wait, and what it says then; and who has the last certificate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from shoal.node.outcome import Notice, Progress
 from shoal.node.rounds.departure import LEAVE_PATIENCE_S, Departure, Parting
 from shoal.protocol.identity import Identity
 from shoal.protocol.round import Phase, RoundMachine
@@ -20,15 +21,29 @@ class Membership:
 
 
 @dataclass
+class Head:
+    state_round: int = 7
+
+
+@dataclass
 class Round:
     """The part of a round machine that a departure looks at."""
 
     phase: Phase
     promise: bool = True
+    alone: bool = False
+    sole_voter: bool = False
     agreement: Membership = field(default_factory=Membership)
+    previous: Head = field(default_factory=Head)
 
     def leave_needs_promise(self) -> bool:
         return self.promise
+
+    def holds_alone(self) -> bool:
+        return self.alone
+
+    def hands_over(self) -> bool:
+        return self.sole_voter
 
 
 def advise(departure: Departure, round: Round, now: float) -> Parting:
@@ -63,6 +78,79 @@ def test_departure_waits_for_nothing_longer_than_its_patience_from_the_first_tim
     assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.GO
     departure.left.set()
     assert advise(departure, Round(phase), 1.0 + LEAVE_PATIENCE_S) is Parting.STAY
+
+
+class Leaving:
+    """A departure that was asked for at 0, and what it told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.departure = Departure(rounds=None, tell=self._tell)
+        self.departure.ask(0.0)
+
+    def _tell(self, progress: Progress) -> None:
+        assert isinstance(progress, Notice)
+        self.told.append(progress.text)
+
+    def advise(self, round: Round, now: float) -> Parting:
+        return advise(self.departure, round, now)
+
+
+@pytest.mark.parametrize("promise", [False, True])
+@pytest.mark.parametrize("phase", list(Phase))
+def test_departure_waits_with_the_only_copy_until_another_has_it(phase: Phase, promise: bool) -> None:
+    leaving, round = Leaving(), Round(phase, promise=promise, alone=True)
+    member = Round(phase, promise=promise, alone=True, agreement=Membership(member=False))
+    expected = Parting.REST if phase is Phase.TRAIN else Parting.STAY
+    for one in (round, member):
+        assert leaving.advise(one, 1.0) is expected
+        assert leaving.departure.needed
+        assert not leaving.departure.may_train(cast(RoundMachine, one))
+    round.alone = False
+    assert leaving.advise(round, 2.0) is advise(asked_at(2.0), Round(phase, promise=promise), 2.0)
+    assert not leaving.departure.needed
+    (told,) = leaving.told
+    assert "from round 7" in told
+    assert "20 s at most" in told
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_departure_with_the_only_copy_goes_when_its_patience_is_over_and_says_what_to_do(phase: Phase) -> None:
+    leaving, round = Leaving(), Round(phase, alone=True)
+    assert leaving.advise(round, LEAVE_PATIENCE_S - 0.1) is not Parting.GO
+    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert not leaving.departure.needed
+    _, told = leaving.told
+    assert "\n" not in told
+    for said in ("only copy of the state of round 7", "start this node again", "shoal rebase --forget"):
+        assert said in told
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_departure_of_the_only_voter_trains_on_until_others_are_members(phase: Phase) -> None:
+    leaving, round = Leaving(), Round(phase, promise=False, sole_voter=True)
+    assert leaving.advise(round, 1.0) is Parting.STAY
+    assert leaving.departure.needed
+    assert leaving.departure.may_train(cast(RoundMachine, round))
+    assert leaving.advise(round, LEAVE_PATIENCE_S) is Parting.GO
+    assert "cannot certify another without this node" in leaving.told[-1]
+    assert "start it again" in leaving.told[-1]
+
+
+def test_departure_whose_rounds_are_done_makes_no_other_for_the_sake_of_voters() -> None:
+    departure, round = asked_at(1.0), Round(Phase.PLAN, promise=False, sole_voter=True)
+    departure.finished = True
+    assert advise(departure, round, 1.0) is Parting.GO
+    assert not departure.may_train(cast(RoundMachine, round))
+    round.alone = True
+    assert advise(departure, round, 1.0) is Parting.STAY
+
+
+def test_departure_that_was_not_asked_for_waits_for_nobody() -> None:
+    departure, round = Departure(rounds=None), Round(Phase.TRAIN, alone=True)
+    assert advise(departure, round, 1.0) is Parting.STAY
+    assert not departure.needed
+    assert departure.may_train(cast(RoundMachine, round))
 
 
 def test_departure_knows_when_its_rounds_are_done_and_who_has_the_certificate_of_the_newest() -> None:

@@ -80,7 +80,7 @@ class Part:
 
         machine = SimpleNamespace(agreement=SimpleNamespace(member=True), ready=lambda ready, at: [ready.role])
         engine = SimpleNamespace(
-            machine=machine, finished=False, _desk=self.desk, _part=self.part, _carry_out=carry_out
+            machine=machine, finished=False, leaving=False, _desk=self.desk, _part=self.part, _carry_out=carry_out
         )
 
         async def main() -> None:

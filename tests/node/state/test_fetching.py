@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from shoal.node.state.fetching import INTRODUCTION_LIMIT, Fetcher, Job, _Run
 from shoal.node.state.transfer import DonorScores
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes.chunks import ChunkFailed, ChunkRef, ChunkSpace, LaneBroke
+from shoal.swarm.lanes.chunks import ChunkExchange, ChunkFailed, ChunkRef, ChunkSpace, LaneBroke
 
 DONOR = PeerId("donor")
 REF = ChunkRef(ChunkSpace.ANCHOR, bytes(8), 0)
@@ -27,6 +29,9 @@ class Fetch:
 
 class Lanes:
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None: ...
+
+    def moved(self, peer: PeerId) -> SimpleNamespace:
+        return SimpleNamespace(received=0)
 
 
 def test_donor_whose_lane_breaks_is_introduced_again_unless_it_sent_wrong_bytes() -> None:
@@ -60,3 +65,30 @@ def test_donor_whose_lane_breaks_is_introduced_again_unless_it_sent_wrong_bytes(
     wrong = ChunkFailed(DONOR, REF, RemoteError("other bytes", peer=DONOR))
     assert trio.run(breaks) == INTRODUCTION_LIMIT
     assert trio.run(breaks, wrong) == 1
+
+
+def test_fetch_ends_when_the_lane_of_its_only_donor_goes_before_it_is_asked() -> None:
+    """A lane that still stood when the donor was introduced: it owes nothing yet, so of its end nobody tells."""
+
+    def post(*_: Any, **__: Any) -> None:
+        raise NetworkError("there is no lane that takes a frame")
+
+    async def on_progress(done: int, total: int) -> None: ...
+
+    async def introduce(peer: PeerId) -> None: ...
+
+    async def main() -> None:
+        chunks = ChunkExchange(post=post, lookup=lambda ref: None)
+        fetcher = Fetcher(lanes=Lanes(), chunks=chunks, scores=DonorScores())  # type: ignore[arg-type]
+        job = Job(
+            what="a state",
+            wanted=[(REF, 1)],
+            here=(),
+            introduce=introduce,
+            accept=lambda ref, data, digest: None,
+            on_progress=on_progress,
+        )
+        with trio.fail_after(600), pytest.raises(NetworkError, match="no lane that takes a frame"):
+            await fetcher.fetch(job, [DONOR])
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
