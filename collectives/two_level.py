@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -34,6 +36,9 @@ from shoal.collectives.codecs import F32, Codec
 from shoal.collectives.partition import deal
 from shoal.collectives.summing import Term, weighted_mean
 from shoal.protocol.errors import LocalError
+
+DEALS_KEPT: Final = 64
+"""Of the last plans: one that loses members is dealt again with each attempt. Simulated rows are all in one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +59,17 @@ def row_owners(rates: Sequence[tuple[int, int]], chunks: int, *, gone: Collectio
     living = [place for place in range(len(rates)) if place not in gone]
     if not living:
         raise LocalError("a row of which everybody is gone")
-    owners = [owned.owner for owned in deal(rates, chunks) for _ in range(owned.start, owned.stop)]
+    owners = list(_dealt(tuple(rates), chunks))
     lost = [chunk for chunk, owner in enumerate(owners) if owner in gone]
     for turn, chunk in enumerate(lost):
         owners[chunk] = living[turn % len(living)]
     return tuple(owners)
+
+
+@lru_cache(maxsize=DEALS_KEPT)
+def _dealt(rates: tuple[tuple[int, int], ...], chunks: int) -> tuple[int, ...]:
+    """The owners while nobody is gone: every attempt of a plan starts from them."""
+    return tuple(owned.owner for owned in deal(rates, chunks) for _ in range(owned.start, owned.stop))
 
 
 def column(owners: Sequence[Sequence[int]], chunk: int) -> tuple[int, ...]:

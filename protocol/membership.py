@@ -192,11 +192,9 @@ class MembershipMachine:
     def peer_seen(self, peer: PeerId, incarnation: int, now: float) -> list[Effect]:
         """Anything at all came from `peer` itself; the first time begins to watch it."""
         self._notice_stall(now)
-        if peer == self.me:
-            return []
         watched = self._peers.get(peer)
         if watched is None:
-            if len(self._peers) < PEER_LIMIT:
+            if peer != self.me and len(self._peers) < PEER_LIMIT:
                 self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=now)
             return []
         if incarnation > watched.incarnation:
@@ -322,11 +320,12 @@ class MembershipMachine:
         self._notice_stall(now)
         self._ran_at = now
         effects: list[Effect] = []
-        for peer, watched in self._peers.items():
-            probe = watched.probe
-            if (probe is not None and now >= probe.deadline) or now >= watched.suspect_until:
+        overdue, due = self._look(now)
+        if overdue:
+            for peer, watched in overdue:
                 effects += self._overdue(peer, watched, now)
-        for peer, watched in self._due(now):
+            _, due = self._look(now)
+        for _, peer, watched in due:
             effects += self._ping(peer, watched, now, ACK_DEADLINE_S)
         if self._relays:
             self._relays = {nonce: relay for nonce, relay in self._relays.items() if now < relay.deadline}
@@ -355,14 +354,22 @@ class MembershipMachine:
         watched.inquiry = _Inquiry(nonce, vias)
         return [SendPingRequest(via=via, target=peer, nonce=nonce) for via in vias]
 
-    def _due(self, now: float) -> list[tuple[PeerId, _Watched]]:
-        """Whom to ping now, the longest overdue first."""
-        interval = probe_interval_s([watched.state for watched in self._peers.values()].count(_ALIVE))
+    def _look(self, now: float) -> tuple[list[tuple[PeerId, _Watched]], list[tuple[float, PeerId, _Watched]]]:
+        """Who may have let a deadline pass; and whom to ping now, and since when, the longest overdue first."""
+        peers = self._peers
+        interval = PROBE_INTERVAL_S
+        if len(peers) > PROBES_PER_S:
+            interval = probe_interval_s([watched.state for watched in peers.values()].count(_ALIVE))
+        overdue: list[tuple[PeerId, _Watched]] = []
         due: list[tuple[float, PeerId, _Watched]] = []
-        for peer, watched in self._peers.items():
-            state = watched.state
+        for peer, watched in peers.items():
+            state, probe = watched.state, watched.probe
+            if (probe is not None and now >= probe.deadline) or now >= watched.suspect_until:
+                overdue.append((peer, watched))
             if state is _ALIVE:
-                at = watched.heard_at + interval if watched.probe is None else math.inf
+                if probe is not None:
+                    continue
+                at = watched.heard_at + interval
             elif state is _SUSPECT:
                 at = watched.pinged_at + PROBE_INTERVAL_S
             else:
@@ -370,8 +377,8 @@ class MembershipMachine:
             if now >= at:
                 due.append((at, peer, watched))
         if len(due) > 1:
-            due.sort(key=lambda entry: entry[:2])
-        return [(peer, watched) for _, peer, watched in due[:PROBES_PER_TICK_LIMIT]]
+            due.sort()
+        return overdue, due[:PROBES_PER_TICK_LIMIT]
 
     def _notice_stall(self, now: float) -> None:
         """If we did not run for a while, nobody else is to blame for the silence: begin all waits anew.
@@ -397,6 +404,11 @@ class MembershipMachine:
 
     def _happens(self, peer: PeerId, watched: _Watched, event: Event, now: float) -> list[Effect]:
         """Move `watched` by the table, and say what follows."""
+        if event is _HEARD and watched.state is _ALIVE:  # as nearly always
+            watched.probe = watched.inquiry = None
+            watched.heard_at = now
+            watched.excuses = 0
+            return []
         was, watched.state = watched.state, next_state(watched.state, event)
         effects: list[Effect] = []
         if watched.state is _ALIVE:

@@ -38,7 +38,6 @@ from shoal.protocol.liveness import (
 )
 from shoal.protocol.membership import TICK_S, MembershipMachine, detection_bound_s
 from shoal.protocol.messages import domain_hash
-from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.protocol.rows import deal_rows, shortest
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.members import DIAL_DEADLINE_S
@@ -73,6 +72,8 @@ JUDGES = 2
 ABOUT_RECORDS = ("hello", "welcome", "record")
 VERDICT_BYTES = 330
 _ALIVE = State.ALIVE
+Said = SendPing | SendAck | SendPingRequest | SendNack | Suspected
+"""What travels: the messages have the same in them, and the incarnation of who sends them."""
 
 
 class Rings(ABC):
@@ -182,14 +183,13 @@ class Rings(ABC):
         """One way, with jitter."""
         return leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * self._chance())
 
-    def _say(self, leaf: Leaf, to: PeerId, message: object) -> None:
+    def _say(self, leaf: Leaf, other: Leaf, message: Said) -> None:
         """A detector's message: it may be lost."""
-        other = self._by_id[to]
         leaf.control_bytes += self._sizes[type(message)]
         chance = self._chance
         if chance() >= self._loss:
             delay_s = leaf.delays_s[other.region] * (1.0 + JITTER_SHARE * chance())
-            self.timeline.after(delay_s, self._arrive, leaf, other, message)
+            self.timeline.after(delay_s, self._arrive, leaf, other, message, leaf.machine.incarnation)
 
     def _deliver(self, leaf: Leaf, other: Leaf, what: str, size: int, *rest: int) -> None:
         """A message over a connection, which repeats what is lost."""
@@ -201,46 +201,45 @@ class Rings(ABC):
             delay += RETRY_S
         self.timeline.after(delay, self._take, leaf.number, other.number, what, *rest)
 
-    def _arrive(self, sender: Leaf, leaf: Leaf, message: object) -> None:
+    def _arrive(self, sender: Leaf, leaf: Leaf, message: Said, incarnation: int) -> None:
+        """What a machine wanted to be sent is there; `incarnation` is what its node had then."""
         if not leaf.up:
             return
-        timeline, machine, peer = self.timeline, leaf.machine, sender.id
+        timeline = self.timeline
         now = timeline.now
-        if type(message) is Ping:
+        if type(message) is SendPing:
             timeline.note(1, sender.number, leaf.number, message.nonce)
-            effects = machine.on_ping(peer, message.nonce, message.incarnation, now)
-        elif type(message) is Ack:
+            effects = leaf.machine.on_ping(sender.id, message.nonce, incarnation, now)
+            if len(effects) == 1 and type(effects[0]) is SendAck:  # as nearly always: it is the sender's
+                self._say(leaf, sender, effects[0])
+                return
+        elif type(message) is SendAck:
             timeline.note(2, sender.number, leaf.number, message.nonce)
             if message.about is None:
-                effects = machine.on_ack(peer, message.nonce, message.incarnation, now)
+                effects = leaf.machine.on_ack(sender.id, message.nonce, incarnation, now)
             else:
-                effects = machine.on_indirect_ack(peer, message.about, message.nonce, now)
-        elif type(message) is PingRequest:
+                effects = leaf.machine.on_indirect_ack(sender.id, message.about, message.nonce, now)
+        elif type(message) is SendPingRequest:
             timeline.note(3, sender.number, leaf.number, message.nonce)
-            effects = machine.on_ping_request(peer, message.target, message.nonce, now)
-        elif type(message) is Nack:
-            effects = machine.on_nack(peer, message.target, message.nonce, now)
+            effects = leaf.machine.on_ping_request(sender.id, message.target, message.nonce, now)
+        elif type(message) is SendNack:
+            effects = leaf.machine.on_nack(sender.id, message.target, message.nonce, now)
         else:
-            assert isinstance(message, Suspicion)
+            assert isinstance(message, Suspected)
             timeline.note(4, sender.number, leaf.number, message.incarnation)
-            effects = machine.on_suspicion(message.peer, message.incarnation, now)
+            effects = leaf.machine.on_suspicion(message.peer, message.incarnation, now)
         if effects:
             self._carry_out(leaf, effects)
 
     def _carry_out(self, leaf: Leaf, effects: Iterable[Effect]) -> None:
-        mine = leaf.machine.incarnation
         for effect in effects:
-            if type(effect) is SendPing:
-                self._say(leaf, effect.peer, Ping(nonce=effect.nonce, incarnation=mine))
-            elif type(effect) is SendAck:
-                self._say(leaf, effect.peer, Ack(nonce=effect.nonce, incarnation=mine, about=effect.about))
+            if type(effect) is SendPing or type(effect) is SendAck or type(effect) is SendNack:
+                self._say(leaf, self._by_id[effect.peer], effect)
             elif type(effect) is SendPingRequest:
-                self._say(leaf, effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
-            elif type(effect) is SendNack:
-                self._say(leaf, effect.peer, Nack(target=effect.target, nonce=effect.nonce))
+                self._say(leaf, self._by_id[effect.via], effect)
             elif type(effect) is Suspected:
                 for near in sorted(leaf.near):
-                    self._say(leaf, self.leaves[near].id, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
+                    self._say(leaf, self.leaves[near], effect)
             elif type(effect) is Died:
                 self._found_dead(leaf, self._by_id[effect.peer])
             elif type(effect) is Refute:
@@ -289,14 +288,13 @@ class Rings(ABC):
     def _look_around(self, leaf: Leaf, now: float) -> None:
         """Say again whom it gave up and its list still has; greet again who has not answered."""
         leaf.looked_at = now
-        for near in sorted(leaf.near):
-            state = leaf.machine.state_of(self.leaves[near].id)
-            if state is _ALIVE:
-                continue
+        state_of, leaves = leaf.machine.state_of, self.leaves
+        for near in sorted([near for near in leaf.near if state_of(leaves[near].id) is not _ALIVE]):
+            state = state_of(leaves[near].id)
             if state is State.DEAD or (state is None and now - leaf.near_since[near] > DIAL_DEADLINE_S):
                 self._give_up(leaf, near)
             elif state is None:
-                self._deliver(leaf, self.leaves[near], "hello", HELLO_BYTES)
+                self._deliver(leaf, leaves[near], "hello", HELLO_BYTES)
 
     def _give_up(self, leaf: Leaf, accused: int) -> None:
         """Tell the head, and the next of the order in case that is gone too; of these, whom it has not given up."""

@@ -637,6 +637,26 @@ def test_pings_per_tick_are_bounded() -> None:
     assert max(per_tick) == membership.PROBES_PER_TICK_LIMIT
 
 
+def test_longest_overdue_are_pinged_first_where_a_tick_cannot_ping_all() -> None:
+    limit = membership.PROBES_PER_TICK_LIMIT
+    machine = MembershipMachine(ME, random.Random(1))
+    peers = [name(index) for index in range(1, 2 * limit + 1)]
+    for step, peer in enumerate([*peers, *reversed(peers)]):
+        machine.peer_seen(peer, 0, 0.001 * step)
+    due = machine.tick(0.001 * 4 * limit + probe_interval_s(2 * limit))
+    pinged = [effect.peer for effect in due if isinstance(effect, SendPing)]
+    assert pinged == list(reversed(peers))[:limit]
+
+
+def test_suspect_is_pinged_in_the_tick_that_suspects_it_and_one_given_up_is_not() -> None:
+    machine = watching(A, B)
+    ticks = [machine.tick(step * TICK_S) for step in range(90)]
+    suspected = next(effects for effects in ticks if any(isinstance(effect, Suspected) for effect in effects))
+    died = next(effects for effects in ticks if any(isinstance(effect, Died) for effect in effects))
+    assert {effect.peer for effect in suspected if isinstance(effect, SendPing)} == {A, B}
+    assert not [effect for effect in died if isinstance(effect, SendPing)]
+
+
 # --- our own sleep ---
 
 
