@@ -16,6 +16,8 @@ import mmap
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 
@@ -50,7 +52,7 @@ class PayloadPool:
                 shelf = self._shelves[room] = _Shelf(room, self._spare_bytes)
         slab, place = shelf.take()
         payload = np.frombuffer(slab.memory[place : place + room], np.uint8)
-        weakref.finalize(payload, shelf.give_back, slab, place).atexit = False
+        shelf.lend(payload, slab, place)
         return payload[:size]
 
     def spare_bytes(self) -> int:
@@ -70,6 +72,20 @@ class _Slab:
         self.free = [place * room for place in reversed(range(self.places))]
 
 
+class _Lent(weakref.ref[U8]):
+    """A payload that is somewhere, and where its memory lies."""
+
+    __slots__ = ("place", "slab")
+
+    def __init__(self, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> None:
+        super().__init__(payload, gone)  # type: ignore[call-arg]
+        self.slab, self.place = slab, place
+
+    def __new__(cls, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> Self:
+        """Nothing but a reference yet."""
+        return super().__new__(cls, payload, gone)
+
+
 class _Shelf:
     """The slabs of payloads that take `room` bytes.
 
@@ -82,7 +98,8 @@ class _Shelf:
         self._limit_bytes = limit_bytes
         self._shared = room >= SHARING_BYTES and limit_bytes >= SLAB_BYTES
         self._lock = threading.Lock()
-        self._back: deque[tuple[_Slab, int]] = deque()
+        self._back: deque[_Lent] = deque()
+        self._lent: dict[int, _Lent] = {}  # by id; `weakref.finalize` does as much for ten times the time
         self._with_room: OrderedDict[_Slab, None] = OrderedDict()  # the one that got some last comes first
         self._spare = 0  # places
 
@@ -101,9 +118,15 @@ class _Shelf:
                 del self._with_room[slab]
             return slab, place
 
-    def give_back(self, slab: _Slab, place: int) -> None:
+    def lend(self, payload: U8, slab: _Slab, place: int) -> None:
+        """Take the memory there back when `payload`, which lies in it, has ceased to exist."""
+        lent = _Lent(payload, self._give_back, slab, place)
+        self._lent[id(lent)] = lent
+
+    def _give_back(self, lent: _Lent) -> None:
         """The payload that lay there has ceased to exist."""
-        self._back.append((slab, place))
+        del self._lent[id(lent)]
+        self._back.append(lent)
         if self._lock.acquire(blocking=False):  # else whoever has the lock, or takes next, sorts it in
             try:
                 self._sort_in()
@@ -119,8 +142,9 @@ class _Shelf:
     def _sort_in(self) -> None:
         """Put what came back into its slab; let go of empty slabs beyond the limit. The caller holds the lock."""
         while self._back:
-            slab, place = self._back.popleft()
-            slab.free.append(place)
+            back = self._back.popleft()
+            slab = back.slab
+            slab.free.append(back.place)
             self._with_room[slab] = None
             self._with_room.move_to_end(slab, last=False)
             self._spare += 1
