@@ -55,6 +55,16 @@ class PayloadPool:
         shelf.lend(payload, slab, place)
         return payload[:size]
 
+    def prepare(self) -> None:
+        """Have as much spare, with pages of its own, as was taken since the last time, within what is kept at most.
+
+        So payloads of the next reduction need not wait for pages, though earlier ones are still held. Blocks.
+        """
+        with self._lock:
+            shelves = list(self._shelves.values())
+        for shelf in shelves:
+            shelf.prepare()
+
     def spare_bytes(self) -> int:
         """How much memory is kept for payloads to come."""
         with self._lock:
@@ -102,6 +112,21 @@ class _Shelf:
         self._lent: dict[int, _Lent] = {}  # by id; `weakref.finalize` does as much for ten times the time
         self._with_room: OrderedDict[_Slab, None] = OrderedDict()  # the one that got some last comes first
         self._spare = 0  # places
+        self._taken = 0  # places, since memory was prepared
+
+    def prepare(self) -> None:
+        """Add slabs until there is room for as many payloads as were taken since the last call."""
+        with self._lock:
+            self._sort_in()
+            wanted, self._taken = min(self._taken, self._limit_bytes // self._room), 0
+            missing = wanted - self._spare
+        while self._shared and missing > 0:
+            slab = _Slab(self._room, shared=True)
+            np.frombuffer(slab.memory, np.uint8)[::GRAIN_BYTES] = 0
+            with self._lock:
+                self._with_room[slab] = None
+                self._spare += slab.places
+            missing -= slab.places
 
     def take(self) -> tuple[_Slab, int]:
         """A slab, and where in it a payload may lie from now on."""
@@ -114,6 +139,7 @@ class _Shelf:
                 self._spare += slab.places
             place = slab.free.pop()
             self._spare -= 1
+            self._taken += 1
             if not slab.free:
                 del self._with_room[slab]
             return slab, place
