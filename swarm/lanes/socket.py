@@ -65,8 +65,8 @@ def prepare(connection: socket.socket, stall_s: float) -> None:
 def _keep_in_step(connection: socket.socket) -> None:
     """Let little wait in the kernel of one machine: there a window of that much is never too small.
 
-    With tens of MiB between two of its nodes one could be through with a reduction while another still had much of it to
-    read, and what the first then did took the processor from the second.
+    With tens of MiB between two of its nodes one could be through with a reduction while another still had much of it
+    to read, and what the first then did took the processor from the second.
     """
     for name, limit in (("TCP_WINDOW_CLAMP", LOOPBACK_WINDOW_BYTES), ("TCP_NOTSENT_LOWAT", LOOPBACK_WINDOW_BYTES // 2)):
         option = getattr(socket, name, None)
