@@ -50,13 +50,20 @@ class Int8(SpanCodec):
         scales[:] = scale
         np.copyto(quantised, quotient, casting="unsafe")
 
-    def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
-        scales, quantised = self._parts(source, n, start, out.size)
+    def _check(self, source: U8, n: int, start: int, count: int) -> None:
+        self._checked(source, n, start, count)
+
+    def _checked(self, source: U8, n: int, start: int, count: int) -> tuple[F32, npt.NDArray[np.int8]]:
+        scales, quantised = self._parts(source, n, start, count)
         bits = scales.view("<u4")
         if not are_scales(bits, 0x0080_0000, bits_of(INT8_SCALE_LIMIT)):
             raise Undecodable("an int8 chunk with a scale that is negative, subnormal, not finite or too large")
         if quantised.min() == -128:
             raise Undecodable("an int8 chunk with the value -128")
+        return scales, quantised
+
+    def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
+        scales, quantised = self._checked(source, n, start, out.size)
         np.copyto(out, quantised)
         whole = out.size // INT8_BLOCK_VALUES
         rows = out[: whole * INT8_BLOCK_VALUES].reshape(whole, INT8_BLOCK_VALUES)

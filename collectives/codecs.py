@@ -100,6 +100,10 @@ class Codec(Protocol):
         """
         ...
 
+    def check(self, encoded: Encoded, n: int) -> None:
+        """Check that the bytes of a chunk of `n` values decode. Raises Undecodable for what `decode_into` refuses."""
+        ...
+
     def decode_span(self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32) -> F32:
         """The values `start` to `stop` (exclusive) of a chunk of `n`: (stop − start,) float32.
 
@@ -161,6 +165,9 @@ class _Fp32(SpanCodec):
 
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         np.copyto(out, _checked_fp32(source, start, start + out.size))
+
+    def _check(self, source: U8, n: int, start: int, count: int) -> None:
+        _checked_fp32(source, start, start + count)
 
     def decode_span(self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32) -> F32:
         values = _checked_fp32(self._span_source(encoded, n, start, stop), start, stop)

@@ -12,11 +12,12 @@ with H the `domain_hash` of the messages (BLAKE3-256, length-prefixed). The tree
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from blake3 import blake3
 
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.messages import NO_HASH, domain_hash
+from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, domain_hash
 from shoal.protocol.wire import HASH_BYTES
 
 
@@ -56,6 +57,7 @@ def merkle_root(items: Sequence[bytes]) -> bytes:
     return MerkleTree(items).root
 
 
+@lru_cache(maxsize=CHUNK_LIMIT)
 def path_bytes(index: int, count: int) -> int:
     """How long the proof of leaf `index` among `count` is; it depends on nothing else."""
     size = 0

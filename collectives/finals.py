@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 
 from shoal.collectives.codecs import F32, U8, Codec, Encoded, Undecodable, codec, final_codec
-from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash
+from shoal.collectives.commitment import bitmap, bitmap_bytes, bitmap_indices, bitmaps_root, chunk_hash, path_bytes
 from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
@@ -75,7 +75,7 @@ class FinalChunk:
 class FinalFormat:
     """Writes and reads the final payloads of one plan. Immutable: safe in any number of threads.
 
-    codec: of the finals. contributed: of what they are made of. aggregate: how.
+    codec: of the finals. contributed: of what they are made of. aggregate: how. chunks: how many.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -86,6 +86,11 @@ class FinalFormat:
         self.contributed: Codec = codec(plan.codec)
         self.aggregate = Aggregate.of(plan)
         self.owners = owner_by_chunk(plan)
+        self.chunks = self.grid.chunks
+        ends = [self.grid.length(chunk) for chunk in (0, self.chunks - 1)]
+        self._final_bytes = [self.codec.encoded_bytes(length) for length in ends]
+        self._contributed_bytes = [self.contributed.encoded_bytes(length) for length in ends]
+        self._trailer_bytes = bitmap_bytes(len(plan.participants)) + SIGNATURE_BYTES
         self._standing = {
             chunk: (results.place, result) for results in plan.standing for chunk, result in results.by_chunk().items()
         }
@@ -109,11 +114,15 @@ class FinalFormat:
 
     def encoded_bytes(self, chunk: int) -> int:
         """How long the encoded chunk is."""
-        return self.codec.encoded_bytes(self.grid.length(chunk))
+        return self._final_bytes[chunk + 1 == self.chunks]
+
+    def contribution_bytes(self, chunk: int) -> int:
+        """How long the payload of a contribution to `chunk` is."""
+        return self._contributed_bytes[chunk + 1 == self.chunks] + path_bytes(chunk, self.chunks)
 
     def payload_bytes(self, chunk: int) -> int:
         """How long the final payload of `chunk` is."""
-        return self.encoded_bytes(chunk) + bitmap_bytes(len(self.plan.participants)) + SIGNATURE_BYTES
+        return self.encoded_bytes(chunk) + self._trailer_bytes
 
     def sign(
         self,

@@ -16,6 +16,8 @@ import mmap
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 
@@ -50,8 +52,18 @@ class PayloadPool:
                 shelf = self._shelves[room] = _Shelf(room, self._spare_bytes)
         slab, place = shelf.take()
         payload = np.frombuffer(slab.memory[place : place + room], np.uint8)
-        weakref.finalize(payload, shelf.give_back, slab, place).atexit = False
+        shelf.lend(payload, slab, place)
         return payload[:size]
+
+    def prepare(self) -> None:
+        """Have as much spare, with pages of its own, as was taken since the last time, within what is kept at most.
+
+        So payloads of the next reduction need not wait for pages, though earlier ones are still held. Blocks.
+        """
+        with self._lock:
+            shelves = list(self._shelves.values())
+        for shelf in shelves:
+            shelf.prepare()
 
     def spare_bytes(self) -> int:
         """How much memory is kept for payloads to come."""
@@ -70,6 +82,20 @@ class _Slab:
         self.free = [place * room for place in reversed(range(self.places))]
 
 
+class _Lent(weakref.ref[U8]):
+    """A payload that is somewhere, and where its memory lies."""
+
+    __slots__ = ("place", "slab")
+
+    def __init__(self, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> None:
+        super().__init__(payload, gone)  # type: ignore[call-arg]
+        self.slab, self.place = slab, place
+
+    def __new__(cls, payload: U8, gone: Callable[[_Lent], None], slab: _Slab, place: int) -> Self:
+        """Nothing but a reference yet."""
+        return super().__new__(cls, payload, gone)
+
+
 class _Shelf:
     """The slabs of payloads that take `room` bytes.
 
@@ -82,9 +108,25 @@ class _Shelf:
         self._limit_bytes = limit_bytes
         self._shared = room >= SHARING_BYTES and limit_bytes >= SLAB_BYTES
         self._lock = threading.Lock()
-        self._back: deque[tuple[_Slab, int]] = deque()
+        self._back: deque[_Lent] = deque()
+        self._lent: dict[int, _Lent] = {}  # by id; `weakref.finalize` does as much for ten times the time
         self._with_room: OrderedDict[_Slab, None] = OrderedDict()  # the one that got some last comes first
         self._spare = 0  # places
+        self._taken = 0  # places, since memory was prepared
+
+    def prepare(self) -> None:
+        """Add slabs until there is room for as many payloads as were taken since the last call."""
+        with self._lock:
+            self._sort_in()
+            wanted, self._taken = min(self._taken, self._limit_bytes // self._room), 0
+            missing = wanted - self._spare
+        while self._shared and missing > 0:
+            slab = _Slab(self._room, shared=True)
+            np.frombuffer(slab.memory, np.uint8)[::GRAIN_BYTES] = 0
+            with self._lock:
+                self._with_room[slab] = None
+                self._spare += slab.places
+            missing -= slab.places
 
     def take(self) -> tuple[_Slab, int]:
         """A slab, and where in it a payload may lie from now on."""
@@ -97,13 +139,20 @@ class _Shelf:
                 self._spare += slab.places
             place = slab.free.pop()
             self._spare -= 1
+            self._taken += 1
             if not slab.free:
                 del self._with_room[slab]
             return slab, place
 
-    def give_back(self, slab: _Slab, place: int) -> None:
+    def lend(self, payload: U8, slab: _Slab, place: int) -> None:
+        """Take the memory there back when `payload`, which lies in it, has ceased to exist."""
+        lent = _Lent(payload, self._give_back, slab, place)
+        self._lent[id(lent)] = lent
+
+    def _give_back(self, lent: _Lent) -> None:
         """The payload that lay there has ceased to exist."""
-        self._back.append((slab, place))
+        del self._lent[id(lent)]
+        self._back.append(lent)
         if self._lock.acquire(blocking=False):  # else whoever has the lock, or takes next, sorts it in
             try:
                 self._sort_in()
@@ -119,8 +168,9 @@ class _Shelf:
     def _sort_in(self) -> None:
         """Put what came back into its slab; let go of empty slabs beyond the limit. The caller holds the lock."""
         while self._back:
-            slab, place = self._back.popleft()
-            slab.free.append(place)
+            back = self._back.popleft()
+            slab = back.slab
+            slab.free.append(back.place)
             self._with_room[slab] = None
             self._with_room.move_to_end(slab, last=False)
             self._spare += 1

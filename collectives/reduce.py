@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from shoal.collectives.arrivals import Arrivals, Kept
-from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, place_of
+from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal
 from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
@@ -248,7 +248,7 @@ class Reduction:
                 return None
             pieces = inbox.assembling.get(place)
             if pieces is None:
-                size = payload_bytes(self.form.grid, self.form.contributed, chunk)
+                size = self.form.contribution_bytes(chunk)
                 pieces = inbox.assembling[place] = Pieces(size, sender, self._memory.take)
             return pieces.region(offset, length)
 
@@ -292,9 +292,9 @@ class Reduction:
         place = self._places.get(sender)
         if place is None or place == self._me or place not in self._contributors:
             raise RemoteError("a contribution from who does not contribute", peer=sender)
-        if not 0 <= chunk < self.plan.chunks:
+        if not 0 <= chunk < self.form.chunks:
             raise RemoteError(f"a contribution to chunk {chunk}, which there is not", peer=sender)
-        if offset < 0 or length < 1 or offset + length > payload_bytes(self.form.grid, self.form.contributed, chunk):
+        if offset < 0 or length < 1 or offset + length > self.form.contribution_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside contributed chunk {chunk}", peer=sender)
         return place
 
@@ -346,8 +346,8 @@ class Reduction:
                 self._finals[chunk] = final
                 self._finals_wanted.pop(chunk, None)
                 count = len(self._finals)
-            progress = ReduceProgress(chunk=chunk, final=count, total=form.plan.chunks, excluded=excluded)
-            if count < form.plan.chunks:
+            progress = ReduceProgress(chunk=chunk, final=count, total=form.chunks, excluded=excluded)
+            if count < form.chunks:
                 self._on_progress(progress)
             else:
                 self._tell_if_complete(progress)
@@ -415,7 +415,7 @@ class Reduction:
 
     def _check_final(self, sender: PeerId, chunk: int, offset: int, length: int) -> None:
         place = self._places.get(sender)
-        if not 0 <= chunk < self.plan.chunks or place is None or place == self._me:
+        if not 0 <= chunk < self.form.chunks or place is None or place == self._me:
             raise RemoteError(f"a final of chunk {chunk} from who takes no part", peer=sender)
         if offset < 0 or length < 1 or offset + length > self.form.payload_bytes(chunk):
             raise RemoteError(f"bytes {offset}+{length} lie outside final {chunk}", peer=sender)

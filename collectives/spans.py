@@ -71,6 +71,13 @@ class SpanCodec(ABC):
         self._decode_all(source, n, start, out)
         return out
 
+    def check(self, encoded: Encoded, n: int) -> None:
+        """Refuse what `decode_into` refuses."""
+        source = self._source(encoded, n)
+        self._check_padding(source, n)
+        for start in range(0, n, SPAN_VALUES):
+            self._check(source, n, start, min(SPAN_VALUES, n - start))
+
     def _decode_all(self, source: U8, n: int, start: int, out: F32) -> None:
         for at in range(0, out.size, SPAN_VALUES):
             self._decode(source, n, start + at, out[at : at + SPAN_VALUES])
@@ -88,6 +95,10 @@ class SpanCodec(ABC):
     @abstractmethod
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         """The values from `start` on of the chunk `source` of `n` into `out`, which says how many."""
+
+    def _check(self, source: U8, n: int, start: int, count: int) -> None:
+        """Raise Undecodable where `_decode` would."""
+        self._decode(source, n, start, work.more[:count])
 
     # Lengths and padding.
 

@@ -24,7 +24,9 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from shoal.collectives.passing import Holding, Window, window_bytes
 from shoal.collectives.reduce import Reduction
@@ -393,7 +395,8 @@ class PlanTraffic:
             return header.scope in self._past or seat < self._seat or self._seat == _NEVER
 
         with self._changed:
-            self._changed.wait_for(known, timeout=PLAN_WAIT_S)
+            if header.scope != self._scope or seat > self._seat:
+                self._changed.wait_for(known, timeout=PLAN_WAIT_S)
             return (self._reduction if header.scope == self._scope else None), self._routes
 
 

@@ -57,11 +57,10 @@ REBASE_DOMAIN = b"shoal/rebase"
 
 def domain_hash(domain: str, *parts: bytes) -> bytes:
     """BLAKE3-256 over the domain and the length-prefixed parts."""
-    hasher = blake3(b"shoal/" + domain.encode() + b"\0")
+    preimage = [b"shoal/", domain.encode(), b"\0"]
     for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
-    return hasher.digest()
+        preimage += len(part).to_bytes(8, "little"), part
+    return blake3(b"".join(preimage)).digest()
 
 
 class Message(wire.Message, frozen=True, kw_only=True, tag=str.lower):

@@ -42,8 +42,8 @@ DETOUR_LIMIT_S = 640.0
 UNREACHABLE_LIMIT = 1024
 """Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
-SPARE_BYTES = 128 << 20
-"""Memory of payloads kept from one reduction to the next."""
+SPARE_BYTES = 256 << 20
+"""Memory of payloads of one size kept from one reduction to the next."""
 JOB_LIMIT = 256
 FETCH_PATIENCE_S = 30.0
 """So long finals that a vote lacks are left to a reduction in which nobody stalls; then they are fetched too."""
@@ -190,10 +190,15 @@ class ReduceDesk:
         self._kept.clear()
         self._closed_to.clear()
         self._plans_followed = 0
+        self._jobs.send_nowait(self._prepare)
         now = time.monotonic()
         self._detours = {peer: one for peer, one in self._detours.items() if now - one.until < DETOUR_LIMIT_S}
         if len(self.unreachable) > UNREACHABLE_LIMIT:
             self.unreachable.clear()
+
+    async def _prepare(self) -> None:
+        """Have memory at hand while everyone trains, for as many payloads as the last round took."""
+        await trio.to_thread.run_sync(self._memory.prepare)
 
     def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
+
+import msgspec
+from msgspec.structs import replace
 
 from shoal.protocol.errors import LocalError, RemoteError
 
@@ -52,8 +54,7 @@ class FrameKind(IntEnum):
 BULK_KINDS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL, FrameKind.STATE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameHeader:
+class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Where a frame's payload belongs.
 
     `length`: bytes of this frame's payload. `offset`: where they lie in the chunk, in bytes. `total`: bytes

@@ -311,10 +311,10 @@ class LanePool:
             return self._pairs.of(peer)
 
     def _new_pair(self, peer: PeerId) -> Pair:
-        return Pair(
-            queue=self._limits.queue(observe=partial(self._look, peer)),
-            count=LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit),
-        )
+        count = LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit)
+        pair = Pair(queue=self._limits.queue(), count=count)
+        pair.queue.observe = partial(self._look, peer, pair)
+        return pair
 
     def _forget(self, lane: Lane) -> None:
         """Called in a lane's thread when it ended."""
@@ -443,9 +443,9 @@ class LanePool:
 
     # The number of lanes
 
-    def _look(self, peer: PeerId) -> None:
+    def _look(self, peer: PeerId, pair: Pair) -> None:
         """Measure, now and then. Called in the lanes' threads."""
-        pair, now = self._pair(peer), time.monotonic()
+        now = time.monotonic()
         if now < pair.next_look:
             return
         pair.next_look = now + LOOK_PERIOD_S

@@ -19,6 +19,7 @@ KEEPALIVE_PROBES = 3
 SEND_BUFFER_BYTES = 32 << 20
 """Of memory for one lane's unacknowledged bytes; taken as far as the window needs it."""
 UNSENT_LIMIT_BYTES = 1 << 20
+LOOPBACK_WINDOW_BYTES = 1 << 20
 WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
 TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 BUFFERS_BYTES = 2 << 20
@@ -50,6 +51,7 @@ def prepare(connection: socket.socket, stall_s: float) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
     if _is_loopback(connection):
         algorithm = b"reno"
+        _keep_in_step(connection)
     else:
         algorithm = b"bbr"
         _widen_send_buffer(connection)
@@ -58,6 +60,19 @@ def prepare(connection: socket.socket, stall_s: float) -> None:
         # system's choice it paces loopback too, which costs a quarter of its speed.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
+
+
+def _keep_in_step(connection: socket.socket) -> None:
+    """Let little wait in the kernel of one machine: there a window of that much is never too small.
+
+    With tens of MiB between two of its nodes one could be through with a reduction while another still had much of it
+    to read, and what the first then did took the processor from the second.
+    """
+    for name, limit in (("TCP_WINDOW_CLAMP", LOOPBACK_WINDOW_BYTES), ("TCP_NOTSENT_LOWAT", LOOPBACK_WINDOW_BYTES // 2)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, option, limit)
 
 
 def _widen_send_buffer(connection: socket.socket) -> None:

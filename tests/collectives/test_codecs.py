@@ -300,6 +300,8 @@ BAD = [
 def test_decode_refuses_what_no_encoder_writes(name: str, n: int, data: str, why: str) -> None:
     with pytest.raises(Undecodable, match=why):
         decode(name, bytes.fromhex(data), n)
+    with pytest.raises(Undecodable, match=why):
+        codec(name).check(bytes.fromhex(data), n)
 
 
 @settings(max_examples=300, deadline=None)

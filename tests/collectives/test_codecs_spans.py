@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,9 +82,11 @@ def broken_scale(name: str, data: bytes, place: int) -> bytearray:
 @pytest.mark.parametrize("name", NAMES)
 def test_decode_refuses_a_bad_value_wherever_it_is(name: str) -> None:
     good = encode(name, pattern(LONG, 2.0**-25)).tobytes()
+    codec(name).check(good, LONG)
     for place in PLACES:
-        with pytest.raises(Undecodable):
-            decode(name, bytes(broken(name, good, place)), LONG)
+        for take in (partial(decode, name), codec(name).check):
+            with pytest.raises(Undecodable):
+                take(bytes(broken(name, good, place)), LONG)
         if name.startswith("int"):
             with pytest.raises(Undecodable, match="scale"):
                 decode(name, bytes(broken_scale(name, good, place)), LONG)

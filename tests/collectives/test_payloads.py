@@ -94,6 +94,39 @@ def test_an_empty_slab_is_let_go_beyond_the_limit_and_one_in_use_is_not() -> Non
     assert (kept == 7).all()
 
 
+def test_as_much_is_prepared_as_was_taken_although_all_of_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = SLAB_BYTES // 4
+    pool = PayloadPool(4 * SLAB_BYTES)
+    held = [pool.take(room) for _ in range(10)]
+    pool.prepare()
+    assert pool.spare_bytes() >= 10 * room
+    monkeypatch.setattr(payloads_module, "_huge_pages", lambda size: pytest.fail("memory is fresh"))
+    held += [pool.take(room) for _ in range(10)]
+    assert len({address(payload) for payload in held}) == 20
+
+
+def test_nothing_is_prepared_where_there_is_room_or_nothing_was_taken() -> None:
+    room = SLAB_BYTES // 4
+    pool = PayloadPool(4 * SLAB_BYTES)
+    held = [pool.take(room) for _ in range(4)]
+    del held
+    pool.prepare()
+    assert pool.spare_bytes() == SLAB_BYTES
+    assert all(pool.take(room).size == room for _ in range(4))
+    pool.prepare()
+    pool.prepare()  # nothing was taken since
+    assert pool.spare_bytes() == SLAB_BYTES
+
+
+def test_no_more_is_prepared_than_is_kept() -> None:
+    room = SLAB_BYTES // 4
+    pool = PayloadPool(SLAB_BYTES)
+    held = [pool.take(room) for _ in range(12)]
+    pool.prepare()
+    assert len(held) == 12
+    assert pool.spare_bytes() == SLAB_BYTES
+
+
 def test_what_ceases_to_exist_while_the_pool_is_at_work_is_sorted_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = PayloadPool(1 << 20)
     doomed = [pool.take(GRAIN_BYTES)]

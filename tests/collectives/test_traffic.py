@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from shoal.collectives import traffic as traffic_module
 from shoal.collectives.contribution import EncodedContribution

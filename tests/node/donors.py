@@ -6,11 +6,12 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import trio
+from msgspec.structs import replace
 
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.librarian import Librarian

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import trio
 from blake3 import blake3
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from shoal.protocol.errors import NetworkError, RemoteError

@@ -6,9 +6,10 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind, split_chunk

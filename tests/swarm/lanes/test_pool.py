@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId

@@ -23,6 +23,20 @@ def test_prepare_makes_loopback_blocking_and_unpaced() -> None:
             assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_WINDOW_CLAMP"), reason="the system has no TCP_WINDOW_CLAMP")
+def test_prepare_bounds_what_waits_in_the_kernel_of_one_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody gets far ahead of who shares a processor with it; a far window may grow as it must."""
+    for loopback in (True, False):
+        monkeypatch.setattr(lane_socket, "_is_loopback", lambda connection, loopback=loopback: loopback)
+        near, far = tcp_pair()
+        with near, far:
+            prepare(near, 30.0)
+            window = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP)
+            unsent = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert (window == lane_socket.LOOPBACK_WINDOW_BYTES) is loopback
+        assert (unsent == lane_socket.LOOPBACK_WINDOW_BYTES // 2) is loopback
+
+
 def system(folder: Path, monkeypatch: pytest.MonkeyPatch, *, wmem_max: str, tcp_wmem: str) -> None:
     """Have the system's limits for send buffers be these."""
     for name, text in (("WMEM_MAX", wmem_max), ("TCP_WMEM", tcp_wmem)):
