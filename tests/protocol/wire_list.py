@@ -35,9 +35,11 @@ OF_ONE_MACHINE = (
     "shoal.protocol.manifest",
     "shoal.protocol.membership",
     "shoal.swarm.address_book",
+    "shoal.swarm.lanes.frame",
     "shoal.swarm.rendezvous.hivemind_messages",
 )
-"""How modules begin whose structs no peer is sent (records, effects of machines), or that the SwarmId holds."""
+"""How modules begin whose structs no peer is sent as they are (records, effects of machines; a lane's frame is bytes by
+a layout, with an entry of its own), or that the SwarmId holds."""
 NOT_SAID_YET = ("shoal.protocol.row_messages",)
 """Messages of machines that no daemon runs: once one does they are said under a protocol name of their own."""
 
