@@ -6,7 +6,8 @@ In turns, in folders that are removed afterwards:
     together    those nodes as a swarm, see `throughput_swarm`
     alone       and so on; the last ones are alone, so that each run of the swarm is between two
 
-All that nodes share on one machine, its cores, its memory or one GPU, their loops alone share as well. What daemons
+All that nodes share on one machine, its cores, its memory or one GPU, their loops alone share as well, and they are
+processes of the same kind in sessions of their own, as some systems share out processor time by session. What daemons
 need of the processor comes on top, and where trainers use all cores it is taken from them.
 """
 
@@ -18,7 +19,6 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from shoal.protocol.identity import Identity
 from shoal.testnet.bench.throughput_alone import run_alone
 from shoal.testnet.bench.throughput_spec import Alone, Throughput, ThroughputBench, Together, step_s
 from shoal.testnet.bench.throughput_swarm import run_together
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 def bench_throughput(bench: ThroughputBench, tell: Tell = lambda line: None) -> Throughput:
     """Measure; `tell` hears of every run as it is done.
 
-    Raises ConfigError, WorkloadError, NetworkError, StorageError, alone or in groups.
+    Raises ConfigError, NetworkError, StorageError, alone or in groups.
     """
     return trio.run(_measure, bench, tell)
 
@@ -47,7 +47,6 @@ async def _measure(bench: ThroughputBench, tell: Tell) -> Throughput:
 
 async def _alone(bench: ThroughputBench, tell: Tell) -> Alone:
     with TemporaryDirectory(prefix="shoal-bench-throughput-") as name:
-        founders = [Identity.generate().peer_id for _ in range(bench.nodes)]
-        found = await run_alone(bench, bench.manifest(founders), Path(name))
+        found = await run_alone(bench, Path(name))
     tell(f"alone      {found.tokens_per_s:.0f} tokens/s")
     return found

@@ -17,7 +17,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet.bench import throughput as module
 from shoal.testnet.bench.random_tokens import RandomTokensWorkload
-from shoal.testnet.bench.throughput_alone import run_alone
+from shoal.testnet.bench.throughput_alone import enough, run_alone, since
 from shoal.testnet.bench.throughput_spec import (
     SIZES,
     WORKLOAD_NAME,
@@ -163,6 +163,22 @@ def test_bf16_is_of_products_and_not_of_parameters_or_gradients() -> None:
     assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
+def test_only_stretches_begun_after_the_warm_up_are_measured_and_enough_of_them() -> None:
+    made = [Contributed(at=at, event="contributed", steps=1, wall_s=0.4) for at in (10.0, 10.5, 11.0, 11.5)]
+    assert [event.at for event in since(made, 10.1)] == [10.5, 11.0, 11.5]
+    assert [event.at for event in since(made, 10.2)] == [11.0, 11.5]
+    assert enough(made, 4)
+    assert not enough(made, 5)
+    assert not enough(made[:2], 2)  # less than a second
+
+
+def test_device_that_is_not_there_is_the_users_to_correct(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["bench", "throughput", "--width", "32", "--layers", "1", "--device", "abacus"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "device 'abacus' is not available here; use auto or one of:" in err
+
+
 def test_unknown_precision_is_refused() -> None:
     with pytest.raises(ConfigError, match="dtype is 'fp8'"):
         RandomTokensWorkload(dtype="fp8")
@@ -227,8 +243,8 @@ def test_command_fails_only_where_the_swarm_did(
 
 def test_loops_alone_and_a_swarm_of_real_nodes_make_the_tokens_that_they_say(tmp_path: Path) -> None:
     """Under diloco every token of a node is certified, so the daemons' count is that of the steps."""
-    manifest = TINY.manifest([Identity.generate().peer_id for _ in range(2)])
-    loops = trio.run(run_alone, TINY, manifest, tmp_path)
+    (tmp_path / "alone").mkdir()
+    loops = trio.run(run_alone, TINY, tmp_path / "alone")
     assert loops.device == "cpu"
     for loop in loops.loops:
         assert loop.steps >= 3 * 40
