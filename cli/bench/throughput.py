@@ -116,12 +116,16 @@ def to_json(result: Throughput) -> str:
             "overhead_target": None if result.target_met is None else TARGET,
             "target_met": result.target_met,
             "overheads": [round(one, 4) for one in result.overheads],
+            "work_overhead": round(result.work_overhead, 4),
+            "work_overheads": [round(one, 4) for one in result.work_overheads],
             "blocked_fraction": round(statistics.median(run.blocked for run in result.together), 5),
             "hand_over_fraction": round(statistics.median(run.hand_over for run in result.together), 5),
             "alone_step_s": round(statistics.median(step_s(run.loops) for run in result.alone), 6),
             "step_s": round(statistics.median(step_s(run.nodes) for run in result.together), 6),
             "round_s": round(statistics.median(rounds), 3),
-            "daemons_cpu": round(statistics.median(run.daemons_cpu for run in result.together), 3),
+            "daemons_cpu": round(statistics.median(run.cpu.daemons for run in result.together), 3),
+            "trainers_cpu": round(statistics.median(run.cpu.trainers for run in result.together), 3),
+            "alone_cpu": round(statistics.median(run.cpu.total for run in result.alone), 3),
             "alone_tokens": [sum(loop.tokens for loop in run.loops) for run in result.alone],
             "tokens": [sum(node.tokens for node in run.nodes) for run in result.together],
             "alone_runs_tokens_per_s": [round(one, 3) for one in alone],
@@ -136,9 +140,9 @@ def to_lines(result: Throughput) -> list[str]:
     from shoal.testnet.bench.throughput_spec import TARGET, step_s
 
     bench, together = result.bench, result.together
-    low, high = min(result.overheads), max(result.overheads)
     rounds = _spread([seconds for run in together for seconds in run.rounds_s], 2)
-    daemons = _spread([run.daemons_cpu for run in together], 2)
+    trainers = _spread([run.cpu.trainers for run in together], 2)
+    daemons = _spread([run.cpu.daemons for run in together], 2)
     target = "" if result.target_met is None else f"; target <= {100 * TARGET:g} %: "
     target += {None: "", True: "met", False: "missed"}[result.target_met]
     alone_s, step = [step_s(run.loops) for run in result.alone], [step_s(run.nodes) for run in together]
@@ -149,10 +153,12 @@ def to_lines(result: Throughput) -> list[str]:
         f"{bench.rounds} rounds in each of {bench.repeat} runs",
         f"alone      {_spread([run.tokens_per_s for run in result.alone], 0)} tokens/s, {_spread(alone_s, 4)} s a step",
         f"together   {_spread([run.tokens_per_s for run in together], 0)} tokens/s, {_spread(step, 4)} s a step",
-        f"overhead   {100 * result.overhead:.1f} % ({100 * low:.1f} to {100 * high:.1f}){target}",
+        f"overhead   {_spread([100 * one for one in result.overheads], 1)} %{target}",
+        f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens per second of processors",
         f"blocked    {_spread([100 * run.blocked for run in together], 2)} % of the trainers' time",
         f"hand-over  {_spread([100 * run.hand_over for run in together], 2)} % of the trainers' time",
-        f"rounds     {rounds} s; daemons {daemons} of a processor",
+        f"rounds     {rounds} s",
+        f"processors {trainers} by trainers, {daemons} by daemons",
         "all is as it should be" if result.sound else "FAILED     a node missed a round, or came to another state",
     ]
 

@@ -42,14 +42,15 @@ async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
             "all inner loops are warm",
             deadline_s,
         )
-        warm = time.time()
+        warm, before = time.time(), loops.cpu()
         await loops.until(
             lambda: all(enough(since(loops.made(node), warm), bench.rounds) for node in range(bench.nodes)),
             "all inner loops are measured",
             deadline_s * bench.rounds,
         )
+        cpu = loops.cpu().share_since(before)
     found = tuple(stretch_of(since(loops.made(node), warm), bench) for node in range(bench.nodes))
-    return Alone(loops=found, device=(folder / "0" / DEVICE).read_text(encoding="utf-8"))
+    return Alone(loops=found, cpu=cpu, device=(folder / "0" / DEVICE).read_text(encoding="utf-8"))
 
 
 def since(made: list[Contributed], moment: float) -> list[Contributed]:

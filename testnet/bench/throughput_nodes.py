@@ -6,10 +6,11 @@ how long all took. That is so of a node in a swarm and of a loop alone (`through
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -17,7 +18,7 @@ import trio
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.manifest import render_manifest
 from shoal.testnet.bench.throughput_loop import WRONG_USAGE
-from shoal.testnet.bench.throughput_spec import Stretch, ThroughputBench
+from shoal.testnet.bench.throughput_spec import CpuShare, Stretch, ThroughputBench
 from shoal.testnet.journal import Contributed, Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
@@ -38,6 +39,22 @@ def stretch_of(made: Iterable[Contributed], bench: ThroughputBench) -> Stretch:
         steps_s=sum(event.seconds for event in made),
         blocked_s=sum(event.blocked_s for event in made),
     )
+
+
+class Cpu(NamedTuple):
+    """Seconds of processor time that trainers, and those who start them, have had at a moment."""
+
+    at: float
+    trainers_s: float
+    daemons_s: float
+
+    def share_since(self, earlier: Cpu) -> CpuShare:
+        """Per second."""
+        took_s = self.at - earlier.at
+        return CpuShare(
+            trainers=(self.trainers_s - earlier.trainers_s) / took_s,
+            daemons=(self.daemons_s - earlier.daemons_s) / took_s,
+        )
 
 
 class Nodes:
@@ -93,9 +110,15 @@ class Nodes:
         """What that node did, in order."""
         return self.journal.of(Contributed, node)
 
-    def cpu_s(self) -> float:
-        """Processor time of the processes so far, without that of their trainers."""
-        return float(sum(sum(psutil.Process(node.lives[-1].pid).cpu_times()[:2]) for node in self.nodes))
+    def cpu(self) -> Cpu:
+        """Processor time so far, and now."""
+        nodes = [psutil.Process(node.lives[-1].pid) for node in self.nodes]
+        trainers = [child for node in nodes for child in node.children(recursive=True)]
+        return Cpu(at=time.monotonic(), trainers_s=_cpu_s(trainers), daemons_s=_cpu_s(nodes))
+
+
+def _cpu_s(processes: Iterable[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _ended(node: NodeProcess) -> ConfigError | NetworkError:

@@ -4,6 +4,9 @@
     with or without      the sum over the nodes
     overhead             1 − with ÷ without; without: the mean of the measurements before and after the one with
 
+    work overhead        the same of tokens per second of processor time, daemons' included: on a CPU it is what the
+                         overhead would be where trainers keep all cores busy, whatever else the machine does
+
 The seconds of a node in a swarm are those of its steps, those in which it stood still and waited for a round, and what
 is left between steps: the hand-over, that is values copied out and written, an anchor applied, a snapshot copied.
 """
@@ -162,10 +165,23 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     blocked_s: float = 0.0
 
 
+class CpuShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of processor time per second: of all trainers, and of all who start them, daemons in a swarm."""
+
+    trainers: float
+    daemons: float
+
+    @property
+    def total(self) -> float:
+        """Of all processes."""
+        return self.trainers + self.daemons
+
+
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
     """The inner loops side by side, without a swarm: one stretch for each. device: what the first computed on."""
 
     loops: tuple[Stretch, ...]
+    cpu: CpuShare
     device: str
 
     @property
@@ -177,14 +193,14 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 class Together(msgspec.Struct, frozen=True, kw_only=True):
     """The same nodes as a swarm: one stretch for each node, and how long each round took.
 
-    first_round: the number of the first measured one. daemons_cpu: seconds of processor time of all daemons, without
-    their trainers', per second. sound: every node took part in every measured round, and came to the same state.
+    first_round: the number of the first measured one. sound: every node took part in every measured round, and came to
+    the same state.
     """
 
     nodes: tuple[Stretch, ...]
     first_round: int
     rounds_s: tuple[float, ...]
-    daemons_cpu: float
+    cpu: CpuShare
     sound: bool
 
     @property
@@ -226,6 +242,18 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         """Of each run of the swarm, against the loops before and after it."""
         without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s for run in self.alone)]
         return tuple(1 - run.tokens_per_s / peace for run, peace in zip(self.together, without, strict=True))
+
+    @property
+    def work_overheads(self) -> tuple[float, ...]:
+        """The same of tokens per second of processor time of all processes."""
+        without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s / run.cpu.total for run in self.alone)]
+        made = [run.tokens_per_s / run.cpu.total for run in self.together]
+        return tuple(1 - run / peace for run, peace in zip(made, without, strict=True))
+
+    @property
+    def work_overhead(self) -> float:
+        """The median."""
+        return statistics.median(self.work_overheads)
 
     @property
     def overhead(self) -> float:

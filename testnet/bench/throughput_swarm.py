@@ -6,7 +6,6 @@ after those that warm up; what a node did for a round is what it made since its 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.bench.throughput_nodes import Nodes, stretch_of
-from shoal.testnet.bench.throughput_spec import WARM_UP_ROUNDS, Stretch, ThroughputBench, Together
+from shoal.testnet.bench.throughput_spec import WARM_UP_ROUNDS, CpuShare, Stretch, ThroughputBench, Together
 from shoal.testnet.journal import Certified, Contributed, Journal
 from shoal.testnet.nodes import Launch, node_command
 
@@ -44,7 +43,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
             "all nodes train together",
             swarm.start_s + 2 * WARM_UP_ROUNDS * round_s,
         )
-        began, cpu_s = time.monotonic(), swarm.cpu_s()
+        before = swarm.cpu()
         warm = max(event.round for event in swarm.journal.of(Contributed))  # what comes after it, begins after now
         last = warm + bench.rounds
         await swarm.until(
@@ -52,11 +51,11 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
             f"{bench.rounds} more rounds are certified",
             (1 + bench.rounds) * round_s,
         )
-        daemons_cpu = (swarm.cpu_s() - cpu_s) / (time.monotonic() - began)
-    return together_of(swarm.journal, bench, range(warm + 1, last + 1), daemons_cpu)
+        cpu = swarm.cpu().share_since(before)
+    return together_of(swarm.journal, bench, range(warm + 1, last + 1), cpu)
 
 
-def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], daemons_cpu: float) -> Together:
+def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], cpu: CpuShare) -> Together:
     """What the logs say of these rounds. Raises NetworkError where a node contributed to none of them."""
     stretches, sound = list[Stretch](), True
     for node in range(bench.nodes):
@@ -77,7 +76,7 @@ def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int],
         nodes=tuple(stretches),
         first_round=rounds[0],
         rounds_s=tuple(round(later - earlier, 6) for earlier, later in pairwise(firsts)),
-        daemons_cpu=daemons_cpu,
+        cpu=cpu,
         sound=sound,
     )
 

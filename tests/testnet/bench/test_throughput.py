@@ -22,6 +22,7 @@ from shoal.testnet.bench.throughput_spec import (
     SIZES,
     WORKLOAD_NAME,
     Alone,
+    CpuShare,
     Shape,
     Stretch,
     Throughput,
@@ -35,19 +36,20 @@ from shoal.testnet.journal import Certified, Contributed, Journal
 TINY = ThroughputBench(
     shape=Shape(32, 1), context=16, batch=4, strategy="diloco", inner_steps=40, rounds=3, repeat=1, nodes=2
 )
+CPU = CpuShare(trainers=1.5, daemons=0.75)
 SHARE = Assignment(seed=1, round=1, member=0, members=2)
 
 
 def alone(*rates: float) -> Alone:
     """Loops of so many tokens per second, each measured for ten seconds in steps of 0.1 s."""
     loops = [Stretch(tokens=round(10 * rate), steps=100, wall_s=10.0, steps_s=10.0) for rate in rates]
-    return Alone(loops=tuple(loops), device="cpu")
+    return Alone(loops=tuple(loops), cpu=CpuShare(trainers=2.0, daemons=0.0), device="cpu")
 
 
 def together(*rates: float, sound: bool = True) -> Together:
     """Nodes of so many tokens per second, which made steps for 8 of 10 seconds and waited for half a second."""
     nodes = [Stretch(tokens=round(10 * rate), steps=80, wall_s=10.0, steps_s=8.0, blocked_s=0.5) for rate in rates]
-    return Together(nodes=tuple(nodes), first_round=3, rounds_s=(2.0, 3.0), daemons_cpu=0.25, sound=sound)
+    return Together(nodes=tuple(nodes), first_round=3, rounds_s=(2.0, 3.0), cpu=CPU, sound=sound)
 
 
 RESULT = Throughput(
@@ -60,6 +62,8 @@ RESULT = Throughput(
 def test_overhead_is_against_the_loops_before_and_after() -> None:
     assert RESULT.overheads == pytest.approx((1 - 99 / 110, 1 - 88 / 100, 1 - 90 / 90))
     assert RESULT.overhead == pytest.approx(0.1)
+    assert RESULT.work_overheads == pytest.approx([1 - 99 / 2.25 / 55, 1 - 88 / 2.25 / 50, 1 - 90 / 2.25 / 45])
+    assert RESULT.work_overhead == pytest.approx(0.2)
     assert RESULT.target_met is False
     assert msgspec.structs.replace(RESULT, bench=TINY).target_met is None
     three_percent = msgspec.structs.replace(RESULT, alone=(alone(100), alone(100)), together=(together(97.1),))
@@ -95,7 +99,7 @@ def _journal(*, last_digest: str = "bb", contributors: int = 2) -> Journal:
 
 
 def test_measured_are_the_rounds_asked_for_and_their_steps() -> None:
-    found = together_of(_journal(), TINY, range(3, 5), 0.5)
+    found = together_of(_journal(), TINY, range(3, 5), CPU)
     first, second = found.nodes
     assert first == Stretch(tokens=20 * 64, steps=20, wall_s=10.0, steps_s=8.0, blocked_s=0.5)
     assert second == Stretch(tokens=40 * 64, steps=40, wall_s=10.0, steps_s=8.0, blocked_s=0.5)
@@ -114,7 +118,7 @@ def test_measured_are_the_rounds_asked_for_and_their_steps() -> None:
     ids=["another state", "one left out", "a round missing"],
 )
 def test_swarm_that_missed_something_is_not_sound(journal: Journal, rounds: range) -> None:
-    assert not together_of(journal, TINY, rounds, 0.5).sound
+    assert not together_of(journal, TINY, rounds, CPU).sound
 
 
 @pytest.mark.parametrize("size", ["1M", "10M"])
@@ -223,7 +227,8 @@ def test_command_prints_every_figure_under_a_name(
     assert (found["alone_tokens_per_s"], found["tokens_per_s"]) == (100, 90)
     assert (found["overhead"], found["overheads"]) == (0.1, [0.1, 0.12, 0.0])
     assert (found["overhead_target"], found["target_met"], found["sound"]) == (0.03, False, True)
-    assert (found["blocked_fraction"], found["hand_over_fraction"], found["daemons_cpu"]) == (0.05, 0.15, 0.25)
+    assert (found["blocked_fraction"], found["hand_over_fraction"], found["daemons_cpu"]) == (0.05, 0.15, 0.75)
+    assert (found["trainers_cpu"], found["alone_cpu"], found["work_overhead"]) == (1.5, 2.0, 0.2)
     assert (found["alone_step_s"], found["step_s"], found["round_s"]) == (0.1, 0.1, 2.5)
     assert (found["alone_tokens"], found["tokens"]) == ([1000, 1200, 800, 1000], [990, 880, 900])
     assert found["parameters"] == RESULT.bench.shape.parameters
@@ -236,7 +241,7 @@ def test_command_fails_only_where_the_swarm_did(
     measured(msgspec.structs.replace(RESULT, together=(together(50, 49, sound=sound), *RESULT.together[1:])))
     assert execute(["bench", "throughput"]) == (0 if sound else 1)
     out = capsys.readouterr().out
-    assert "overhead   10.0 % (0.0 to 12.0); target <= 3 %: missed" in out
+    assert "overhead   10.0 (0.0 to 12.0) %; target <= 3 %: missed" in out
     assert "blocked    5.00 (5.00 to 5.00) %" in out
     assert ("FAILED" in out) is not sound
 
@@ -260,7 +265,9 @@ def test_loops_alone_and_a_swarm_of_real_nodes_make_the_tokens_that_they_say(tmp
     found = trio.run(swarm)
     assert found.sound
     assert len(found.rounds_s) == 3
-    assert found.daemons_cpu > 0
+    assert found.cpu.daemons > 0
+    assert found.cpu.trainers > 0
+    assert loops.cpu.daemons < loops.cpu.trainers
     for node in found.nodes:
         assert node.tokens == node.steps * 4 * 16
         assert 0 < node.steps_s < node.wall_s
