@@ -154,7 +154,7 @@ def to_lines(result: Throughput) -> list[str]:
         f"alone      {_spread([run.tokens_per_s for run in result.alone], 0)} tokens/s, {_spread(alone_s, 4)} s a step",
         f"together   {_spread([run.tokens_per_s for run in together], 0)} tokens/s, {_spread(step, 4)} s a step",
         f"overhead   {_spread([100 * one for one in result.overheads], 1)} %{target}",
-        f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens per second of processors",
+        f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens a second of processors",
         f"blocked    {_spread([100 * run.blocked for run in together], 2)} % of the trainers' time",
         f"hand-over  {_spread([100 * run.hand_over for run in together], 2)} % of the trainers' time",
         f"rounds     {rounds} s",
