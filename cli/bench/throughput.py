@@ -51,7 +51,7 @@ def throughput(options: ThroughputOptions) -> None:
     """Train on random tokens: in the inner loop alone, and in a swarm of real nodes on this machine, in turns.
 
     Alone there are as many loops side by side as there are nodes, so both share this machine alike. The command ends
-    with exit code 1 only if a node missed a round or came to another state; whether the target is met, it prints.
+    with exit code 1 only if nodes came to different states; whether the target is met, it prints.
     """
     from shoal.testnet.bench.throughput import bench_throughput
     from shoal.testnet.bench.throughput_spec import ThroughputBench
@@ -130,6 +130,7 @@ def to_json(result: Throughput) -> str:
             "tokens": [sum(node.tokens for node in run.nodes) for run in result.together],
             "alone_runs_tokens_per_s": [round(one, 3) for one in alone],
             "runs_tokens_per_s": [round(one, 3) for one in together],
+            "missed": sum(run.missed for run in result.together),
             "sound": result.sound,
         }
     )
@@ -157,9 +158,9 @@ def to_lines(result: Throughput) -> list[str]:
         f"work       {_spread([100 * one for one in result.work_overheads], 1)} % fewer tokens a second of processors",
         f"blocked    {_spread([100 * run.blocked for run in together], 2)} % of the trainers' time",
         f"hand-over  {_spread([100 * run.hand_over for run in together], 2)} % of the trainers' time",
-        f"rounds     {rounds} s",
+        f"rounds     {rounds} s; {sum(run.missed for run in together)} contributions missed theirs",
         f"processors {trainers} by trainers, {daemons} by daemons",
-        "all is as it should be" if result.sound else "FAILED     a node missed a round, or came to another state",
+        "all is as it should be" if result.sound else "FAILED     two nodes came to different states",
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -118,7 +118,11 @@ class Nodes:
 
 
 def _cpu_s(processes: Iterable[psutil.Process]) -> float:
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a helper that ended this moment
+            total += sum(process.cpu_times()[:2])
+    return total
 
 
 def _ended(node: NodeProcess) -> ConfigError | NetworkError:

@@ -193,14 +193,15 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 class Together(msgspec.Struct, frozen=True, kw_only=True):
     """The same nodes as a swarm: one stretch for each node, and how long each round took.
 
-    first_round: the number of the first measured one. sound: every node took part in every measured round, and came to
-    the same state.
+    first_round: the number of the first measured one. missed: contributions that came too late for their rounds, or
+    never; they count in a later one, and what was measured of them is left out. sound: all came to the same states.
     """
 
     nodes: tuple[Stretch, ...]
     first_round: int
     rounds_s: tuple[float, ...]
     cpu: CpuShare
+    missed: int
     sound: bool
 
     @property
@@ -267,5 +268,5 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether the swarm did what it is for, in every run."""
+        """Whether all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)

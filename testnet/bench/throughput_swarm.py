@@ -47,7 +47,7 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
         warm = max(event.round for event in swarm.journal.of(Contributed))  # what comes after it, begins after now
         last = warm + bench.rounds
         await swarm.until(
-            lambda: _certified(swarm, last) and _contributed(swarm, last),
+            lambda: all(_is_through(swarm.journal, node, last) for node in range(bench.nodes)),
             f"{bench.rounds} more rounds are certified",
             (1 + bench.rounds) * round_s,
         )
@@ -57,27 +57,26 @@ async def run_together(bench: ThroughputBench, folder: Path, *, step_s: float) -
 
 def together_of(journal: Journal, bench: ThroughputBench, rounds: Sequence[int], cpu: CpuShare) -> Together:
     """What the logs say of these rounds. Raises NetworkError where a node contributed to none of them."""
-    stretches, sound = list[Stretch](), True
+    stretches = list[Stretch]()
+    missed = 0
     for node in range(bench.nodes):
         made = [event for event in journal.of(Contributed, node) if event.round in rounds]
         if not made:
             raise NetworkError(f"node {node} contributed to no measured round; give it more --rounds")
-        sound &= {event.round for event in made} == set(rounds)
+        missed += len(rounds) - len({event.round for event in made})
         stretches.append(stretch_of(made, bench))
     certified: dict[int, list[Certified]] = {number: [] for number in (rounds[0] - 1, *rounds)}
     for event in journal.of(Certified):
         certified.get(event.round, []).append(event)
-    for number in rounds:
-        found = certified[number]
-        sound &= len(found) == bench.nodes and len({event.digest for event in found}) == 1
-        sound &= all(event.contributors == bench.nodes for event in found)
+    states = [{event.digest for event in certified[number]} for number in rounds]
     firsts = [min(event.at for event in found) for found in certified.values() if found]
     return Together(
         nodes=tuple(stretches),
         first_round=rounds[0],
         rounds_s=tuple(round(later - earlier, 6) for earlier, later in pairwise(firsts)),
         cpu=cpu,
-        sound=sound,
+        missed=missed,
+        sound=all(len(digests) == 1 for digests in states),
     )
 
 
@@ -86,10 +85,7 @@ def _common_rounds(journal: Journal, nodes: int) -> int:
     return min(sum(event.contributors == nodes for event in journal.of(Certified, node)) for node in range(nodes))
 
 
-def _contributed(swarm: Nodes, round: int) -> bool:
-    """Whether all nodes did to that round."""
-    return all(any(event.round == round for event in swarm.made(node.index)) for node in swarm.nodes)
-
-
-def _certified(swarm: Nodes, round: int) -> bool:
-    return all(node.certified(round) for node in swarm.nodes)
+def _is_through(journal: Journal, node: int, round: int) -> bool:
+    """Whether the node has certified that round and contributed to it, or a later one where it missed some."""
+    kinds: tuple[type[Certified | Contributed], ...] = (Certified, Contributed)
+    return all(any(event.round >= round for event in journal.of(kind, node)) for kind in kinds)

@@ -49,7 +49,7 @@ def alone(*rates: float) -> Alone:
 def together(*rates: float, sound: bool = True) -> Together:
     """Nodes of so many tokens per second, which made steps for 8 of 10 seconds and waited for half a second."""
     nodes = [Stretch(tokens=round(10 * rate), steps=80, wall_s=10.0, steps_s=8.0, blocked_s=0.5) for rate in rates]
-    return Together(nodes=tuple(nodes), first_round=3, rounds_s=(2.0, 3.0), cpu=CPU, sound=sound)
+    return Together(nodes=tuple(nodes), first_round=3, rounds_s=(2.0, 3.0), cpu=CPU, missed=0, sound=sound)
 
 
 RESULT = Throughput(
@@ -78,13 +78,14 @@ def test_rate_counts_every_second_and_each_share_says_where_it_went() -> None:
     assert step_s(run.nodes) == pytest.approx(0.1)
 
 
-def _journal(*, last_digest: str = "bb", contributors: int = 2) -> Journal:
-    """Two nodes, rounds 2 to 4; the second node makes twice the steps."""
+def _journal(*, last_digest: str = "bb", without: int = 0) -> Journal:
+    """Two nodes, rounds 2 to 4; the second node makes twice the steps, and none that counted for round `without`."""
     journal = Journal()
     for node in (0, 1):
         for number in (2, 3, 4):
             made = {"round": number, "steps": 10 * (1 + node), "seconds": 4.0, "wall_s": 5.0, "blocked_s": 0.25}
-            journal.add(node, Contributed(at=5.0 * number, event="contributed", **made))  # type: ignore[arg-type]
+            if (node, number) != (1, without):
+                journal.add(node, Contributed(at=5.0 * number, event="contributed", **made))  # type: ignore[arg-type]
             certified = Certified(
                 at=5.0 * number + 1 + node,
                 event="certified",
@@ -92,7 +93,7 @@ def _journal(*, last_digest: str = "bb", contributors: int = 2) -> Journal:
                 round=number,
                 digest=last_digest if (node, number) == (1, 4) else "bb",
                 value="",
-                contributors=contributors,
+                contributors=2,
             )
             journal.add(node, certified)
     return journal
@@ -105,20 +106,16 @@ def test_measured_are_the_rounds_asked_for_and_their_steps() -> None:
     assert second == Stretch(tokens=40 * 64, steps=40, wall_s=10.0, steps_s=8.0, blocked_s=0.5)
     assert found.rounds_s == (5.0, 5.0)
     assert found.tokens_per_s == pytest.approx(384)
-    assert found.sound
+    assert (found.missed, found.sound) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("journal", "rounds"),
-    [
-        (_journal(last_digest="cc"), range(3, 5)),
-        (_journal(contributors=1), range(3, 5)),
-        (_journal(), range(3, 6)),
-    ],
-    ids=["another state", "one left out", "a round missing"],
-)
-def test_swarm_that_missed_something_is_not_sound(journal: Journal, rounds: range) -> None:
-    assert not together_of(journal, TINY, rounds, CPU).sound
+def test_contribution_that_missed_its_round_is_told_and_two_states_of_a_round_are_not_sound() -> None:
+    missing = together_of(_journal(without=3), TINY, range(3, 5), CPU)
+    assert (missing.missed, missing.sound) == (1, True)
+    assert [node.steps for node in missing.nodes] == [20, 20]
+    assert missing.tokens_per_s == pytest.approx(20 * 64 / 10 + 20 * 64 / 5)
+    assert not together_of(_journal(last_digest="cc"), TINY, range(3, 5), CPU).sound
+    assert not together_of(_journal(), TINY, range(3, 6), CPU).sound  # nobody certified round 5
 
 
 @pytest.mark.parametrize("size", ["1M", "10M"])
@@ -272,6 +269,7 @@ def test_loops_alone_and_a_swarm_of_real_nodes_make_the_tokens_that_they_say(tmp
         assert node.tokens == node.steps * 4 * 16
         assert 0 < node.steps_s < node.wall_s
         assert 0 <= node.blocked_s < node.wall_s
+    assert not (tmp_path / "swarm" / "0" / "rounds").exists()  # which test mode would write
     log = (tmp_path / "swarm" / "0" / "events.jsonl").read_bytes().splitlines()
     certified = {event["round"]: event["tokens"] for event in map(json.loads, log) if event["event"] == "certified"}
     measured = range(found.first_round, found.first_round + 3)
