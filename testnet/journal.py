@@ -120,8 +120,14 @@ class Shared(Certified, frozen=True, kw_only=True):
 
 
 class Contributed(Event, frozen=True, kw_only=True):
-    """The node announced a contribution, `wall_s` after the one before; so much of that it was blocked by the round."""
+    """The node announced a contribution, `wall_s` after the one before; so much of that it was blocked by the round.
 
+    steps: those since the one before, which took `seconds`.
+    """
+
+    round: int = 0
+    steps: int = 0
+    seconds: float = 0.0
     wall_s: float = 0.0
     blocked_s: float = 0.0
 

@@ -14,6 +14,7 @@ from shoal.cli.bench.join import JoinOptions, join
 from shoal.cli.bench.lane import LaneOptions, lane
 from shoal.cli.bench.partition import PartitionOptions, partition
 from shoal.cli.bench.sapo import SapoOptions, SapoTableOptions, sapo, sapo_table
+from shoal.cli.bench.throughput import ThroughputOptions, throughput
 from shoal.cli.bench.train import TrainOptions, TrainTableOptions, train, train_table
 from shoal.cli.bench.uneven import UnevenOptions, uneven
 from shoal.cli.bench.wan import WanOptions, wan
@@ -38,6 +39,7 @@ bench.command("dashboard")(command_of(DashboardOptions, dashboard))
 bench.command("lane")(command_of(LaneOptions, lane))
 bench.command("partition")(command_of(PartitionOptions, partition))
 bench.command("uneven")(command_of(UnevenOptions, uneven))
+bench.command("throughput")(command_of(ThroughputOptions, throughput))
 bench.command("wan")(command_of(WanOptions, wan))
 bench.command("checkpoint")(command_of(CheckpointOptions, checkpoint))
 bench.command("restart")(command_of(RestartOptions, restart))
