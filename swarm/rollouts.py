@@ -360,10 +360,12 @@ class RolloutExchange:
             budget=budget,
             tally=self._tally,
         )
+        asked = set[PeerId]()
         try:
             while True:
                 step = pull.next(trio.current_time())
                 if isinstance(step, Ask):
+                    asked.add(step.peer)
                     await self._ask_for(step, pull)
                 elif isinstance(step, Wait):
                     await trio.sleep(BUSY_PAUSE_S)
@@ -373,14 +375,15 @@ class RolloutExchange:
                     return step.data
                 else:
                     if not step.spent:
-                        self._unavailable(offer)
+                        self._unavailable(offer, asked)
                     return None
         finally:
             pull.close()
 
-    def _unavailable(self, offer: Offer) -> None:
+    def _unavailable(self, offer: Offer, asked: Collection[PeerId]) -> None:
+        """Nobody gave it. Its origin is to blame if it was asked, and not if it is left alone for a while."""
         self.rejected[Reason.UNAVAILABLE] += 1
-        if offer.origin in self._host.connected():
+        if offer.origin in asked and offer.origin in self._host.connected():
             self._blame(offer.origin, Reason.UNAVAILABLE)
 
     async def _ask_for(self, ask: Ask, pull: GroupPull) -> None:

@@ -27,12 +27,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """Bytes in memory and on disk, groups in all, and for how many of this node's rounds a group is held."""
+    """Bytes in memory and on disk, groups in all, and for how many of this node's rounds a group is held.
+
+    Rounds of a node that only samples are much shorter than those of who takes groups, a few of its own rounds later.
+    """
 
     memory_bytes: int = 64 << 20
     disk_bytes: int = 512 << 20
     groups: int = 65_536
-    rounds: int = 64
+    rounds: int = 1024
 
 
 @dataclass(slots=True)

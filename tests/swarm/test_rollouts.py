@@ -298,6 +298,26 @@ def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Re
     run(main)
 
 
+def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
+    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+
+    async def main() -> None:
+        async def handler(stream: MessageStream) -> None:
+            await stream.receive(deadline_s=5)
+            await trio.sleep_forever()
+
+        async with running(server, reader):
+            digests = [await server.announce(index) for index in range(2)]
+            await until(lambda: set(digests) <= reader.offered())
+            server.host.serve(PROTOCOL, handler)
+            for digest in digests:
+                assert await reader.fetch(digest, deadline_s=20) == {}
+            assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
+            assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
+
+    run(main)
+
+
 def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:
     limits = ExchangeLimits(served_bytes_per_second=20_000.0, served_bytes_burst=40_000.0)
     server, greedy, modest = Node(1, limits=limits), Node(2), Node(3)
