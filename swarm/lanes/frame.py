@@ -48,6 +48,7 @@ class FrameKind(IntEnum):
     STATE = 4  # part of a chunk of certified state
     REQUEST = 5  # asks for bytes
     REFUSED = 6  # the answer to a request that will not be served
+    SHARE = 7  # about memory that both ends see (`shared`)
     CLOSE = 255  # the last frame of either side
 
 

@@ -22,6 +22,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from shoal.swarm.lanes.frame import BULK_KINDS, FRAME_LIMIT_BYTES, HEADER_BYTES,
 from shoal.swarm.lanes.moved import Moved, moved
 from shoal.swarm.lanes.queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, LANES_PER_PEER_LIMIT, TAG_BYTES, Opener, Sealer
+from shoal.swarm.lanes.shared import Share, Sharing
 from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
 
 STALL_DEADLINE_S = 30.0
@@ -119,7 +121,8 @@ class LaneLimits:
     """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
 
     lanes_per_peer: to begin with. lanes_per_peer_limit: what measurement may make of it. queue_frames, queue_bytes:
-    waiting for one peer, of one scope.
+    waiting for one peer, of one scope. shares: large frames to a node of this machine go through memory that both see,
+    where no cap is in their way.
     """
 
     lanes_per_peer: int = 1
@@ -129,6 +132,7 @@ class LaneLimits:
     stall_s: float = STALL_DEADLINE_S
     upload: RateLimit | None = None
     download: RateLimit | None = None
+    shares: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes_per_peer <= self.lanes_per_peer_limit <= LANES_PER_PEER_LIMIT:
@@ -177,6 +181,8 @@ class Lane:
         self._limits = limits
         self._ended = ended
         self._queue = limits.queue() if queue is None else queue
+        self._sharing = Sharing(connection, peer)
+        self._answers: deque[Frame] = deque()  # of this lane's own, without payload
         self._in_hand = 0  # bytes of payload taken from the queue
         # The lock of `_changed` guards all below, and every shutdown or close of the socket. All lanes of a queue
         # share it.
@@ -205,6 +211,9 @@ class Lane:
             prepare(self._socket, self._limits.stall_s)
         except OSError as error:  # reset already; the threads find out at once and say so
             self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
+        limits = self._limits
+        if limits.shares and limits.upload is limits.download is None and not self.relayed:
+            self._sharing.allow()
         for thread in self._threads:
             thread.start()
 
@@ -228,8 +237,13 @@ class Lane:
         """What has moved over this lane, by its kernel's count where there is one; also after its end."""
         with self._changed:
             if self._running:
-                self._moved = moved(self._socket) or Moved(self.bytes_received, self.bytes_sent)
+                self._moved = self._count() or Moved(self.bytes_received, self.bytes_sent)
             return self._moved
+
+    def _count(self) -> Moved | None:
+        """What the kernel has counted, and what did not go through it."""
+        counted, sharing = moved(self._socket), self._sharing
+        return None if counted is None else counted + Moved(sharing.bytes_received, sharing.bytes_sent)
 
     def post(self, header: FrameHeader, payload: memoryview | bytes) -> None:
         """Queue a frame; never blocks. `payload` is kept by reference and must not change until it is sent.
@@ -239,7 +253,7 @@ class Lane:
         Raises NetworkError if the queue is full or the lane is ending, LocalError if the frame is no proper one.
         """
         view = memoryview(payload)
-        if header.kind in (FrameKind.HELLO, FrameKind.CLOSE):
+        if header.kind in (FrameKind.HELLO, FrameKind.SHARE, FrameKind.CLOSE):
             raise LocalError(f"{header.kind.name} frames are the lane's own")
         if not view.c_contiguous or view.nbytes != header.length:
             raise LocalError(f"a payload of {view.nbytes} bytes for a header that says {header.length}")
@@ -277,6 +291,17 @@ class Lane:
 
     def _send_frames(self, out: memoryview) -> None:
         while frames := self._next_frames():
+            header, data = frames[0]
+            if (offer := self._sharing.offer(header.length)) is not None:
+                self._send_share(Share.OFFER, offer, out)
+            slot = self._sharing.slot(header.length, self._limits.stall_s)
+            if slot is not None:
+                rest = self._sealer.seal_into(header, data, slot) - HEADER_BYTES
+                del data
+                frames.clear()
+                self._send_all(slot[:HEADER_BYTES], header.length)
+                self.bytes_sent += rest
+                continue
             size = payload = 0
             for header, data in frames:
                 size += self._sealer.seal_into(header, data, out[size:])
@@ -284,18 +309,26 @@ class Lane:
             del data  # the owner may want to free it while this thread waits
             frames.clear()
             self._send_all(out[:size], payload)
+            if header.kind is FrameKind.SHARE and header.flags == Share.BEGIN:
+                self._sharing.began()
         size = self._sealer.seal_into(FrameHeader(kind=FrameKind.CLOSE, length=0), b"", out)
         self._send_all(out[:size], 0)
+
+    def _send_share(self, says: Share, payload: bytes, out: memoryview) -> None:
+        header = FrameHeader(kind=FrameKind.SHARE, flags=says, length=len(payload))
+        self._send_all(out[: self._sealer.seal_into(header, payload, out)], 0)
 
     def _next_frames(self) -> list[Frame]:
         """Let go of the frames in hand and wait for the next; [] when the lane is closing and need send no more."""
         with self._changed:
             self._let_go()
-            while not (self._dead or self._closing or self._takes_next()):
+            while not (self._dead or self._closing or self._answers or self._takes_next()):
                 self._changed.wait(ASIDE_S if self._queue.waits else None)
             self._raise_if_dead()
             if self._closing and self._queue.open_lanes > 0:
                 return []
+            if self._answers:
+                return [self._answers.popleft()]
             frames = self._queue.take(BATCH_BYTES)
             self._in_hand = sum(header.length for header, _ in frames)
         self._queue.observe()
@@ -344,19 +377,34 @@ class Lane:
         """Receive one frame; False if it was CLOSE."""
         self._fill(memoryview(head), idle=True)
         header = FrameHeader.decode(head, peer=self.peer)
-        body = sealed[: header.length + TAG_BYTES]
-        self._fill(body)
+        shared = self._sharing.sealed(header.length)
+        body = sealed[: header.length + TAG_BYTES] if shared is None else shared
+        if shared is None:
+            self._fill(body)
+        else:
+            self.bytes_received += len(body)
         self._raise_if_dead()
         region = self._region(header)
         target = scratch[: header.length] if region is None else region
         self._opener.open_into(head, body, target)
+        if shared is not None:
+            self._sharing.opened()
         if header.kind is FrameKind.HELLO:
             raise RemoteError("a second hello", peer=self.peer)
         if header.kind is FrameKind.CLOSE:
             return False
-        if region is not None or header.kind not in BULK_KINDS:
+        if header.kind is FrameKind.SHARE:
+            self._hear_share(header.flags, target)
+        elif region is not None or header.kind not in BULK_KINDS:
             self._sink.received(self.peer, header, target)
         return True
+
+    def _hear_share(self, says: int, payload: memoryview) -> None:
+        answer = self._sharing.hear(says, payload)
+        if answer is not None:
+            with self._changed:
+                self._answers.append((FrameHeader(kind=FrameKind.SHARE, flags=answer, length=0), memoryview(b"")))
+                self._changed.notify_all()
 
     def _region(self, header: FrameHeader) -> memoryview | None:
         if header.kind not in BULK_KINDS:
@@ -443,7 +491,8 @@ class Lane:
             self._queue.lanes -= 1
             if self._queue.lanes == 0:
                 self._queue.clear()
-            self._moved = moved(self._socket) or self._moved
+            self._moved = self._count() or self._moved
+            self._sharing.close()
             self._socket.close()
         try:
             if self._ended is not None:

@@ -1,0 +1,326 @@
+"""Memory that both ends of a lane see, where they are processes of one machine: large frames are sealed into it.
+
+    sender                                                          receiver
+      SHARE, offer: where the memory and the pipe are     ────────►   opens both, looks for the nonce in the memory
+      ◄────────────────────────────────────────────────  SHARE, taken or declined
+      SHARE, begin                                        ────────►
+      header and ciphertext into the next slot
+      the frame's header, over the connection             ────────►   opens the frame out of the slot
+      ◄──────────────── a byte in the pipe ───────────────  the slot is free
+
+The kernel then copies 52 bytes of a frame instead of half a MiB twice. Nothing else changes: frames are sealed, counted
+and ended as on any lane, and the connection is the lane's life. Each direction has memory of its own, which its sender
+makes and its receiver maps for reading. Slots are used in turn, so the two need not tell each other which.
+
+What is believed. A peer's word about descriptors of this machine is worth nothing: anybody may name any. So only a
+memory file of this very kind is opened, that cannot be made shorter under the reader and belongs to this user; and
+nothing is done with the pipe before the memory was found to hold what the offer says, which only who made it could
+write. Who can do that runs as the same user on the same machine. What lies in a slot is sealed like anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import select
+import socket
+import stat
+from contextlib import suppress
+from enum import IntEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
+from shoal.swarm.lanes.seal import TAG_BYTES
+
+SHARED_LEAST_BYTES: Final = 64 * 1024
+"""Of a frame's payload: smaller ones stay on the connection, where several go out at once."""
+SHARED_SLOTS: Final = 4
+SHARED_OFFER_LIMIT_BYTES: Final = 256
+
+_NONCE_BYTES: Final = 32
+_NAME: Final = "shoal-lane"
+_LINK: Final = f"/memfd:{_NAME} (deleted)"
+_ALIGNED: Final = 64  # where a ciphertext begins in its slot
+_PAGE: Final = mmap.PAGESIZE
+_SLOT_BYTES: Final = -(-(_ALIGNED + FRAME_LIMIT_BYTES + TAG_BYTES) // _PAGE) * _PAGE
+_MEMORY_BYTES: Final = _PAGE + SHARED_SLOTS * _SLOT_BYTES  # the nonce has the first page
+
+logger = logging.getLogger(__name__)
+
+_Descriptor = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class Share(IntEnum):
+    """What a SHARE frame says, in its flags."""
+
+    OFFER = 0
+    TAKEN = 1
+    DECLINED = 2
+    BEGIN = 3  # every large frame after this one lies in the shared memory
+
+
+class SharedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a sender's memory is: descriptors of process `pid`, and what the memory begins with."""
+
+    pid: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    memory: _Descriptor
+    pipe: _Descriptor
+    nonce: Annotated[bytes, Meta(min_length=_NONCE_BYTES, max_length=_NONCE_BYTES)]
+
+
+_OFFERS: msgspec.msgpack.Decoder[SharedOffer] = msgspec.msgpack.Decoder(SharedOffer)
+
+
+def decode_offer(data: bytes, *, peer: PeerId) -> SharedOffer:
+    """What `peer` offers. Raises RemoteError if it is no offer."""
+    if len(data) > SHARED_OFFER_LIMIT_BYTES:
+        raise RemoteError(f"an offer of shared memory of {len(data)} bytes", peer=peer)
+    try:
+        return _OFFERS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteError(f"a malformed offer of shared memory: {error}", peer=peer) from None
+
+
+def on_one_machine(connection: socket.socket) -> bool:
+    """Whether the other end of a TCP connection has this end's address, and this system can share memory that way."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    try:
+        return bool(connection.getpeername()[0] == connection.getsockname()[0])
+    except OSError:
+        return False
+
+
+def _slot(mapping: memoryview, number: int) -> memoryview:
+    """A slot of the memory, from its frame's header on."""
+    start = _PAGE + number % SHARED_SLOTS * _SLOT_BYTES
+    return mapping[start + _ALIGNED - HEADER_BYTES : start + _SLOT_BYTES]
+
+
+class SharedOut:
+    """The sender's side. For the lane's sending thread, but for `offer`, `settle` and `close`.
+
+    Raises OSError where no more descriptors or memory are to be had.
+    """
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._ours, self._theirs = -1, -1
+        try:
+            os.ftruncate(self._memory, _MEMORY_BYTES)
+            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._slots = memoryview(mmap.mmap(self._memory, _MEMORY_BYTES))
+            self._ours, self._theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            self.close()
+            raise
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._slots[:_NONCE_BYTES] = nonce
+        self._offer = SharedOffer(pid=os.getpid(), memory=self._memory, pipe=self._theirs, nonce=nonce)
+        self._used, self._free = 0, SHARED_SLOTS
+
+    def offer(self) -> bytes:
+        """The payload of the frame that offers it; good until `settle`."""
+        return msgspec.msgpack.encode(self._offer)
+
+    def settle(self) -> None:
+        """The offer was answered: keep no more open than is needed, so that the receiver's end of the pipe is all."""
+        for descriptor in (self._memory, self._theirs):
+            _close(descriptor)
+        self._memory = self._theirs = -1
+
+    def take(self, connection: socket.socket, patience_s: float) -> memoryview:
+        """The next slot, from where its frame's header goes; waits until it is free.
+
+        Raises NetworkError if the lane ends meanwhile, or the receiver frees none in time.
+        """
+        if self._free == 0:
+            self._wait(connection, patience_s)
+        self._free -= 1
+        self._used += 1
+        return _slot(self._slots, self._used - 1)
+
+    def _wait(self, connection: socket.socket, patience_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        poll.register(connection, 0)  # its end is told anyway
+        ready = dict(poll.poll(patience_s * 1000))
+        if not ready:
+            raise NetworkError(f"no slot of the shared memory came free for {patience_s} s")
+        if connection.fileno() in ready:
+            raise NetworkError("the connection ended while a slot of the shared memory was waited for")
+        freed = len(os.read(self._ours, 2 * SHARED_SLOTS))
+        if not 0 < freed <= SHARED_SLOTS:
+            raise NetworkError(f"{freed} slots of the shared memory were freed, of {SHARED_SLOTS}")
+        self._free = freed
+
+    def close(self) -> None:
+        """Let go of it. Nobody uses it any more."""
+        for descriptor in (self._memory, self._ours, self._theirs):
+            _close(descriptor)
+        self._memory = self._ours = self._theirs = -1
+
+
+class SharedIn:
+    """The receiver's side of what `offer` names. For the lane's receiving thread.
+
+    Raises NetworkError if it is not to be had from here.
+    """
+
+    def __init__(self, offer: SharedOffer) -> None:
+        self._taken = 0
+        try:
+            self._slots = _memory_of(offer)
+            self._pipe = os.open(f"/proc/{offer.pid}/fd/{offer.pipe}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            raise NetworkError(f"the memory of process {offer.pid} is not to be had: {error}") from None
+        if not stat.S_ISFIFO(os.fstat(self._pipe).st_mode):
+            self.close()
+            raise NetworkError(f"descriptor {offer.pipe} of process {offer.pid} is no pipe")
+
+    def take(self, size: int) -> memoryview:
+        """The `size` sealed bytes of the next frame, in its slot."""
+        self._taken += 1
+        return _slot(self._slots, self._taken - 1)[HEADER_BYTES : HEADER_BYTES + size]
+
+    def free(self) -> None:
+        """The slot taken last is not read any more."""
+        with suppress(OSError):  # the sender is gone, as its connection tells
+            os.write(self._pipe, b"\0")
+
+    def close(self) -> None:
+        """Let go of it. Nobody uses it any more."""
+        _close(self._pipe)
+        self._pipe = -1
+
+
+class Sharing:
+    """What the two threads of one lane do about shared memory.
+
+    Neither gives nor takes any before `allow`. Each thread uses its own half, and `close` comes after both.
+    """
+
+    def __init__(self, connection: socket.socket, peer: PeerId) -> None:
+        self._connection = connection
+        self._peer = peer
+        self._allowed = False
+        self._out: SharedOut | None = None
+        self._in: SharedIn | None = None
+        self._offered = self._answered = self._sends = self._receives = False
+        self.bytes_sent = 0
+        """Through the memory, of frames: beside what the connection's kernel has counted."""
+        self.bytes_received = 0
+
+    def allow(self) -> None:
+        """Share memory with the peer, if it is on this machine. Before the threads begin."""
+        self._allowed = on_one_machine(self._connection)
+
+    # The sending thread
+
+    def offer(self, size: int) -> bytes | None:
+        """The payload of an offer that is to go before a frame of `size` bytes of payload, if it is time for one."""
+        if self._offered or not self._allowed or size < SHARED_LEAST_BYTES:
+            return None
+        self._offered = True
+        try:
+            self._out = SharedOut()
+        except OSError as error:
+            logger.info("no shared memory for the lane to %s: %s", self._peer, error)
+            return None
+        return self._out.offer()
+
+    def began(self) -> None:
+        """BEGIN was sent."""
+        self._sends = True
+
+    def slot(self, size: int, patience_s: float) -> memoryview | None:
+        """Where to seal the next frame, of `size` bytes of payload; None: it goes over the connection.
+
+        Raises NetworkError as `SharedOut.take` does.
+        """
+        if not self._sends or size < SHARED_LEAST_BYTES:
+            return None
+        assert self._out is not None
+        slot = self._out.take(self._connection, patience_s)
+        self.bytes_sent += size + TAG_BYTES
+        return slot
+
+    # The receiving thread
+
+    def hear(self, said: int, payload: memoryview) -> Share | None:
+        """What to answer to a SHARE frame. Raises RemoteError if it is not the peer's to send now."""
+        if said == Share.OFFER and self._in is None and not self._receives:
+            return self._taken(decode_offer(bytes(payload), peer=self._peer))
+        if said in (Share.TAKEN, Share.DECLINED) and self._out is not None and not self._answered:
+            self._answered = True
+            self._out.settle()
+            return Share.BEGIN if said == Share.TAKEN else None
+        if said == Share.BEGIN and self._in is not None and not self._receives:
+            self._receives = True
+            return None
+        raise RemoteError(f"says {said} about shared memory, out of turn", peer=self._peer)
+
+    def _taken(self, offer: SharedOffer) -> Share:
+        if not self._allowed:
+            return Share.DECLINED
+        try:
+            self._in = SharedIn(offer)
+        except NetworkError as error:  # two containers of one address, say
+            logger.info("the lane to %s shares no memory: %s", self._peer, error)
+            return Share.DECLINED
+        return Share.TAKEN
+
+    def sealed(self, size: int) -> memoryview | None:
+        """Where ciphertext and tag of the next frame are, of `size` bytes of payload; None: on the connection."""
+        if not self._receives or size < SHARED_LEAST_BYTES:
+            return None
+        assert self._in is not None
+        self.bytes_received += size + TAG_BYTES
+        return self._in.take(size + TAG_BYTES)
+
+    def opened(self) -> None:
+        """What `sealed` gave is not read any more."""
+        assert self._in is not None
+        self._in.free()
+
+    # When both threads have left
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for side in (self._out, self._in):
+            if side is not None:
+                side.close()
+        self._out = self._in = None
+        self._allowed = self._sends = self._receives = False
+
+
+def _memory_of(offer: SharedOffer) -> memoryview:
+    """The memory of an offer, for reading. Raises OSError, or ValueError if it is not what it should be."""
+    path = f"/proc/{offer.pid}/fd/{offer.memory}"
+    if os.readlink(path) != _LINK:  # whatever else it is, opening it could have consequences
+        raise ValueError("no memory of a lane")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        kept = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if found.st_uid != os.geteuid() or found.st_size != _MEMORY_BYTES or not kept:
+            raise ValueError("another user's memory, or one that may change its size")
+        mapping = memoryview(mmap.mmap(descriptor, _MEMORY_BYTES, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
+    if mapping[:_NONCE_BYTES] != offer.nonce:
+        raise ValueError("another lane's memory")
+    return mapping
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
