@@ -32,7 +32,7 @@ OptionsT = TypeVar("OptionsT")
 _PANELS: dict[str, tuple[str, ...]] = {
     "Network": (
         *("--join", "--listen", "--lane-listen", "--max-upload", "--max-download", "--mdns", "--relay"),
-        *("--port-mapping", "--rendezvous", "--hivemind"),
+        *("--shared-memory", "--port-mapping", "--rendezvous", "--hivemind"),
     ),
     "Training": (
         *("--device", "--threads", "--accumulate", "--processes", "--data", "--rounds", "--allow-workload"),

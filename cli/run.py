@@ -110,6 +110,10 @@ class RunOptions(RolloutOptions):
     max_download: Annotated[str | None, option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE")] = (
         None
     )
+    shared_memory: Annotated[
+        bool,
+        option("--shared-memory/--no-shared-memory", help="Hand nodes on this machine what they get in memory."),
+    ] = True
     mdns: Annotated[bool, option("--mdns/--no-mdns", help="Find members on the local network.")] = True
     relay: Annotated[
         bool, option("--relay/--no-relay", help="Pass on, for members behind routers, what they encrypt.")
@@ -247,6 +251,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         authority_amendments=options.authority_amendments,
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
+        shared_memory=options.shared_memory,
         mdns=options.mdns,
         rendezvous=options.rendezvous,
         hivemind=tuple(options.hivemind),

@@ -52,6 +52,7 @@ class NodeConfig:
 
     data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
     swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
+    shared_memory: whether lanes to nodes on this machine may use memory that both see.
     checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
     accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
     processes: how many hold the trainer's model together, each its part of it and of every batch.
@@ -82,6 +83,7 @@ class NodeConfig:
     authority_amendments: bool = True
     max_upload: int | None = None
     max_download: int | None = None
+    shared_memory: bool = True
     mdns: bool = True
     relay: bool = True
     port_mapping: bool = True

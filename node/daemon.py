@@ -69,11 +69,12 @@ from shoal.protocol.records import Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
-from shoal.swarm.lanes.lane import LaneLimits, RateLimit
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.links import Links
 from shoal.swarm.manifest_exchange import ManifestDesk
 from shoal.swarm.members import Members
+from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream
 
 LANE_PROTOCOL = "/shoal/lane/1"
@@ -113,7 +114,9 @@ class Daemon:
             sink=self.router,
             listen=config.lane_listen,
             request=self._request_lane,
-            limits=LaneLimits(upload=_cap(config.max_upload), download=_cap(config.max_download)),
+            limits=LaneLimits(
+                upload=_cap(config.max_upload), download=_cap(config.max_download), shares=config.shared_memory
+            ),
         )
         self.vectors = VectorShelf(self.shelf.lookup)
         self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.vectors.lookup)
@@ -165,6 +168,7 @@ class Daemon:
             done=lambda finals, seconds: self.engine.put(Reduced(finals, seconds)),
         )
         self.relay_room = RelayRoom(self.host, self.traffic, lambda: self.links.linked())
+        self.shared_memory = SharedMemory(self.host, self.lanes, lambda: self.links.linked())
         self.engine = self._new_engine()
         self.sharing = self.engine if isinstance(self.engine, RolloutEngine) else None
         self.reaching = Reaching(self)
@@ -278,6 +282,7 @@ class Daemon:
             self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
             ManifestDesk(self.host, self.config.manifest)
             await nursery.start(self.lanes.run)
+            nursery.start_soon(self.shared_memory.run)
             await nursery.start(self.members.run)
             await nursery.start(ControlServer(self.store.folder, handlers(self), orders(self)).run)
             self.events.write(

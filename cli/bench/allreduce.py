@@ -37,6 +37,9 @@ class AllreduceOptions(ReportOptions):
     durability: Annotated[
         Literal["disk", "memory"], option("--durability", help="Where results wait for the certificate.")
     ] = "disk"
+    sockets: Annotated[
+        bool, option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
+    ] = False
 
 
 def allreduce(options: AllreduceOptions) -> None:
@@ -50,6 +53,7 @@ def allreduce(options: AllreduceOptions) -> None:
         iters=options.iters,
         fault=options.fault,
         durability=options.durability,
+        sockets=options.sockets,
     )
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
         result = _run(partial(measure, bench, show_now))

@@ -1,4 +1,4 @@
-"""`shoal bench lane`: one lane beside the same sockets in plaintext."""
+"""`shoal bench lane`: one lane, over sockets alone and within one machine, beside the same sockets in plaintext."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 10_000
 class LaneOptions:
     """What the user asked `shoal bench lane` for."""
 
-    repetitions: Annotated[int, option("--repetitions", help="Measured pairs of runs; one more warms up.")] = (
+    repetitions: Annotated[int, option("--repetitions", help="Measured turns of all ways; one more warms up.")] = (
         REPETITIONS
     )
     frames: Annotated[int, option("--frames", help="Frames of 512 KiB in each run.")] = FRAMES
@@ -31,7 +31,7 @@ class LaneOptions:
 
 
 def lane(options: LaneOptions) -> None:
-    """Send full frames between two processes over loopback, sealed and in plaintext in turn."""
+    """Send full frames between two processes, sealed, sealed in memory that both see, and in plaintext, in turn."""
     for name, value in (("--repetitions", options.repetitions), ("--frames", options.frames)):
         if not 1 <= value <= LIMIT:
             raise ConfigError(f"{name} must be 1 to {LIMIT}, not {value}")
@@ -46,10 +46,13 @@ def to_json(speed: LaneSpeed) -> str:
     return json.dumps(
         {
             "encrypted_mb_per_s": round(speed.encrypted_mb_per_s, 1),
+            "shared_mb_per_s": round(speed.shared_mb_per_s, 1),
             "plaintext_mb_per_s": round(speed.plaintext_mb_per_s, 1),
             "encrypted_runs_mb_per_s": [round(rate, 1) for rate in speed.encrypted],
+            "shared_runs_mb_per_s": [round(rate, 1) for rate in speed.shared],
             "plaintext_runs_mb_per_s": [round(rate, 1) for rate in speed.plaintext],
             "ratio": round(speed.ratio, 3),
+            "shared_ratio": round(speed.shared_ratio, 3),
         }
     )
 
@@ -60,7 +63,12 @@ def to_lines(speed: LaneSpeed) -> list[str]:
         f"{name:<10} {median:.0f} MB/s ({min(runs):.0f}–{max(runs):.0f})"
         for name, median, runs in (
             ("encrypted", speed.encrypted_mb_per_s, speed.encrypted),
+            ("shared", speed.shared_mb_per_s, speed.shared),
             ("plaintext", speed.plaintext_mb_per_s, speed.plaintext),
         )
     ]
-    return [*lines, f"{'ratio':<10} {speed.ratio:.2f}, the median of {len(speed.encrypted)} pairs of runs"]
+    return [
+        *lines,
+        f"{'ratio':<10} {speed.ratio:.2f} over sockets, {speed.shared_ratio:.2f} in shared memory, "
+        f"medians of {len(speed.encrypted)} turns",
+    ]

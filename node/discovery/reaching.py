@@ -24,7 +24,7 @@ from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
-from shoal.swarm.lanes.lane import RateLimit
+from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.reach import Way
 from shoal.swarm.lanes.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
 from shoal.swarm.lanes.seal import format_address as format_lane

@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
     STATE = 4  # part of a chunk of certified state
     REQUEST = 5  # asks for bytes
     REFUSED = 6  # the answer to a request that will not be served
-    SHARE = 7  # about memory that both ends see (`shared`)
+    SHARE = 7  # the large frames after it lie in memory that both ends see; to who has taken that (`shared`) alone
     CLOSE = 255  # the last frame of either side
 
 

@@ -22,36 +22,26 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.choice import path_of
-from shoal.swarm.lanes.frame import BULK_KINDS, FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.moved import Moved, moved
-from shoal.swarm.lanes.queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, Frame, FrameQueue
-from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, LANES_PER_PEER_LIMIT, TAG_BYTES, Opener, Sealer
-from shoal.swarm.lanes.shared import Share, Sharing
+from shoal.swarm.lanes.queue import Frame, FrameQueue
+from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
+from shoal.swarm.lanes.shared import SharedOffer, Sharing
 from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
 
-STALL_DEADLINE_S = 30.0
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
 LANE_WORN_BYTES = LANE_LIMIT_BYTES - LANE_LIMIT_BYTES // 16
 BATCH_BYTES = 64 * 1024  # of small frames in one send
 ASIDE_S = 0.05  # a lane that has left a frame to others looks again
-
-RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
-RATE_SAVED_S = 0.05
-RATE_OWED_S = 0.05
-RATE_BURST_S = RATE_SAVED_S + RATE_OWED_S
-PIECE_S = 0.005  # every lane may be one piece ahead of its budget
-PIECE_MIN_BYTES = 4 * 1024
-PIECE_LIMIT_BYTES = 512 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -87,67 +77,6 @@ class FrameSink(Protocol):
         ...
 
 
-class RateLimit:
-    """A cap in bytes per second, shared by the threads of all lanes it is given to.
-
-    In any time t, n lanes move at most (t + RATE_BURST_S) times the rate, and n pieces. A rest saves up RATE_SAVED_S of
-    it. As much as RATE_OWED_S is moved in advance before anybody waits, and then for all of it: to sleep after every
-    piece costs three times the processor time for the same bytes.
-    """
-
-    def __init__(self, bytes_per_s: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if bytes_per_s < RATE_LIMIT_MIN_BYTES_PER_S:
-            raise ConfigError(
-                f"a rate limit of {bytes_per_s} bytes/s is too low; give at least {RATE_LIMIT_MIN_BYTES_PER_S}"
-            )
-        self.piece_bytes = min(max(int(bytes_per_s * PIECE_S), PIECE_MIN_BYTES), PIECE_LIMIT_BYTES)
-        """How much to take at a time."""
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._paid_until = clock()
-
-    def reserve(self, size: int) -> float:
-        """Take `size` bytes from the budget; returns how many seconds to wait before taking more."""
-        with self._lock:
-            now = self._clock()
-            self._paid_until = max(self._paid_until, now - RATE_SAVED_S) + size / self._bytes_per_s
-            owed_s = self._paid_until - now
-            return owed_s if owed_s > RATE_OWED_S else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLimits:
-    """What bounds the lanes of one node. Raises ConfigError if a value makes no sense.
-
-    lanes_per_peer: to begin with. lanes_per_peer_limit: what measurement may make of it. queue_frames, queue_bytes:
-    waiting for one peer, of one scope. shares: large frames to a node of this machine go through memory that both see,
-    where no cap is in their way.
-    """
-
-    lanes_per_peer: int = 1
-    lanes_per_peer_limit: int = LANES_PER_PEER_LIMIT
-    queue_frames: int = QUEUE_LIMIT_FRAMES
-    queue_bytes: int = QUEUE_LIMIT_BYTES
-    stall_s: float = STALL_DEADLINE_S
-    upload: RateLimit | None = None
-    download: RateLimit | None = None
-    shares: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.lanes_per_peer <= self.lanes_per_peer_limit <= LANES_PER_PEER_LIMIT:
-            raise ConfigError(
-                f"lanes per peer must be 1 to {LANES_PER_PEER_LIMIT}, "
-                f"not {self.lanes_per_peer} to {self.lanes_per_peer_limit}"
-            )
-        if self.queue_frames < 1 or self.queue_bytes < FRAME_LIMIT_BYTES or self.stall_s <= 0:
-            raise ConfigError("a lane must have room for one frame and some time to send it")
-
-    def queue(self, *, observe: Callable[[], None] | None = None) -> FrameQueue:
-        """A new queue within these limits."""
-        return FrameQueue(limit_frames=self.queue_frames, limit_bytes=self.queue_bytes, observe=observe)
-
-
 class Lane:
     """A sealed connection to `peer`, after both hellos.
 
@@ -171,6 +100,9 @@ class Lane:
         self.peer = peer
         self.dialled = dialled  # by us
         self.relayed = False  # through a third; its pool says so
+        self.id = b""  # of the key agreement, likewise
+        self.share: Callable[[Lane, SharedOffer], None] | None = None
+        """Tells the peer of memory to share, and has `answered` called; in the sending thread. None: shares nothing."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.payload_sent = 0  # bytes of payload given to the kernel
@@ -181,8 +113,8 @@ class Lane:
         self._limits = limits
         self._ended = ended
         self._queue = limits.queue() if queue is None else queue
-        self._sharing = Sharing(connection, peer)
-        self._answers: deque[Frame] = deque()  # of this lane's own, without payload
+        self._sharing = Sharing(connection)
+        self._begins_sharing = False  # is to tell the peer so
         self._in_hand = 0  # bytes of payload taken from the queue
         # The lock of `_changed` guards all below, and every shutdown or close of the socket. All lanes of a queue
         # share it.
@@ -211,9 +143,6 @@ class Lane:
             prepare(self._socket, self._limits.stall_s)
         except OSError as error:  # reset already; the threads find out at once and say so
             self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
-        limits = self._limits
-        if limits.shares and limits.upload is limits.download is None and not self.relayed:
-            self._sharing.allow()
         for thread in self._threads:
             thread.start()
 
@@ -262,6 +191,25 @@ class Lane:
                 raise NetworkError(f"the lane to {self.peer} is ending")
             self._queue.put(header, view.cast("B"))
 
+    @property
+    def shares(self) -> bool:
+        """Whether it may share memory with the peer: there is no cap, and no third between the two."""
+        limits = self._limits
+        return limits.shares and limits.upload is limits.download is None and not self.relayed
+
+    def take_memory(self, offer: SharedOffer) -> None:
+        """Make ready to receive in the peer's memory. Raises NetworkError if that cannot be."""
+        with self._changed:
+            if not self.shares:
+                raise NetworkError("the lane shares no memory")
+            self._sharing.take(offer)
+
+    def answered(self, taken: bool) -> None:
+        """Whether the peer has taken the memory that was offered."""
+        with self._changed:
+            self._begins_sharing = self._sharing.answered(taken)
+            self._changed.notify_all()
+
     def begin_close(self) -> None:
         """Take no more frames; send what is queued if no other lane can, then CLOSE. Returns at once."""
         with self._changed:
@@ -292,8 +240,7 @@ class Lane:
     def _send_frames(self, out: memoryview) -> None:
         while frames := self._next_frames():
             header, data = frames[0]
-            if (offer := self._sharing.offer(header.length)) is not None:
-                self._send_share(Share.OFFER, offer, out)
+            self._offer_memory(header.length)
             slot = self._sharing.slot(header.length, self._limits.stall_s)
             if slot is not None:
                 rest = self._sealer.seal_into(header, data, slot) - HEADER_BYTES
@@ -309,26 +256,27 @@ class Lane:
             del data  # the owner may want to free it while this thread waits
             frames.clear()
             self._send_all(out[:size], payload)
-            if header.kind is FrameKind.SHARE and header.flags == Share.BEGIN:
+            if header.kind is FrameKind.SHARE:
                 self._sharing.began()
         size = self._sealer.seal_into(FrameHeader(kind=FrameKind.CLOSE, length=0), b"", out)
         self._send_all(out[:size], 0)
 
-    def _send_share(self, says: Share, payload: bytes, out: memoryview) -> None:
-        header = FrameHeader(kind=FrameKind.SHARE, flags=says, length=len(payload))
-        self._send_all(out[: self._sealer.seal_into(header, payload, out)], 0)
+    def _offer_memory(self, size: int) -> None:
+        if self.share is not None and self.shares and (offer := self._sharing.offer(self.id, size)) is not None:
+            self.share(self, offer)
 
     def _next_frames(self) -> list[Frame]:
         """Let go of the frames in hand and wait for the next; [] when the lane is closing and need send no more."""
         with self._changed:
             self._let_go()
-            while not (self._dead or self._closing or self._answers or self._takes_next()):
+            while not (self._dead or self._closing or self._begins_sharing or self._takes_next()):
                 self._changed.wait(ASIDE_S if self._queue.waits else None)
             self._raise_if_dead()
             if self._closing and self._queue.open_lanes > 0:
                 return []
-            if self._answers:
-                return [self._answers.popleft()]
+            if self._begins_sharing:
+                self._begins_sharing = False
+                return [(FrameHeader(kind=FrameKind.SHARE, length=0), memoryview(b""))]
             frames = self._queue.take(BATCH_BYTES)
             self._in_hand = sum(header.length for header, _ in frames)
         self._queue.observe()
@@ -394,17 +342,11 @@ class Lane:
         if header.kind is FrameKind.CLOSE:
             return False
         if header.kind is FrameKind.SHARE:
-            self._hear_share(header.flags, target)
+            if not self._sharing.begin():
+                raise RemoteError("begins to share memory that was not taken")
         elif region is not None or header.kind not in BULK_KINDS:
             self._sink.received(self.peer, header, target)
         return True
-
-    def _hear_share(self, says: int, payload: memoryview) -> None:
-        answer = self._sharing.hear(says, payload)
-        if answer is not None:
-            with self._changed:
-                self._answers.append((FrameHeader(kind=FrameKind.SHARE, flags=answer, length=0), memoryview(b"")))
-                self._changed.notify_all()
 
     def _region(self, header: FrameHeader) -> memoryview | None:
         if header.kind not in BULK_KINDS:

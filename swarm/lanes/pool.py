@@ -39,7 +39,8 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.count import LaneCount
 from shoal.swarm.lanes.dial import LaneDialler, Request
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, STALL_DEADLINE_S, FrameSink, Lane, LaneLimits
+from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
+from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits
 from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
 from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
@@ -54,6 +55,7 @@ from shoal.swarm.lanes.seal import (
     decode_request,
     encode_handshake,
 )
+from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.limits import Refusals
 from shoal.swarm.reaching.knocking import Knocks
 from shoal.swarm.reaching.punching import Puncher
@@ -110,6 +112,7 @@ class LanePool:
         self._trio: trio.lowlevel.TrioToken | None = None  # once running
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._summoned: set[PeerId] = set()
+        self.share: Callable[[Lane, SharedOffer], None] | None = None  # as the lanes'
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
         self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
@@ -165,7 +168,7 @@ class LanePool:
             self._obey_summons(peer, asked.lanes)
             return b""
         self._check_room()
-        if len(self._lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
+        if len(self.lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
@@ -194,7 +197,7 @@ class LanePool:
 
         Raises NetworkError if there is no usable lane or the frame's scope has no room in the queue.
         """
-        for lane in self._lanes_of(peer):
+        for lane in self.lanes_of(peer):
             if lane.usable:
                 try:
                     lane.post(header, payload)
@@ -212,7 +215,7 @@ class LanePool:
         A frame that is being delivered at this moment may still reach the sink, before its `lane_closed`; a dial
         under way goes on.
         """
-        for lane in self._lanes_of(peer):
+        for lane in self.lanes_of(peer):
             lane.abort("dropped here")
         self._listener.forget(peer)
         self._pair(peer).asked_for = 1
@@ -270,7 +273,8 @@ class LanePool:
 
     # The table of lanes
 
-    def _lanes_of(self, peer: PeerId) -> list[Lane]:
+    def lanes_of(self, peer: PeerId) -> list[Lane]:
+        """Those to one peer, usable or ending."""
         with self._lock:
             return list(self._lanes.get(peer, ()))
 
@@ -298,7 +302,7 @@ class LanePool:
         with self._lock:
             self._pairs.hold(keys.peer, pair)
             self._lanes.setdefault(keys.peer, []).append(lane)
-        lane.relayed = keys.relayed
+        lane.relayed, lane.id, lane.share = keys.relayed, keys.lane_id, self.share
         lane.start()
         self._adopted.set()
         self._adopted = trio.Event()
@@ -345,7 +349,7 @@ class LanePool:
         self._jobs.send_nowait(partial(trio.to_thread.run_sync, close, limiter=self._closers))
 
     def _usable(self, peer: PeerId) -> list[Lane]:
-        return [lane for lane in self._lanes_of(peer) if lane.usable]
+        return [lane for lane in self.lanes_of(peer) if lane.usable]
 
     def _wanted(self, peer: PeerId) -> int:
         return self._pair(peer).count.wanted
@@ -416,9 +420,9 @@ class LanePool:
         await self._offer(peer, self._be_dialled)
 
     async def _be_dialled(self, peer: PeerId, lanes: int) -> None:
-        before = set(self._lanes_of(peer))
+        before = set(self.lanes_of(peer))
         await self._request(peer, encode_handshake(LaneSummons(lanes=lanes)))
-        while before.issuperset(self._lanes_of(peer)):
+        while before.issuperset(self.lanes_of(peer)):
             await self._adopted.wait()
 
     def _obey_summons(self, peer: PeerId, lanes: int) -> None:

@@ -1,12 +1,12 @@
 """Memory that both ends of a lane see, where they are processes of one machine: large frames are sealed into it.
 
-    sender                                                          receiver
-      SHARE, offer: where the memory and the pipe are     ────────►   opens both, looks for the nonce in the memory
-      ◄────────────────────────────────────────────────  SHARE, taken or declined
-      SHARE, begin                                        ────────►
+    sender                                                           receiver
+      SharedOffer: where memory and pipe are, over libp2p  ────────►   opens both, looks for the nonce in the memory
+      ◄──────────────────────────────────────────────────────────────  taken, or not
+      a SHARE frame: the large ones after it lie there     ────────►
       header and ciphertext into the next slot
-      the frame's header, over the connection             ────────►   opens the frame out of the slot
-      ◄──────────────── a byte in the pipe ───────────────  the slot is free
+      the frame's header, over the connection              ────────►   opens the frame out of the slot
+      ◄──────────────── a byte in the pipe ──────────────────────────  the slot is free
 
 The kernel then copies 52 bytes of a frame instead of half a MiB twice. Nothing else changes: frames are sealed, counted
 and ended as on any lane, and the connection is the lane's life. Each direction has memory of its own, which its sender
@@ -29,21 +29,18 @@ import select
 import socket
 import stat
 from contextlib import suppress
-from enum import IntEnum
 from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta
 
-from shoal.protocol.errors import NetworkError, RemoteError
-from shoal.protocol.identity import PeerId
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.messages import Message
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
-from shoal.swarm.lanes.seal import TAG_BYTES
+from shoal.swarm.lanes.seal import LANE_ID_BYTES, TAG_BYTES
 
 SHARED_LEAST_BYTES: Final = 64 * 1024
 """Of a frame's payload: smaller ones stay on the connection, where several go out at once."""
 SHARED_SLOTS: Final = 4
-SHARED_OFFER_LIMIT_BYTES: Final = 256
 
 _NONCE_BYTES: Final = 32
 _NAME: Final = "shoal-lane"
@@ -58,35 +55,14 @@ logger = logging.getLogger(__name__)
 _Descriptor = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-class Share(IntEnum):
-    """What a SHARE frame says, in its flags."""
+class SharedOffer(Message, frozen=True, kw_only=True):
+    """Where the memory of a lane's sender is: descriptors of process `pid`, and what the memory begins with."""
 
-    OFFER = 0
-    TAKEN = 1
-    DECLINED = 2
-    BEGIN = 3  # every large frame after this one lies in the shared memory
-
-
-class SharedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a sender's memory is: descriptors of process `pid`, and what the memory begins with."""
-
+    lane: Annotated[bytes, Meta(min_length=LANE_ID_BYTES, max_length=LANE_ID_BYTES)]
     pid: Annotated[int, Meta(ge=1, lt=1 << 31)]
     memory: _Descriptor
     pipe: _Descriptor
     nonce: Annotated[bytes, Meta(min_length=_NONCE_BYTES, max_length=_NONCE_BYTES)]
-
-
-_OFFERS: msgspec.msgpack.Decoder[SharedOffer] = msgspec.msgpack.Decoder(SharedOffer)
-
-
-def decode_offer(data: bytes, *, peer: PeerId) -> SharedOffer:
-    """What `peer` offers. Raises RemoteError if it is no offer."""
-    if len(data) > SHARED_OFFER_LIMIT_BYTES:
-        raise RemoteError(f"an offer of shared memory of {len(data)} bytes", peer=peer)
-    try:
-        return _OFFERS.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteError(f"a malformed offer of shared memory: {error}", peer=peer) from None
 
 
 def on_one_machine(connection: socket.socket) -> bool:
@@ -106,12 +82,12 @@ def _slot(mapping: memoryview, number: int) -> memoryview:
 
 
 class SharedOut:
-    """The sender's side. For the lane's sending thread, but for `offer`, `settle` and `close`.
+    """The sender's side. For the lane's sending thread, but for `settle` and `close`.
 
-    Raises OSError where no more descriptors or memory are to be had.
+    offer: good until `settle`. Raises OSError where no more descriptors or memory are to be had.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lane: bytes) -> None:
         self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._ours, self._theirs = -1, -1
         try:
@@ -124,12 +100,8 @@ class SharedOut:
             raise
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._slots[:_NONCE_BYTES] = nonce
-        self._offer = SharedOffer(pid=os.getpid(), memory=self._memory, pipe=self._theirs, nonce=nonce)
+        self.offer = SharedOffer(lane=lane, pid=os.getpid(), memory=self._memory, pipe=self._theirs, nonce=nonce)
         self._used, self._free = 0, SHARED_SLOTS
-
-    def offer(self) -> bytes:
-        """The payload of the frame that offers it; good until `settle`."""
-        return msgspec.msgpack.encode(self._offer)
 
     def settle(self) -> None:
         """The offer was answered: keep no more open than is needed, so that the receiver's end of the pipe is all."""
@@ -205,40 +177,50 @@ class SharedIn:
 class Sharing:
     """What the two threads of one lane do about shared memory.
 
-    Neither gives nor takes any before `allow`. Each thread uses its own half, and `close` comes after both.
+    Each thread uses its own half. `take`, `answered` and `close` are called under the lane's lock, the last one when
+    both have left.
     """
 
-    def __init__(self, connection: socket.socket, peer: PeerId) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._peer = peer
-        self._allowed = False
         self._out: SharedOut | None = None
         self._in: SharedIn | None = None
-        self._offered = self._answered = self._sends = self._receives = False
+        self._offered = self._sends = self._receives = self._closed = False
         self.bytes_sent = 0
         """Through the memory, of frames: beside what the connection's kernel has counted."""
         self.bytes_received = 0
 
-    def allow(self) -> None:
-        """Share memory with the peer, if it is on this machine. Before the threads begin."""
-        self._allowed = on_one_machine(self._connection)
+    def take(self, offer: SharedOffer) -> None:
+        """Make ready to receive in the peer's memory. Raises NetworkError if it is not to be had, or one is here."""
+        if self._closed or self._in is not None:
+            raise NetworkError("the lane takes no memory now")
+        self._in = SharedIn(offer)
+
+    def answered(self, taken: bool) -> bool:
+        """The peer has answered the offer; whether the sending thread is to say that it begins."""
+        if self._out is None:
+            return False
+        self._out.settle()
+        return taken
 
     # The sending thread
 
-    def offer(self, size: int) -> bytes | None:
-        """The payload of an offer that is to go before a frame of `size` bytes of payload, if it is time for one."""
-        if self._offered or not self._allowed or size < SHARED_LEAST_BYTES:
+    def offer(self, lane: bytes, size: int) -> SharedOffer | None:
+        """What to offer when a frame of `size` bytes of payload goes out, if it is time for that."""
+        if self._offered or size < SHARED_LEAST_BYTES:
             return None
         self._offered = True
-        try:
-            self._out = SharedOut()
-        except OSError as error:
-            logger.info("no shared memory for the lane to %s: %s", self._peer, error)
+        if not on_one_machine(self._connection):
             return None
-        return self._out.offer()
+        try:
+            self._out = SharedOut(lane)
+        except OSError as error:
+            logger.info("no memory to share: %s", error)
+            return None
+        return self._out.offer
 
     def began(self) -> None:
-        """BEGIN was sent."""
+        """The peer was told that all large frames lie in the memory from now on."""
         self._sends = True
 
     def slot(self, size: int, patience_s: float) -> memoryview | None:
@@ -255,28 +237,11 @@ class Sharing:
 
     # The receiving thread
 
-    def hear(self, said: int, payload: memoryview) -> Share | None:
-        """What to answer to a SHARE frame. Raises RemoteError if it is not the peer's to send now."""
-        if said == Share.OFFER and self._in is None and not self._receives:
-            return self._taken(decode_offer(bytes(payload), peer=self._peer))
-        if said in (Share.TAKEN, Share.DECLINED) and self._out is not None and not self._answered:
-            self._answered = True
-            self._out.settle()
-            return Share.BEGIN if said == Share.TAKEN else None
-        if said == Share.BEGIN and self._in is not None and not self._receives:
-            self._receives = True
-            return None
-        raise RemoteError(f"says {said} about shared memory, out of turn", peer=self._peer)
-
-    def _taken(self, offer: SharedOffer) -> Share:
-        if not self._allowed:
-            return Share.DECLINED
-        try:
-            self._in = SharedIn(offer)
-        except NetworkError as error:  # two containers of one address, say
-            logger.info("the lane to %s shares no memory: %s", self._peer, error)
-            return Share.DECLINED
-        return Share.TAKEN
+    def begin(self) -> bool:
+        """The peer says that its large frames lie in the memory from now on; False if it may not."""
+        fits = self._in is not None and not self._receives
+        self._receives |= fits
+        return fits
 
     def sealed(self, size: int) -> memoryview | None:
         """Where ciphertext and tag of the next frame are, of `size` bytes of payload; None: on the connection."""
@@ -291,15 +256,13 @@ class Sharing:
         assert self._in is not None
         self._in.free()
 
-    # When both threads have left
-
     def close(self) -> None:
         """Let go of everything."""
+        self._closed = True
         for side in (self._out, self._in):
             if side is not None:
                 side.close()
         self._out = self._in = None
-        self._allowed = self._sends = self._receives = False
 
 
 def _memory_of(offer: SharedOffer) -> memoryview:

@@ -28,7 +28,7 @@ from shoal.protocol.messages import Message, Peer
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
-from shoal.swarm.lanes.lane import RateLimit
+from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.streams import MessageStream
 
 PASSAGE_PROTOCOL = "/shoal/passage/1"

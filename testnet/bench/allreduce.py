@@ -54,7 +54,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What to measure, and which parts to run besides. Raises ConfigError."""
+    """What to measure, and which parts to run besides. Raises ConfigError.
+
+    sockets: between nodes that share no memory, as if each were on a machine of its own.
+    """
 
     peers: int = 4
     numel: int = 25_000_000
@@ -64,6 +67,7 @@ class Bench:
     durability: Literal["disk", "memory"] = "disk"
     recompute: bool = True
     inspect: bool = True
+    sockets: bool = False
 
     def __post_init__(self) -> None:
         _check_range("--peers", self.peers, *PEER_LIMITS)
@@ -171,6 +175,7 @@ def _spec(bench: Bench) -> BenchSpec:
         durability=bench.durability,
         rounds=bench.rounds,
         test_mode=bench.fault != "none",
+        sockets=bench.sockets,
         holds={bench.peers - 1: tuple(Hold(round=r, phase="reduce", progress=STRIKE_AT) for r in bench.struck_rounds)},
     )
 

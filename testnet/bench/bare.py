@@ -5,7 +5,8 @@
 The same butterfly as ours, in the same frames, with the same cipher, hash, codecs and additions; without plans,
 signatures, deadlines, repair, or anything that would survive a fault. So no implementation in Python whose bytes are
 encrypted and checked is faster than this on the machine, and what ours takes beyond it is the price of the rest.
-`--plain` leaves cipher and hashes out.
+`--plain` leaves cipher and hashes out. What is sealed is handed over in memory that both peers see, as between nodes of
+one machine; `--sockets` sends it through the sockets, as between machines, and so does `--plain`.
 
 One process per peer, the leader of a session as a node is (the kernel weighs sessions before it weighs processes), and
 one connection per pair, on loopback; one thread sends and one receives on each connection. The time of an iteration is
@@ -34,14 +35,16 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from shoal.collectives.codecs import F32, U8, codec
 from shoal.collectives.summing import Term, chunk_scratch, weighted_mean
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
-from shoal.swarm.lanes.seal import KEY_BYTES, TAG_BYTES
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
+from shoal.swarm.lanes.seal import KEY_BYTES, LANE_ID_BYTES, TAG_BYTES
+from shoal.swarm.lanes.shared import SharedIn, SharedOffer, SharedOut
 from shoal.swarm.lanes.socket import prepare, receive_exactly
 from shoal.testnet.tether import tie_to
 
@@ -55,13 +58,17 @@ TOLERANCE: Final = {"fp32": 1e-5, "bf16": 1 / 128, "int8": 1 / 127}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What is reduced: `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives."""
+    """What is reduced: `numel` fp32 values at each of `peers`. sealed: encrypted, and hashed where it arrives.
+
+    sockets: nothing goes through memory that two peers see.
+    """
 
     peers: int
     numel: int
     iters: int
     sealed: bool = True
     codec: str = "fp32"
+    sockets: bool = False
 
     @property
     def chunks(self) -> list[slice]:
@@ -80,22 +87,38 @@ class Times:
 class _Pipe:
     """One connection to one peer, with the memory its two threads need. Keys are the benchmark's own: no secret."""
 
-    def __init__(self, connection: socket.socket, sealed: bool) -> None:
+    def __init__(self, connection: socket.socket, exchange: Exchange) -> None:
         prepare(connection, STALL_S)
         self._connection = connection
-        self._cipher = AESGCM(bytes(KEY_BYTES)) if sealed else None
-        self._out = memoryview(bytearray(FRAME_LIMIT_BYTES + TAG_BYTES))
+        self._cipher = AESGCM(bytes(KEY_BYTES)) if exchange.sealed else None
+        self._shared = self._share() if exchange.sealed and not exchange.sockets else None
+        self._out = memoryview(bytearray(HEADER_BYTES + FRAME_LIMIT_BYTES + TAG_BYTES))
         self._in = memoryview(bytearray(FRAME_LIMIT_BYTES + TAG_BYTES))
         self._sent = self._received = 0
+
+    def _share(self) -> tuple[SharedOut, SharedIn]:
+        ours = SharedOut(bytes(LANE_ID_BYTES))
+        offer = msgspec.msgpack.encode(ours.offer)
+        self._connection.sendall(bytes([len(offer)]) + offer)
+        size = memoryview(bytearray(1))
+        receive_exactly(self._connection, size)
+        offered = memoryview(bytearray(size[0]))
+        receive_exactly(self._connection, offered)
+        theirs = SharedIn(msgspec.msgpack.decode(offered, type=SharedOffer))
+        self._connection.sendall(bytes(1))
+        receive_exactly(self._connection, size)
+        ours.settle()
+        return ours, theirs
 
     def send(self, payload: memoryview) -> None:
         for at in range(0, len(payload), FRAME_LIMIT_BYTES):
             piece = payload[at : at + FRAME_LIMIT_BYTES]
             if self._cipher is not None:
                 self._sent += 1
-                sealed = self._out[: len(piece) + TAG_BYTES]
+                slot = self._out if self._shared is None else self._shared[0].take(self._connection, STALL_S)
+                sealed = slot[HEADER_BYTES : HEADER_BYTES + len(piece) + TAG_BYTES]
                 self._cipher.encrypt_into(self._sent.to_bytes(12, "little"), piece, None, sealed)
-                piece = sealed
+                piece = sealed if self._shared is None else slot[:HEADER_BYTES]
             self._connection.sendall(piece)
 
     def receive(self, region: memoryview) -> None:
@@ -107,8 +130,12 @@ class _Pipe:
                 continue
             self._received += 1
             sealed = self._in[: len(piece) + TAG_BYTES]
-            receive_exactly(self._connection, sealed)
+            receive_exactly(self._connection, sealed if self._shared is None else sealed[:HEADER_BYTES])
+            if self._shared is not None:
+                sealed = self._shared[1].take(len(piece) + TAG_BYTES)
             self._cipher.decrypt_into(self._received.to_bytes(12, "little"), sealed, None, piece)
+            if self._shared is not None:
+                self._shared[1].free()
         if self._cipher is not None:
             blake3(region).digest()
 
@@ -270,13 +297,13 @@ def _connected(exchange: Exchange, rank: int, listener: socket.socket, ports: Se
     for other in range(rank):
         connection = socket.create_connection(("127.0.0.1", ports[other]), STALL_S)
         connection.sendall(bytes([rank]))
-        pipes[other] = _Pipe(connection, exchange.sealed)
+        pipes[other] = _Pipe(connection, exchange)
     listener.settimeout(STALL_S)
     while len(pipes) < exchange.peers - 1:
         connection, _ = listener.accept()
         who = memoryview(bytearray(1))
         receive_exactly(connection, who)
-        pipes[who[0]] = _Pipe(connection, exchange.sealed)
+        pipes[who[0]] = _Pipe(connection, exchange)
     return pipes
 
 
@@ -331,9 +358,15 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(option, type=int, required=True)
     parser.add_argument("--codec", choices=sorted(TOLERANCE), default="fp32")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--sockets", action="store_true")
     options = parser.parse_args(arguments)
     exchange = Exchange(
-        peers=options.peers, numel=options.numel, iters=options.iters, sealed=not options.plain, codec=options.codec
+        peers=options.peers,
+        numel=options.numel,
+        iters=options.iters,
+        sealed=not options.plain,
+        codec=options.codec,
+        sockets=options.sockets,
     )
     times = measure(exchange)
     found = {

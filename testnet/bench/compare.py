@@ -1,9 +1,9 @@
 """Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
 
-One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec; then the other
-rivals, with the largest number of peers. What is compared are ratios within one repetition, of which the median is
-given with the least and the largest. Faults, values, memory and the single lane are measured once, after the
-repetitions.
+One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
+of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
+of peers. What is compared are ratios within one repetition, of which the median is given with the least and the
+largest. Faults, values, memory and the single lane are measured once, after the repetitions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import msgspec
@@ -26,8 +27,16 @@ CODECS: Final = ("fp32", "int8")
 FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
 YARDSTICK: Final = "gloo"
 FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
+SOCKETS: Final = ", sockets"
+"""After the name of a system that shares no memory."""
 PEERS: Final = 4
 """With so many most targets are set."""
+BESIDE_YARDSTICK: Final = (
+    ("fp32, 4 peers, beside gloo", "fp32", PEERS, 2.0, 1.5),
+    ("fp32, 2 peers, beside gloo", "fp32", 2, 1.8, 1.3),
+    ("int8, 4 peers, beside gloo in fp32", "int8", PEERS, 1.6, 1.0),
+)
+"""What is measured, the codec, how many peers, target and aim."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
 MIB: Final = float(1 << 20)
 
@@ -110,6 +119,7 @@ class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What `shoal bench lane --json` prints."""
 
     encrypted_mb_per_s: float
+    shared_mb_per_s: float
     plaintext_mb_per_s: float
 
 
@@ -176,13 +186,19 @@ class _Run:
         wanted = self._wanted
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
-            for codec in CODECS:
-                await self._rival(bare(wanted.iters, codec), peers, number)
+            for codec, sockets in product(CODECS, (False, True)):
+                await self._rival(bare(wanted.iters, codec, sockets=sockets), peers, number)
                 bench = Bench(
-                    peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters, recompute=False, inspect=False
+                    peers=peers,
+                    numel=wanted.numel,
+                    codec=codec,
+                    iters=wanted.iters,
+                    recompute=False,
+                    inspect=False,
+                    sockets=sockets,
                 )
                 result = await self._ours(bench, f"repetition {number + 1} of {wanted.repeat}")
-                self._add(codec, peers, number, result.median_s, result.round_s)
+                self._add(codec + SOCKETS * sockets, peers, number, result.median_s, result.round_s)
         for rival in wanted.rivals:
             try:
                 await self._rival(rival, max(wanted.peers), number)
@@ -253,33 +269,44 @@ def rows_of(
         return Spread.of(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
 
     ours = ("fp32", PEERS)
-    floors = {codec: ratio((name, PEERS), (YARDSTICK, PEERS)) for codec, name in FLOORS.items()}
     beyond = Spread.of(_by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s))
     peaks = [d.peak_extra_bytes for d in details if (d.codec, d.peers) == ours and d.peak_extra_bytes is not None]
     payload_mib = next((4 * d.numel / MIB for d in details), None)
     delays = {kind: Spread.of(d for fault in faults if fault.kind == kind for d in fault.delays_s) for kind in FAULTS}
-    lane_ratio = None if lane is None else Spread.of([lane.encrypted_mb_per_s / lane.plaintext_mb_per_s])
     rows = [
-        _at_most("fp32, 4 peers, beside gloo", "× gloo's time", 2.0, 1.5, ratio(ours, (YARDSTICK, PEERS))),
-        _at_most("fp32, 2 peers, beside gloo", "× gloo's time", 1.8, 1.3, ratio(("fp32", 2), (YARDSTICK, 2))),
-        _at_most(
-            "int8, 4 peers, beside gloo in fp32", "× gloo's time", 1.6, 1.0, ratio(("int8", PEERS), (YARDSTICK, PEERS))
+        *(
+            _at_most(name + way, "× gloo's time", target, aim, ratio((codec + way, peers), (YARDSTICK, peers)))
+            for way in ("", SOCKETS)
+            for name, codec, peers, target, aim in BESIDE_YARDSTICK
         ),
-        _at_most("the bare exchange, fp32, 4 peers, beside gloo", "× gloo's time", None, None, floors["fp32"]),
-        _at_most("the bare exchange, int8, 4 peers, beside gloo in fp32", "× gloo's time", None, None, floors["int8"]),
         *(
             _at_most(
-                f"{codec}, {peers} peers, beside the bare exchange",
+                f"the bare exchange, {codec}, 4 peers{way}, beside gloo in fp32",
+                "× gloo's time",
+                None,
+                None,
+                ratio((name + way, PEERS), (YARDSTICK, PEERS)),
+            )
+            for way in ("", SOCKETS)
+            for codec, name in FLOORS.items()
+        ),
+        *(
+            _at_most(
+                f"{codec}, {peers} peers{way}, beside the bare exchange",
                 "× its time",
                 None,
                 None,
-                ratio((codec, peers), (name, peers)),
+                ratio((codec + way, peers), (name + way, peers)),
             )
+            for way in ("", SOCKETS)
             for codec, name in FLOORS.items()
             for peers in (PEERS, 2)
         ),
         _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
-        _at_least("one encrypted lane beside plaintext", "× plaintext's rate", 0.8, None, lane_ratio),
+        *(
+            _at_least(f"one encrypted lane{way} beside plaintext", "× plaintext's rate", 0.8, None, Spread.of([rate]))
+            for way, rate in _lane_ratios(lane)
+        ),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),
         _at_most("SIGKILL of one of 4 in mid-reduce: added delay", "s", 2.0, 0.5, delays["sigkill"]),
         _at_most("SIGSTOP of one of 4 in mid-reduce: added delay", "s", 6.0, 3.0, delays["sigstop"]),
@@ -292,6 +319,16 @@ def rows_of(
         ),
     ]
     return tuple(rows)
+
+
+def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, float]]:
+    """Of a lane to the same machine, and of one that shares no memory."""
+    if lane is None:
+        return []
+    return [
+        ("", lane.shared_mb_per_s / lane.plaintext_mb_per_s),
+        (SOCKETS, lane.encrypted_mb_per_s / lane.plaintext_mb_per_s),
+    ]
 
 
 def _by_repetition(

@@ -36,7 +36,7 @@ from shoal.protocol.peering import FetchRequest
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.lanes.chunks import KINDS, ChunkExchange
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import LaneLimits, RateLimit
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 
 SWARM: Final = SwarmId(b"bench join".ljust(32, b"\0"))

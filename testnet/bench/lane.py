@@ -1,13 +1,15 @@
 """One lane beside the same sockets in plaintext: two processes on loopback, a one-way stream of full frames.
 
     this process: receives, measures          a child: `python -m shoal.testnet.bench.lane PORT FRAMES REPETITIONS`
-      lane:      region ◄─ decrypt ◄─ recv  ◄────  send ◄─ encrypt ◄─ queued payloads
+      sockets:   region ◄─ decrypt ◄─ recv  ◄────  send ◄─ encrypt ◄─ queued payloads
+      shared:    region ◄─ decrypt ◄─ memory that both see ◄─ encrypt ◄─ queued payloads
       plaintext: region ◄─ recv             ◄────  send ◄─ payloads
 
-Both variants set the same socket options, read the same payloads and write the same regions, which all were touched
-before and do not fit a cache; the plaintext loops do nothing but move header and payload. The repetitions alternate,
-so that whatever else the machine does meets both. A rate counts payload from the first frame's header to the last
-frame's delivery. There is no libp2p channel here, so nobody proves who the two are: a lane in use does not either.
+The first is a lane as between machines, the second one as between nodes of one machine. All set the same socket
+options, read the same payloads and write the same regions, which all were touched before and do not fit a cache; the
+plaintext loops do nothing but move header and payload. The repetitions alternate, so that whatever else the machine
+does meets all. A rate counts payload from the first frame's header to the last frame's delivery. There is no libp2p
+channel here, so nobody proves who the two are: a lane in use does not either.
 """
 
 from __future__ import annotations
@@ -18,14 +20,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import msgspec
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import HEADER_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.seal import (
     LaneKeys,
     LaneOffer,
@@ -37,12 +44,15 @@ from shoal.swarm.lanes.seal import (
     decode_request,
     encode_handshake,
 )
+from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.lanes.socket import prepare, receive_exactly
 
 FRAME_BYTES = 512 * 1024
 POOL_BYTES = 64 << 20
 POOL_FRAMES = POOL_BYTES // FRAME_BYTES
 DEADLINE_S = 60.0
+Way = Literal["sockets", "shared", "plaintext"]
+WAYS: Final[tuple[Way, ...]] = ("sockets", "shared", "plaintext")
 
 _SENDER, _RECEIVER = PeerId("sender"), PeerId("receiver")
 _SWARM_ID = b"bench"
@@ -53,12 +63,18 @@ class LaneSpeed:
     """Payload rates in MB/s (10^6 bytes), one per repetition, in the order they were measured."""
 
     encrypted: tuple[float, ...]
+    shared: tuple[float, ...]
     plaintext: tuple[float, ...]
 
     @property
     def encrypted_mb_per_s(self) -> float:
-        """The median of the lane."""
+        """The median of the lane over its sockets."""
         return statistics.median(self.encrypted)
+
+    @property
+    def shared_mb_per_s(self) -> float:
+        """The median of the lane within one machine."""
+        return statistics.median(self.shared)
 
     @property
     def plaintext_mb_per_s(self) -> float:
@@ -67,8 +83,13 @@ class LaneSpeed:
 
     @property
     def ratio(self) -> float:
-        """What part of the plaintext rate the lane has: the median over pairs of neighbouring runs."""
+        """What part of the plaintext rate the lane over its sockets has: the median over neighbouring runs."""
         return statistics.median(one / other for one, other in zip(self.encrypted, self.plaintext, strict=True))
+
+    @property
+    def shared_ratio(self) -> float:
+        """The same of the lane within one machine."""
+        return statistics.median(one / other for one, other in zip(self.shared, self.plaintext, strict=True))
 
 
 def measure_lane(*, frames: int, repetitions: int) -> LaneSpeed:
@@ -79,24 +100,28 @@ def measure_lane(*, frames: int, repetitions: int) -> LaneSpeed:
     regions = memoryview(bytearray(POOL_BYTES))
     expected = _payloads()
     filled = min(frames, POOL_FRAMES) * FRAME_BYTES
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    rates: dict[Way, list[float]] = {way: [] for way in WAYS}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
         with _child(listener.getsockname()[1], frames, repetitions):
-            for number, sealed in enumerate(_variants(repetitions)):
+            for number, way in enumerate(_variants(repetitions)):
                 regions[:] = bytes(POOL_BYTES)
-                receive = _receive_sealed if sealed else _receive_plain
-                seconds = receive(_accept(listener), regions, frames)
+                if way == "plaintext":
+                    seconds = _receive_plain(_accept(listener), regions, frames)
+                else:
+                    seconds = _receive_sealed(listener, regions, frames, shares=way == "shared")
                 if regions[:filled] != expected[:filled]:
                     raise LocalError("the benchmark's bytes arrived changed")
-                if number >= 2:
-                    rates[sealed].append(frames * FRAME_BYTES / seconds / 1e6)
-    return LaneSpeed(encrypted=tuple(rates[True]), plaintext=tuple(rates[False]))
+                if number >= len(WAYS):
+                    rates[way].append(frames * FRAME_BYTES / seconds / 1e6)
+    return LaneSpeed(
+        encrypted=tuple(rates["sockets"]), shared=tuple(rates["shared"]), plaintext=tuple(rates["plaintext"])
+    )
 
 
-def _variants(repetitions: int) -> list[bool]:
-    """Which runs are sealed: pairs, each the other way round than the one before, and a first one to warm up."""
-    return [sealed for pair in range(repetitions + 1) for sealed in (pair % 2 == 0, pair % 2 == 1)]
+def _variants(repetitions: int) -> list[Way]:
+    """The runs: all ways in turn, each turn the other way round than the one before, and a first one to warm up."""
+    return [way for turn in range(repetitions + 1) for way in (WAYS if turn % 2 == 0 else WAYS[::-1])]
 
 
 @contextmanager
@@ -175,7 +200,8 @@ class _Regions:
         return self.ended - self.started
 
 
-def _receive_sealed(connection: socket.socket, pool: memoryview, frames: int) -> float:
+def _receive_sealed(listener: socket.socket, pool: memoryview, frames: int, *, shares: bool) -> float:
+    connection = _accept(listener)
     offer = decode_request(_receive_message(connection), peer=_SENDER)
     assert isinstance(offer, LaneOffer)
     answer, keys = accept_offer(offer, me=_RECEIVER, peer=_SENDER, swarm_id=_SWARM_ID, addresses=("127.0.0.1:1",))
@@ -183,23 +209,39 @@ def _receive_sealed(connection: socket.socket, pool: memoryview, frames: int) ->
     sink = _Regions(pool, frames)
     lane = _start_lane(connection, keys, sink)
     try:
+        if shares:
+            with _accept(listener) as side:
+                lane.take_memory(msgspec.msgpack.decode(_receive_message(side), type=SharedOffer))
+                _send_message(side, b"taken")
         sink.done.wait(DEADLINE_S)
     finally:
         lane.close()
     return sink.seconds
 
 
-def _send_sealed(connection: socket.socket, pool: memoryview, frames: int) -> None:
+def _send_sealed(connection: socket.socket, pool: memoryview, frames: int, *, shares: bool) -> None:
     proposal = LaneProposal(me=_SENDER, peer=_RECEIVER, swarm_id=_SWARM_ID)
     _send_message(connection, encode_handshake(proposal.offer))
     keys = proposal.keys(decode_answer(_receive_message(connection), peer=_RECEIVER))
-    lane = _start_lane(connection, keys, _Regions(pool, 0))
+    lane = _start_lane(connection, keys, _Regions(pool, 0), share=partial(_share, connection) if shares else None)
     for header, payload in _frames(pool, frames):
         lane.post(header, payload)
     lane.close(deadline_s=DEADLINE_S)
 
 
-def _start_lane(connection: socket.socket, keys: LaneKeys, sink: _Regions) -> Lane:
+def _share(connection: socket.socket, lane: Lane, offer: SharedOffer) -> None:
+    """Over a second connection, where nodes have libp2p."""
+    with socket.create_connection(connection.getpeername()) as side:
+        _send_message(side, msgspec.msgpack.encode(offer))
+        lane.answered(_receive_message(side) == b"taken")
+
+
+def _start_lane(
+    connection: socket.socket,
+    keys: LaneKeys,
+    sink: _Regions,
+    share: Callable[[Lane, SharedOffer], None] | None = None,
+) -> Lane:
     lane = Lane(
         connection,
         peer=keys.peer,
@@ -209,6 +251,7 @@ def _start_lane(connection: socket.socket, keys: LaneKeys, sink: _Regions) -> La
         limits=LaneLimits(),
         dialled=True,
     )
+    lane.id, lane.share = keys.lane_id, share
     lane.start()
     return lane
 
@@ -252,9 +295,12 @@ def _receive_message(connection: socket.socket) -> bytes:
 def send(port: int, frames: int, repetitions: int) -> None:
     """The child's part: one connection per run, sealed and plain in turn."""
     pool = _payloads()
-    for sealed in _variants(repetitions):
-        send_frames = _send_sealed if sealed else _send_plain
-        send_frames(socket.create_connection(("127.0.0.1", port)), pool, frames)
+    for way in _variants(repetitions):
+        connection = socket.create_connection(("127.0.0.1", port))
+        if way == "plaintext":
+            _send_plain(connection, pool, frames)
+        else:
+            _send_sealed(connection, pool, frames, shares=way == "shared")
 
 
 if __name__ == "__main__":

@@ -45,9 +45,10 @@ def gloo(iters: int) -> Rival:
     return _module("gloo", "shoal.testnet.bench.gloo", iters)
 
 
-def bare(iters: int, codec: str) -> Rival:
+def bare(iters: int, codec: str, *, sockets: bool = False) -> Rival:
     """The floor that comes with Shoal: the same bytes sealed, hashed, decoded and added up, and nothing else."""
-    return _module(f"bare, {codec}", "shoal.testnet.bench.bare", iters, "--codec", codec)
+    name, options = (f"bare, {codec}, sockets", ["--sockets"]) if sockets else (f"bare, {codec}", [])
+    return _module(name, "shoal.testnet.bench.bare", iters, "--codec", codec, *options)
 
 
 def _module(name: str, module: str, iters: int, *options: str) -> Rival:

@@ -42,7 +42,8 @@ SEED: Final = 1
 class BenchSpec:
     """What swarm to measure. holds: by node, where it stops; who has any, and all with `test_mode`, is in test mode.
 
-    environment: settings of the nodes' processes, each NAME=VALUE. places: where each runs, none for loopback.
+    environment: settings of the nodes' processes, each NAME=VALUE. places: where each runs, none for loopback. sockets:
+    nodes share no memory: all that moves goes through the kernel's sockets.
     """
 
     peers: int
@@ -54,6 +55,7 @@ class BenchSpec:
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
+    sockets: bool = False
 
     @property
     def chunk_values(self) -> int:
@@ -90,6 +92,8 @@ class BenchSwarm:
         command = [*node_command(launch), "--data", str(self._gates_folder), "--log-level", "warning"]
         if not (self.spec.test_mode or launch.holds):
             command.remove("--test-mode")
+        if self.spec.sockets:
+            command.append("--no-shared-memory")
         return ["env", *self.spec.environment, *command]
 
     async def run(self) -> None:

@@ -26,7 +26,8 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Plan, Term
 from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader
-from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.seal import Opener, Sealer
 from shoal.swarm.lanes.socket import receive_exactly
 

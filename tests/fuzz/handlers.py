@@ -38,6 +38,7 @@ from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, Frame
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.reach import Everywhere
 from shoal.swarm.lanes.seal import LaneProposal, encode_handshake
+from shoal.swarm.lanes.shared import SharedOffer
 from shoal.swarm.links import ENVELOPE_KIND, SWARM_KIND
 from shoal.swarm.manifest_exchange import ManifestDesk
 from shoal.swarm.members import Members
@@ -51,6 +52,7 @@ from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import keys_of, open_point, pack_points, sign_point, unpack_points
 from shoal.swarm.rendezvous.varint_frames import VarintFrames
 from shoal.swarm.rollouts import RolloutExchange
+from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream, RawStream
 from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
@@ -274,11 +276,13 @@ def stranger_targets(host: Host, rng: Any) -> Iterator[Target]:
     knocks = DialBackDesk(host, lambda peer: True)
     sightings = SightingDesk(host, call_deadline_s=0.01)
     sightings.admits = lambda peer: True
+    pool = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "passage": (passages._serve, AskPassage),
         "dial back": (knocks._serve, AskDialBack),
         "sighting": (sightings._serve, SightingRequest),
         "let go": (RelayRoom(host, _idle_traffic(), lambda: {PEER})._serve, AskLetGo),
+        "shared memory": (SharedMemory(host, pool, lambda: {PEER})._serve, SharedOffer),
         "straightening": (Straightening(host, Puncher(host, Everywhere(), frozenset), list)._serve, Straighten),
     }
     for name, (handler, kind) in of.items():

@@ -54,6 +54,7 @@ COVERS = {
     "dial back": ("swarm.reaching.dial_back:DialBackDesk._serve",),
     "sighting": ("swarm.reaching.sightings:SightingDesk._serve",),
     "let go": ("node.rounds.relay_room:RelayRoom._serve",),
+    "shared memory": ("swarm.shared_memory:SharedMemory._serve",),
     "straightening": ("swarm.reaching.straight:Straightening._serve",),
     "control request": ("node.control:ControlServer._handle",),
     "control reply": ("node.control_client:_parse_reply",),

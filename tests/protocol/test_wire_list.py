@@ -72,5 +72,5 @@ def test_list_of_a_version_grows_but_is_not_rewritten(
     assert path.read_text(encoding="utf-8") == whole
     path.write_text(whole.replace("nonce", "number"), encoding="utf-8")
     assert main() == 1
-    assert "Ping, PingRequest; raise WIRE_VERSION" in capsys.readouterr().out
+    assert "Ping, PingRequest, SharedOffer; raise WIRE_VERSION" in capsys.readouterr().out
     assert "number" in path.read_text(encoding="utf-8")

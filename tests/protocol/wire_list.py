@@ -24,6 +24,7 @@ from msgspec import inspect
 
 from shoal.protocol import wire
 from shoal.swarm.lanes import frame
+from shoal.swarm.shared_memory import SHARE_PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("protocol", "swarm", "collectives", "node")
@@ -42,6 +43,9 @@ OF_ONE_MACHINE = (
 a layout, with an entry of its own), or that the SwarmId holds."""
 NOT_SAID_YET = ("shoal.protocol.row_messages",)
 """Messages of machines that no daemon runs: once one does they are said under a protocol name of their own."""
+
+LATER_KINDS = {frame.FrameKind.SHARE: SHARE_PROTOCOL}
+"""Kinds of frames that a node of the first release does not know, and is never sent."""
 
 Entries = Mapping[str, str]
 """What each name stands for on the wire, in one line."""
@@ -63,6 +67,8 @@ def modules() -> Iterator[ModuleType]:
 def collect() -> dict[str, str]:
     """The wire as the source has it, by name."""
     found = {"lane frame": f"version {frame.FRAME_VERSION}, {frame._LAYOUT.format}, {_kinds()}"}
+    for kind, protocol in LATER_KINDS.items():
+        found[f"lane frame {kind.name}"] = f"{kind.value}, to who agreed to it under {protocol}"
     for module in modules():
         for name, value in vars(module).items():
             if name.endswith("_PROTOCOL") and isinstance(value, str) and value.startswith("/shoal/"):
@@ -77,7 +83,7 @@ def collect() -> dict[str, str]:
 
 
 def _kinds() -> str:
-    return ", ".join(f"{kind.name} {kind.value}" for kind in frame.FrameKind)
+    return ", ".join(f"{kind.name} {kind.value}" for kind in frame.FrameKind if kind not in LATER_KINDS)
 
 
 def _is_said(value: object) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import queue
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.queue import FrameQueue
-from shoal.swarm.lanes.seal import LaneProposal, Opener, Sealer, accept_offer
+from shoal.swarm.lanes.seal import LANE_ID_BYTES, LaneProposal, Opener, Sealer, accept_offer
+from shoal.swarm.lanes.shared import SharedOffer
 
 NEAR, FAR = PeerId("12D3KooWnear"), PeerId("12D3KooWfar")
 WAIT_S = 30.0  # far beyond what anything here takes
@@ -72,6 +74,7 @@ def make_lane(
     peer: PeerId = FAR,
     limits: LaneLimits | None = None,
     queue: FrameQueue | None = None,
+    share: Callable[[Lane, SharedOffer], None] | None = None,
 ) -> Lane:
     lane = Lane(
         connection,
@@ -83,15 +86,30 @@ def make_lane(
         dialled=True,
         queue=queue,
     )
+    lane.id, lane.share = bytes(LANE_ID_BYTES), share
     lane.start()
     return lane
 
 
 @contextmanager
-def two_lanes(limits: LaneLimits | None = None) -> Iterator[tuple[Lane, RecordingSink, Lane, RecordingSink]]:
+def two_lanes(
+    limits: LaneLimits | None = None, *, far_limits: LaneLimits | None = None
+) -> Iterator[tuple[Lane, RecordingSink, Lane, RecordingSink]]:
     connections, ends, sinks = tcp_pair(), agree(), (RecordingSink(), RecordingSink())
-    near = make_lane(connections[0], ends[0], sinks[0], limits=limits)
-    far = make_lane(connections[1], ends[1], sinks[1], peer=NEAR, limits=limits)
+    lanes: list[Lane] = []
+
+    def share(lane: Lane, offer: SharedOffer) -> None:
+        """What the two nodes would say to each other over libp2p."""
+        other = lanes[1 - lanes.index(lane)]
+        taken = False
+        with suppress(NetworkError):
+            other.take_memory(offer)
+            taken = True
+        lane.answered(taken)
+
+    near = make_lane(connections[0], ends[0], sinks[0], limits=limits, share=share)
+    far = make_lane(connections[1], ends[1], sinks[1], peer=NEAR, limits=far_limits or limits, share=share)
+    lanes += [near, far]
     try:
         yield near, sinks[0], far, sinks[1]
     finally:

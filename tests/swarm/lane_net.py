@@ -14,7 +14,8 @@ import trio.testing
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.pool import LanePool
 
 # Alice's PeerId is the lower: where both dialled, she settles which lane stays.
@@ -98,7 +99,7 @@ async def alice_and_bob() -> AsyncIterator[tuple[Net, LanePool, LanePool]]:
 
 
 def lanes_of(pool: LanePool, peer: PeerId) -> list[Lane]:
-    return pool._lanes_of(peer)
+    return pool.lanes_of(peer)
 
 
 async def until(condition: Callable[[], bool], *, deadline_s: float = WAIT_S, look_s: float = 0.0) -> None:

@@ -29,7 +29,7 @@ from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES
-from shoal.swarm.lanes.lane import LaneLimits, RateLimit
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.streams import MessageStream
 from tests.collectives.reduce_lab import identity, peer

@@ -12,7 +12,7 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes import lane
 from shoal.swarm.lanes.choice import OVERDUE, OVERDUE_LEAST_S, Lineup, Path, path_of
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import LaneLimits
+from shoal.swarm.lanes.limits import LaneLimits
 from tests.swarm.lane_ends import NEAR, WAIT_S, RecordingSink, agree, make_lane, tcp_pair
 
 FRAME = 512 * 1024

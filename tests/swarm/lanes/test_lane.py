@@ -13,15 +13,8 @@ from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader, FrameKind, split_chunk
-from shoal.swarm.lanes.lane import (
-    LANE_WORN_BYTES,
-    RATE_LIMIT_MIN_BYTES_PER_S,
-    RATE_OWED_S,
-    RATE_SAVED_S,
-    Lane,
-    LaneLimits,
-    RateLimit,
-)
+from shoal.swarm.lanes.lane import LANE_WORN_BYTES, Lane
+from shoal.swarm.lanes.limits import RATE_LIMIT_MIN_BYTES_PER_S, RATE_OWED_S, RATE_SAVED_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES, TAG_BYTES, Opener, Sealer
 from tests.swarm.lane_ends import FAR, NOTE, WAIT_S, RecordingSink, agree, make_lane, tcp_pair, two_lanes
 

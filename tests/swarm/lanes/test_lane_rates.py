@@ -6,7 +6,8 @@ import time
 import pytest
 
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import Lane, LaneLimits, RateLimit
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.queue import FrameQueue
 from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair
 

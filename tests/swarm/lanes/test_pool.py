@@ -11,7 +11,7 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes import pairs as lane_pairs
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
+from shoal.swarm.lanes.limits import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.seal import (
     SEAL_OVERHEAD_BYTES,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind, split_chunk
-from shoal.swarm.lanes.lane import LaneLimits
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.queue import SCOPE_LIMIT, FrameQueue
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
 from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair, two_lanes

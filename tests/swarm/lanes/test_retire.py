@@ -12,7 +12,8 @@ import pytest
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import Lane, LaneLimits
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.pool import RETIRE_DEADLINE_S, LanePool
 from tests.swarm.lane_net import ALICE, BOB, WAIT_S, Net, lanes_of, open_net, run, until
 

@@ -15,7 +15,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.host import Host
 from shoal.swarm.lanes import pool as lanes_module
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from shoal.swarm.lanes.lane import RateLimit
+from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.reach import Way
 from shoal.swarm.reaching.passages import PASSAGE_PROTOCOL, PassageDesk, PassageLimits, ask_passage

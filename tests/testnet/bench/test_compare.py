@@ -177,7 +177,7 @@ FAULTS = (
     FaultResult(kind="sigkill", delay_s=0.4, delays_s=(0.3, 0.4, 2.5)),
     FaultResult(kind="sigstop", delay_s=7.0, delays_s=(7.0,)),
 )
-LANE = LaneSpeeds(encrypted_mb_per_s=1700.0, plaintext_mb_per_s=2000.0)
+LANE = LaneSpeeds(encrypted_mb_per_s=1700.0, shared_mb_per_s=1800.0, plaintext_mb_per_s=2000.0)
 
 
 def rows() -> dict[str, Row]:
@@ -196,7 +196,8 @@ def test_rows_are_ratios_within_a_repetition() -> None:
     assert median("fp32, 2 peers") == pytest.approx(1.5)
     assert median("int8, 4 peers") == pytest.approx(1.0)
     assert median("the round beyond") == pytest.approx(0.5)
-    assert median("one encrypted lane") == pytest.approx(0.85)
+    assert median("one encrypted lane beside") == pytest.approx(0.9)
+    assert median("one encrypted lane, sockets") == pytest.approx(0.85)
     assert median("hivemind") == pytest.approx((10 + 7) / 2)
     assert median("SIGKILL") == pytest.approx(0.4)
     assert median("peak memory") == pytest.approx(80)
@@ -207,7 +208,7 @@ def test_rows_are_ratios_within_a_repetition() -> None:
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     found = rows_of((), (), (), None, ())
-    assert [(row.measured, row.met) for row in found] == [(None, None)] * 14
+    assert [(row.measured, row.met) for row in found] == [(None, None)] * 22
 
 
 @pytest.mark.parametrize(

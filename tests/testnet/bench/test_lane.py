@@ -11,14 +11,15 @@ from shoal.testnet.bench.lane import LaneSpeed, measure_lane
 
 
 def test_lane_speed_tells_medians_and_the_ratio_of_neighbours() -> None:
-    speed = LaneSpeed(encrypted=(80.0, 40.0, 200.0), plaintext=(100.0, 80.0, 210.0))
+    speed = LaneSpeed(encrypted=(80.0, 40.0, 200.0), shared=(90.0, 88.0, 189.0), plaintext=(100.0, 80.0, 210.0))
+    assert (speed.shared_mb_per_s, speed.shared_ratio) == (90.0, 0.9)
     assert (speed.encrypted_mb_per_s, speed.plaintext_mb_per_s, speed.ratio) == (80.0, 100.0, 0.8)
 
 
 def test_bench_lane_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None:
     lane(LaneOptions(repetitions=2, frames=40, as_json=True))
     found = json.loads(capsys.readouterr().out)
-    for name in ("encrypted", "plaintext"):
+    for name in ("encrypted", "shared", "plaintext"):
         runs = found[f"{name}_runs_mb_per_s"]
         assert len(runs) == 2
         assert min(runs) > 1

@@ -1,0 +1,108 @@
+"""How the two ends of a lane on one machine come to share memory: over the control connection, by a name of its own.
+
+    a lane's sending thread ─► SharedOffer ──/shoal/share/1──► the peer's lane of that id: takes it, or does not
+                               SharedAnswer ◄────────────────
+
+A node that does not know the name refuses the stream, and the lane goes on over its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Final
+
+import trio
+
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Message
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.host import Host
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.shared import SharedOffer
+from shoal.swarm.streams import MessageStream
+
+SHARE_PROTOCOL: Final = "/shoal/share/1"
+REQUEST_DEADLINE_S: Final = 5.0
+MESSAGE_LIMIT_BYTES: Final = 256
+WAITING_LIMIT: Final = 256
+
+logger = logging.getLogger(__name__)
+
+
+class SharedAnswer(Message, frozen=True, kw_only=True):
+    """Whether the memory was taken."""
+
+    taken: bool
+
+
+class SharedMemory:
+    """Both ends of it, for the lanes of one node; `run` it. linked: who may ask."""
+
+    def __init__(self, host: Host, lanes: LanePool, linked: Callable[[], Collection[PeerId]]) -> None:
+        self._host = host
+        self._lanes = lanes
+        self._linked = linked
+        self._waiting, self._to_send = trio.open_memory_channel[tuple[Lane, SharedOffer]](WAITING_LIMIT)
+        self._trio: trio.lowlevel.TrioToken | None = None
+        lanes.share = self._share
+        host.serve(SHARE_PROTOCOL, self._serve)
+
+    async def run(self) -> None:
+        """Tell peers of what lanes offer, until cancelled."""
+        self._trio = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as nursery:
+            async for lane, offer in self._to_send:
+                nursery.start_soon(self._offer, lane, offer)
+
+    def _share(self, lane: Lane, offer: SharedOffer) -> None:
+        """Called in lanes' threads."""
+        if self._trio is None:
+            lane.answered(taken=False)
+            return
+        try:
+            self._trio.run_sync_soon(self._put, lane, offer)
+        except trio.RunFinishedError:
+            lane.answered(taken=False)
+
+    def _put(self, lane: Lane, offer: SharedOffer) -> None:
+        try:
+            self._waiting.send_nowait((lane, offer))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            lane.answered(taken=False)
+
+    async def _offer(self, lane: Lane, offer: SharedOffer) -> None:
+        taken = False
+        try:
+            data = await self._host.request(
+                lane.peer,
+                SHARE_PROTOCOL,
+                canonical(offer),
+                deadline_s=REQUEST_DEADLINE_S,
+                limit_bytes=MESSAGE_LIMIT_BYTES,
+            )
+            taken = decode(data, SharedAnswer, peer=lane.peer, limit_bytes=MESSAGE_LIMIT_BYTES).taken
+        except (NetworkError, RemoteError) as error:
+            logger.debug("%s shares no memory: %s", lane.peer, error)
+        finally:
+            lane.answered(taken)
+
+    async def _serve(self, stream: MessageStream) -> None:
+        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        offer = decode(data, SharedOffer, peer=stream.peer, limit_bytes=MESSAGE_LIMIT_BYTES)
+        taken = stream.peer in self._linked() and self._take(stream.peer, offer)
+        await stream.send(canonical(SharedAnswer(taken=taken)), deadline_s=REQUEST_DEADLINE_S)
+        await stream.aclose()
+
+    def _take(self, peer: PeerId, offer: SharedOffer) -> bool:
+        lane = next((lane for lane in self._lanes.lanes_of(peer) if lane.id == offer.lane), None)
+        if lane is None:
+            return False
+        try:
+            lane.take_memory(offer)
+        except NetworkError as error:  # two containers of one address, say
+            logger.debug("no memory is shared with %s: %s", peer, error)
+            return False
+        return True
