@@ -29,6 +29,7 @@ YARDSTICK: Final = "gloo"
 FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
 SOCKETS: Final = ", sockets"
 """After the name of a system that shares no memory."""
+WAYS: Final = ("", SOCKETS)
 PEERS: Final = 4
 """With so many most targets are set."""
 BESIDE_YARDSTICK: Final = (
@@ -276,7 +277,7 @@ def rows_of(
     rows = [
         *(
             _at_most(name + way, "× gloo's time", target, aim, ratio((codec + way, peers), (YARDSTICK, peers)))
-            for way in ("", SOCKETS)
+            for way in WAYS
             for name, codec, peers, target, aim in BESIDE_YARDSTICK
         ),
         *(
@@ -287,7 +288,7 @@ def rows_of(
                 None,
                 ratio((name + way, PEERS), (YARDSTICK, PEERS)),
             )
-            for way in ("", SOCKETS)
+            for way in WAYS
             for codec, name in FLOORS.items()
         ),
         *(
@@ -298,7 +299,7 @@ def rows_of(
                 None,
                 ratio((codec + way, peers), (name + way, peers)),
             )
-            for way in ("", SOCKETS)
+            for way in WAYS
             for codec, name in FLOORS.items()
             for peers in (PEERS, 2)
         ),

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench.allreduce import Allreduce, FaultResult
-from shoal.testnet.bench.compare import FLOORS, MIB, YARDSTICK, Comparison, Row, Sample, Spread
+from shoal.testnet.bench.compare import FLOORS, MIB, WAYS, YARDSTICK, Comparison, Row, Sample, Spread
 
 CAMPAIGN_LIMIT_BYTES: Final = 1 << 20
 
@@ -33,6 +33,9 @@ _DEFINITIONS: Final = """\
   (values are uniform in ±0.5). *Exact* means that every node's result was recomputed and is the same to the bit.
 * **A fault** strikes one node when half of the chunks are final there; no other node is held. The delay is how much
   longer that round took, to the last survivor's applied state, than the median of the undisturbed rounds of its run.
+* **Sockets** are those of loopback, through which everything goes between nodes that share no memory, as between
+  machines (`--no-shared-memory`). Where it does not say so, nodes hand each other large frames, sealed as ever, in
+  memory that both see, as nodes of one machine do.
 * All nodes are processes of their own on one machine, over loopback: `shoal run` as a user starts it, with encryption,
   agreement and durability. Only the contributions are synthetic."""
 
@@ -91,7 +94,10 @@ def _command(found: Comparison) -> str:
 
 def _rivals(found: Comparison) -> list[str]:
     """The systems that are neither ours nor always there."""
-    return sorted({s.system for s in found.samples if s.whole_s is None} - {YARDSTICK, *FLOORS.values()})
+    return sorted(
+        {s.system for s in found.samples if s.whole_s is None}
+        - {YARDSTICK, *(name + way for name in FLOORS.values() for way in WAYS)}
+    )
 
 
 def _machine(found: Comparison) -> str:

@@ -247,6 +247,13 @@ def test_page_shows_misses_as_misses() -> None:
     assert set(verdicts(render(comparison(rows=rows_of((), (), (), None, ())))).values()) == {"not measured"}
 
 
+def test_page_names_the_command_with_the_rivals_that_somebody_gave() -> None:
+    floors = (sample("bare, fp32", 4, 0, 0.2), sample("bare, int8, sockets", 4, 0, 0.3))
+    said = render(comparison(samples=(*SAMPLES, *floors)))
+    assert "--fault-iters 3 --rival 'hivemind=…' --rival 'other=…'` on" in said
+    assert "| bare, int8, sockets | 0.3 |" in said
+
+
 def test_page_has_the_machine_the_times_and_what_was_wrong() -> None:
     wrong = msgspec.structs.replace(DETAIL, exact=False)
     page = render(
