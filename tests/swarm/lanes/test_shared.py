@@ -49,9 +49,12 @@ def descriptors() -> set[str]:
 def share(near: Lane, far: Lane, far_sink: RecordingSink) -> None:
     """Send large frames from `near` until they go through memory."""
     far_sink.regions[0] = bytearray(LARGE.length)
-    while not near._sharing.bytes_sent:
+    for _ in range(10_000):
+        if near._sharing.bytes_sent:
+            break
         near.post(*large(0))
         assert far_sink.frames.get(timeout=WAIT_S)[0].kind is FrameKind.STATE
+    assert near._sharing.bytes_sent > 0
     assert far._sharing.bytes_received == near._sharing.bytes_sent
 
 
@@ -281,38 +284,55 @@ def test_a_lane_whose_memory_is_not_taken_goes_on() -> None:
 # -- what is believed ---------------------------------------------------------------------------------------------
 
 
-def memory_file(name: str = "shoal-lane", *, size: int = shared._MEMORY_BYTES, sealed: bool = True) -> int:
+NONCE = b"\1" * 32
+
+
+def memory_file(
+    name: str = "shoal-lane", *, size: int = shared._MEMORY_BYTES, sealed: bool = True, nonce: bytes = NONCE
+) -> int:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
+    os.pwrite(descriptor, nonce, 0)
     if sealed:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return descriptor
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "named"),
     [
-        lambda: memory_file("another"),
-        lambda: memory_file(size=shared._MEMORY_BYTES - 1),
-        lambda: memory_file(sealed=False),
-        lambda: os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC),
-        memory_file,  # of zeros, where the nonce should be
+        (lambda: memory_file("another"), "no memory of a lane"),
+        (lambda: memory_file(size=shared._MEMORY_BYTES + 1), "change its size"),
+        (lambda: memory_file(sealed=False), "change its size"),
+        (lambda: os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC), "no memory of a lane"),
+        (lambda: memory_file(nonce=bytes(32)), "another lane's"),
     ],
-    ids=["another name", "too short", "may be cut", "a device", "another nonce"],
+    ids=["another name", "another size", "may be cut", "a device", "another nonce"],
 )
-def test_only_the_memory_of_that_very_offer_is_read_and_no_pipe_before(make: Callable[[], int]) -> None:
+def test_only_the_memory_of_that_very_offer_is_read_and_no_pipe_before(make: Callable[[], int], named: str) -> None:
     memory = make()
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = descriptors()
     try:
-        offer = SharedOffer(lane=LANE, pid=os.getpid(), memory=memory, pipe=writable, nonce=b"\1" * 32)
-        with pytest.raises(NetworkError, match="not to be had"):
+        offer = SharedOffer(lane=LANE, pid=os.getpid(), memory=memory, pipe=writable, nonce=NONCE)
+        with pytest.raises(NetworkError, match=named):
             SharedIn(offer)
         assert descriptors() == before
         assert not select.select([readable], [], [], 0)[0]
     finally:
         for descriptor in (memory, readable, writable):
             os.close(descriptor)
+
+
+def test_memory_that_is_all_it_should_be_is_read() -> None:
+    memory = memory_file()
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    reader = SharedIn(SharedOffer(lane=LANE, pid=os.getpid(), memory=memory, pipe=writable, nonce=NONCE))
+    reader.free()
+    assert os.read(readable, 2) == b"\0"
+    reader.close()
+    for descriptor in (memory, readable, writable):
+        os.close(descriptor)
 
 
 def test_another_users_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
