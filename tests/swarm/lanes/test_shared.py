@@ -349,7 +349,7 @@ def test_another_users_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_no_pipe_is_not_written_to() -> None:
     out = SharedOut(LANE)
     offer = out.offer
-    other = memory_file("victim")
+    other = memory_file("victim", nonce=bytes(32))
     with pytest.raises(NetworkError, match="no pipe"):
         SharedIn(msgspec.structs.replace(offer, pipe=other))
     assert os.pread(other, 1, 0) == b"\0"
