@@ -80,6 +80,8 @@ class Codec(Protocol):
     name: str
     stochastic: bool
     """Whether it rounds by chance, and so needs a dither. The others look at none."""
+    verbatim: bool
+    """Whether its bytes are the values themselves: who works them out in `out` need not have them copied there."""
 
     def encoded_bytes(self, n: int) -> int:
         """Bytes that a chunk of `n` values takes; a multiple of 4."""
@@ -137,6 +139,13 @@ def _both(name: str) -> tuple[Codec, Codec]:
     return both
 
 
+_HALF, _TWO = np.float32(0.5), np.float32(2)
+_SMALLEST: Final = np.full(64, 2.0**-126, np.float32)  # long enough for the vector units
+_HALVES: Final = np.full(64, 0x0040_0000, np.uint32).tobytes()
+_SUBNORMAL: Final = np.full(64, 1, np.uint32).view(np.float32)
+_DOUBLED: Final = np.full(64, 2, np.uint32).tobytes()
+
+
 def check_denormals() -> None:
     """Check that this thread's FPU neither flushes subnormal results to zero nor reads them as zero.
 
@@ -144,10 +153,7 @@ def check_denormals() -> None:
 
     Raises LocalError if it does: whatever this thread computed could differ from what the others compute.
     """
-    smallest = np.full(64, np.float32(2.0**-126), np.float32)  # long enough for the vector units
-    halves = np.multiply(smallest, np.float32(0.5))
-    doubled = np.multiply(np.full(64, 1, np.uint32).view(np.float32), np.float32(2))
-    if (halves.view(np.uint32) != 0x0040_0000).any() or (doubled.view(np.uint32) != 2).any():
+    if (_SMALLEST * _HALF).tobytes() != _HALVES or (_SUBNORMAL * _TWO).tobytes() != _DOUBLED:
         raise LocalError("this thread's floating point flushes subnormals to zero; bits would differ between peers")
 
 
@@ -156,6 +162,7 @@ def check_denormals() -> None:
 
 class _Fp32(SpanCodec):
     name = "fp32"
+    verbatim = True
 
     def _written_bytes(self, n: int) -> int:
         return 4 * n
