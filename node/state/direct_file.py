@@ -10,7 +10,6 @@ Where the file system takes nothing of the kind, the cache is written through in
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 
@@ -18,10 +17,8 @@ import numpy as np
 
 from shoal.collectives.codecs import U8
 from shoal.collectives.own_memory import own_array
-from shoal.node.state.store import SYNC_BYTES, sync_and_release
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, set_direct, sync_and_release
 
-PAGE_BYTES = 4096
-"""Of the file; and so of the memory, where pages may be larger. A disk has no larger blocks."""
 PARTS_LIMIT = 512
 """Of one call; the system takes 1024."""
 
@@ -38,7 +35,7 @@ class DirectFile:
         self._file = file
         self._parts: list[memoryview] = []
         self._unwritten_bytes = 0
-        self._direct = self._set_direct(True)
+        self._direct = set_direct(file, True)
 
     def append(self, payload: U8) -> None:
         """Write (n,) uint8, now or with what comes next. Raises OSError."""
@@ -69,18 +66,10 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._direct = self._set_direct(False)  # larger pages than ours, or what was written last ended in one
+            self._direct = set_direct(
+                self._file, False
+            )  # larger pages than ours, or what was written last ended in one
             return 0
-
-    def _set_direct(self, wanted: bool) -> bool:
-        """Have the file written past the cache, or not; whether it is."""
-        flag = getattr(os, "O_DIRECT", 0)
-        flags = fcntl.fcntl(self._file, fcntl.F_GETFL) & ~flag
-        try:
-            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | flag if wanted else flags)
-        except OSError:  # of a file system that cannot
-            return False
-        return wanted and bool(flag)
 
 
 def _without(parts: Sequence[memoryview], size: int) -> list[memoryview]:
