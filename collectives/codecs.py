@@ -80,8 +80,6 @@ class Codec(Protocol):
     name: str
     stochastic: bool
     """Whether it rounds by chance, and so needs a dither. The others look at none."""
-    verbatim: bool
-    """Whether its bytes are the values themselves: who works them out in `out` need not have them copied there."""
 
     def encoded_bytes(self, n: int) -> int:
         """Bytes that a chunk of `n` values takes; a multiple of 4."""
@@ -162,7 +160,6 @@ def check_denormals() -> None:
 
 class _Fp32(SpanCodec):
     name = "fp32"
-    verbatim = True
 
     def _written_bytes(self, n: int) -> int:
         return 4 * n

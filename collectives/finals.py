@@ -24,7 +24,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.robust import Aggregate
-from shoal.collectives.summing import check_encoded, chunk_scratch
+from shoal.collectives.summing import check_encoded
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
@@ -124,30 +124,18 @@ class FinalFormat:
         """How long the final payload of `chunk` is."""
         return self.encoded_bytes(chunk) + self._trailer_bytes
 
-    def room(self, chunk: int, memory: PayloadPool) -> tuple[U8, F32]:
-        """A payload for `chunk`, and (n,) float32 of this thread's for its mean, both of unspecified content.
-
-        Where the codec writes values as they are, the mean lies in the payload, and is not copied there.
-        """
-        payload = memory.take(self.payload_bytes(chunk))
-        if self.codec.verbatim:
-            return payload, payload[: self.encoded_bytes(chunk)].view(np.float32)
-        return payload, chunk_scratch(self.grid.length(chunk))
-
     def sign(
         self,
         identity: Identity,
         chunk: int,
         mean: F32,
         included: Sequence[int],
-        payload: U8 | None = None,
+        memory: PayloadPool | None = None,
     ) -> FinalChunk:
-        """Encode `mean`, once and for all, and sign what came out. payload: from `room`, if `mean` is."""
+        """Encode `mean`, once and for all, and sign what came out."""
         size = self.encoded_bytes(chunk)
-        if payload is None:
-            payload = np.empty(self.payload_bytes(chunk), np.uint8)
-        stochastic = self.codec.stochastic
-        dither = Dither(self.plan.base, "final", identity.peer_id).chunk(chunk) if stochastic else None
+        payload = (memory or PayloadPool(0)).take(self.payload_bytes(chunk))
+        dither = Dither(self.plan.base, "final", identity.peer_id).chunk(chunk)
         self.codec.encode(mean, out=payload[:size], dither=dither)
         bits = bitmap(included, len(self.plan.participants))
         result = chunk_hash(payload[:size].data)

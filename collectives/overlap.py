@@ -51,7 +51,8 @@ def _largest(values: F32, count: int) -> Places:
     """Places and signs of the largest magnitudes, (count,) or fewer: place i as i + 1 where positive, else −(i + 1)."""
     places = np.argpartition(np.abs(values), values.size - count)[values.size - count :]
     signs = np.sign(values[places]).astype(np.int64)
-    return ((places + 1) * signs)[signs != 0]
+    signed: Places = ((places + 1) * signs)[signs != 0]
+    return signed
 
 
 def _shared(one: Places, other: Places) -> int:

@@ -1,9 +1,10 @@
-"""Memory that a thread keeps between calls, and that goes back to the system when the thread ends.
+"""Arrays in mappings of their own: what a thread works in between calls, and what goes to disk from where it lies.
 
 Fresh pages cost more than the arithmetic in them, so threads keep their working arrays. Threads come and go all the
 same, and what was allocated and freed in the usual way stays in the arena of the C library that the thread had: there
 may be eight of those for each processor, and in time each comes to hold a whole thread's arrays that nobody
-uses. A mapping is the system's again the moment nobody refers to it.
+uses. A mapping is the system's again the moment nobody refers to it. And it begins with a page, as what is written to
+disk past the page cache has to (`shoal.node.state.store`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,6 @@ class SpanCodec(ABC):
 
     name: str
     stochastic = False
-    verbatim = False
 
     def encoded_bytes(self, n: int) -> int:
         """Bytes that a chunk of `n` values takes; a multiple of 4."""

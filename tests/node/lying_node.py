@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.cli.main import main
-from shoal.collectives.codecs import F32, U8
+from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalChunk, FinalFormat
+from shoal.collectives.payloads import PayloadPool
 from shoal.protocol.identity import Identity
 
 
@@ -14,10 +15,10 @@ class LyingFormat(FinalFormat):
     """Signs what nobody's contributions come to."""
 
     def sign(
-        self, identity: Identity, chunk: int, mean: F32, included: Sequence[int], payload: U8 | None = None
+        self, identity: Identity, chunk: int, mean: F32, included: Sequence[int], memory: PayloadPool | None = None
     ) -> FinalChunk:
         mean[0] += 1
-        return super().sign(identity, chunk, mean, included, payload)
+        return super().sign(identity, chunk, mean, included, memory)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from shoal.collectives.codecs import U8
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
 from shoal.collectives.own_memory import own_array
-from shoal.node.state import direct_file
-from shoal.node.state.direct_file import PAGE_BYTES, DirectFile, paged
+from shoal.collectives.state import CertifiedState, frozen
+from shoal.collectives.vectors import VectorPool
+from shoal.node.state import direct_file, state_files, store, tensor_files
+from shoal.node.state.contributions import Contributions
+from shoal.node.state.direct_file import DirectFile, paged
+from shoal.node.state.state_files import write_state
+from shoal.node.state.store import PAGE_BYTES, write_atomically
+from shoal.node.state.work_file import write_work
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Term
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 SIZES = (300, PAGE_BYTES, 3 * PAGE_BYTES + 65, 1, 2 * PAGE_BYTES)
 
@@ -134,6 +149,96 @@ def test_disk_that_refuses_a_direct_write_is_written_through_the_cache(
     assert not write(tmp_path / "file", payloads())
     assert calls > 2
     assert (tmp_path / "file").read_bytes() == content(payloads())
+
+
+@pytest.fixture
+def direct_writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of each write of an atomic file, its length and whether it went past the cache; pieces are of four pages."""
+    made: list[tuple[int, bool]] = []
+
+    class Noting(io.FileIO):
+        def write(self, data: Buffer, /) -> int:
+            size = super().write(data)
+            flags = fcntl.fcntl(self.fileno(), fcntl.F_GETFL)
+            made.append((size, bool(flags & getattr(os, "O_DIRECT", 0))))
+            return size
+
+    monkeypatch.setattr(store, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(tensor_files, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(state_files, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(Path, "open", lambda path, mode, buffering=-1: Noting(path, mode.replace("b", "")))
+    return made
+
+
+def test_large_part_of_an_atomic_file_goes_past_the_cache_but_for_its_end(
+    tmp_path: Path, direct_writes: list[tuple[int, bool]]
+) -> None:
+    head, part = bytes(PAGE_BYTES), payload(9, 9 * PAGE_BYTES + 77, off=0)
+    write_atomically(tmp_path / "file", head, part.data)
+    pages = [(4 * PAGE_BYTES, True), (4 * PAGE_BYTES, True), (PAGE_BYTES, True)]
+    assert direct_writes == [(PAGE_BYTES, False), *pages, (77, False)]
+    assert (tmp_path / "file").read_bytes() == head + part.tobytes()
+
+
+@pytest.mark.parametrize(("head", "off", "size"), [(8, 0, 9), (PAGE_BYTES, 16, 9), (PAGE_BYTES, 0, 3)])
+def test_part_that_is_small_or_does_not_lie_on_pages_goes_through_the_cache(
+    tmp_path: Path, direct_writes: list[tuple[int, bool]], head: int, off: int, size: int
+) -> None:
+    part = payload(9, size * PAGE_BYTES, off=off)
+    write_atomically(tmp_path / "file", bytes(head), part.data)
+    assert not any(direct for _, direct in direct_writes)
+    assert (tmp_path / "file").read_bytes() == bytes(head) + part.tobytes()
+
+
+def test_atomic_file_on_a_file_system_without_direct_writes_is_whole(
+    tmp_path: Path, direct_writes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "fcntl", cannot([]))
+    part = payload(9, 9 * PAGE_BYTES + 77, off=0)
+    write_atomically(tmp_path / "file", part.data)
+    assert not any(direct for _, direct in direct_writes)
+    assert (tmp_path / "file").read_bytes() == part.tobytes()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_atomic_file_of_which_a_direct_write_is_refused_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    calls = 0
+
+    class Refusing(io.FileIO):
+        def write(self, data: Buffer, /) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise OSError(errno.EINVAL, "no")
+            return super().write(data)
+
+    monkeypatch.setattr(store, "SYNC_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(Path, "open", lambda path, mode, buffering=-1: Refusing(path, mode.replace("b", "")))
+    part = payload(9, 9 * PAGE_BYTES + 77, off=0)
+    write_atomically(tmp_path / "file", part.data)
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_bytes() == part.tobytes()
+
+
+def test_contributions_and_anchors_go_past_the_cache(tmp_path: Path, direct_writes: list[tuple[int, bool]]) -> None:
+    numel = 5 * PAGE_BYTES + 3
+    gradient = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
+    contributions = Contributions(Fragments(Grid(numel, PAGE_BYTES)), "fp32", 3, sender=PeerId("me"))
+    made = contributions.make(1, 1, 100, gradient, base=bytes(32))
+    write_work(tmp_path / "work", contributions.saved(made, Term()))
+    whole = 4 * numel // PAGE_BYTES * PAGE_BYTES
+    assert sum(size for size, direct in direct_writes if direct) == whole
+    direct_writes.clear()
+    anchor, momentum = (VectorPool(0).take(numel) for _ in range(2))
+    anchor[:], momentum[:] = gradient, -gradient
+    vectors = [frozen(anchor), frozen(momentum)]
+    state = CertifiedState.of_vectors(vectors, term=Term(), round=1, tokens=9, layout_hash=bytes(32))
+    write_state(tmp_path / "state", state)
+    assert sum(size for size, direct in direct_writes if direct) == whole
+    data = np.fromfile(tmp_path / "state", np.float32, offset=PAGE_BYTES)
+    assert (data == np.concatenate([gradient, -gradient])).all()
 
 
 def test_other_errors_are_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
