@@ -137,6 +137,13 @@ def _both(name: str) -> tuple[Codec, Codec]:
     return both
 
 
+_HALF, _TWO = np.float32(0.5), np.float32(2)
+_SMALLEST: Final = np.full(64, 2.0**-126, np.float32)  # long enough for the vector units
+_HALVES: Final = np.full(64, 0x0040_0000, np.uint32).tobytes()
+_SUBNORMAL: Final = np.full(64, 1, np.uint32).view(np.float32)
+_DOUBLED: Final = np.full(64, 2, np.uint32).tobytes()
+
+
 def check_denormals() -> None:
     """Check that this thread's FPU neither flushes subnormal results to zero nor reads them as zero.
 
@@ -144,10 +151,7 @@ def check_denormals() -> None:
 
     Raises LocalError if it does: whatever this thread computed could differ from what the others compute.
     """
-    smallest = np.full(64, np.float32(2.0**-126), np.float32)  # long enough for the vector units
-    halves = np.multiply(smallest, np.float32(0.5))
-    doubled = np.multiply(np.full(64, 1, np.uint32).view(np.float32), np.float32(2))
-    if (halves.view(np.uint32) != 0x0040_0000).any() or (doubled.view(np.uint32) != 2).any():
+    if (_SMALLEST * _HALF).tobytes() != _HALVES or (_SUBNORMAL * _TWO).tobytes() != _DOUBLED:
         raise LocalError("this thread's floating point flushes subnormals to zero; bits would differ between peers")
 
 

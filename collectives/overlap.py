@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.collectives.codecs import F32, U8, Undecodable, codec
 from shoal.collectives.grid import Grid
@@ -27,6 +28,8 @@ COPY_OVERLAP: Final = 0.9
 LEAST_VALUES: Final = 4096
 """Of fewer values the overlap says too little."""
 
+Places: TypeAlias = npt.NDArray[np.int64]
+
 
 def overlap(one: F32, other: F32, share: float = OVERLAP_SHARE) -> float:
     """How many of the largest values of both, (n,) float32, are the same in place and sign: 0 to 1.
@@ -35,20 +38,40 @@ def overlap(one: F32, other: F32, share: float = OVERLAP_SHARE) -> float:
     """
     if one.shape != other.shape:
         raise LocalError(f"{one.shape} and {other.shape} values to compare")
-    count = max(1, int(one.size * share))
-    return len(_largest(one, count) & _largest(other, count)) / count
+    count = _count(one, share)
+    return _shared(_largest(one, count), _largest(other, count)) / count
 
 
-def _largest(values: F32, count: int) -> set[tuple[int, bool]]:
-    """Place and sign of the largest magnitudes."""
+def _count(values: F32, share: float) -> int:
+    """How many of so many values count as largest."""
+    return max(1, int(values.size * share))
+
+
+def _largest(values: F32, count: int) -> Places:
+    """Places and signs of the largest magnitudes, (count,) or fewer: place i as i + 1 where positive, else −(i + 1)."""
     places = np.argpartition(np.abs(values), values.size - count)[values.size - count :]
-    return {(int(place), bool(values[place] > 0)) for place in places if values[place] != 0}
+    signs = np.sign(values[places]).astype(np.int64)
+    signed: Places = ((places + 1) * signs)[signs != 0]
+    return signed
+
+
+def _shared(one: Places, other: Places) -> int:
+    """How many are the same in place and sign."""
+    return int(np.intersect1d(one, other, assume_unique=True).size)
 
 
 def lookalikes(contributions: Mapping[PeerId, F32], least: float = COPY_OVERLAP) -> dict[tuple[PeerId, PeerId], float]:
-    """The pairs that overlap by `least` or more, the lower PeerId first, and by how much."""
+    """The pairs that overlap by `least` or more, the lower PeerId first, and by how much.
+
+    Raises LocalError if the sizes differ.
+    """
+    sizes = {values.size for values in contributions.values()}
+    if len(sizes) > 1:
+        raise LocalError(f"{sorted(sizes)} values to compare")
+    counts = {peer: _count(values, OVERLAP_SHARE) for peer, values in contributions.items()}
+    largest = {peer: _largest(values, counts[peer]) for peer, values in contributions.items()}
     pairs = combinations(sorted(contributions), 2)
-    shared = {(one, other): overlap(contributions[one], contributions[other]) for one, other in pairs}
+    shared = {(one, other): _shared(largest[one], largest[other]) / counts[one] for one, other in pairs}
     return {pair: share for pair, share in shared.items() if share >= least}
 
 

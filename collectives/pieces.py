@@ -49,11 +49,12 @@ class Pieces:
         Raises RemoteError if it makes too many pieces.
         """
         wanted = (offset, offset + length)
-        if not _cut(self._gaps, wanted):
+        missing = _cut(self._gaps, wanted)
+        if not missing:
             return None
         if len(self._gaps) + len(self._lent) >= PIECE_LIMIT:
             raise RemoteError(f"a chunk in more than {PIECE_LIMIT} pieces", peer=self._sender)
-        if wanted not in _cut(self._gaps, wanted) or _cut(self._lent, wanted):
+        if missing != [wanted] or _cut(self._lent, wanted):
             return fresh(length).data
         self._lent.append(wanted)
         return self._memory().data[offset : offset + length]
@@ -61,12 +62,11 @@ class Pieces:
     def add(self, offset: int, data: memoryview) -> bool:
         """The bytes are in `data`, a region of this payload or any other memory; True once nothing is missing."""
         span = (offset, offset + len(data))
-        new = _cut(self._gaps, span)
         buffer = self._memory()
         own: object = data.obj
         if own is buffer and span in self._lent:
             self._lent.remove(span)
-        elif new:
+        elif new := _cut(self._gaps, span):
             if any(_cut(self._lent, part) for part in new):
                 self._buffer = buffer = buffer.copy()
                 self._lent.clear()
@@ -87,8 +87,9 @@ class Pieces:
 
 def _cut(spans: list[Span], by: Span) -> list[Span]:
     """What of `spans` lies in `by`."""
-    cut = ((max(start, by[0]), min(stop, by[1])) for start, stop in spans)
-    return [span for span in cut if span[0] < span[1]]
+    first, last = by
+    cut = [(max(start, first), min(stop, last)) for start, stop in spans if start < last and first < stop]
+    return cut if first < last else []
 
 
 def _without(span: Span, hole: Span) -> list[Span]:

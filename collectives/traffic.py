@@ -387,17 +387,17 @@ class PlanTraffic:
 
     def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
         """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
-        seat = (header.round, header.view, header.attempt)
-
-        def known() -> bool:
-            if header.scope == self._scope:
-                return seat <= self._seat
-            return header.scope in self._past or seat < self._seat or self._seat == _NEVER
-
+        scope, seat = header.scope, (header.round, header.view, header.attempt)
         with self._changed:
-            if header.scope != self._scope or seat > self._seat:
-                self._changed.wait_for(known, timeout=PLAN_WAIT_S)
-            return (self._reduction if header.scope == self._scope else None), self._routes
+            if scope != self._scope or seat > self._seat:
+                self._changed.wait_for(lambda: self._knows(scope, seat), timeout=PLAN_WAIT_S)
+            return (self._reduction if scope == self._scope else None), self._routes
+
+    def _knows(self, scope: bytes, seat: Seat) -> bool:
+        """Whether frames of this scope and seat need not wait for a plan. The caller holds the lock."""
+        if scope == self._scope:
+            return seat <= self._seat
+        return scope in self._past or seat < self._seat or self._seat == _NEVER
 
 
 class Routes:

@@ -4,6 +4,8 @@ A round makes two such vectors. Fresh pages for them cost more time than the ari
 of states that are gone give theirs back. Gone is meant literally: a vector's memory is free when the vector has ceased
 to exist, and numpy keeps a vector in existence as long as there is a slice, a view or a memoryview of it anywhere, in a
 lane's queue or in another thread. No one has to say that he is done with it, and no one can say so too early.
+
+They begin with a page, as files of states want it that go past the page cache.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import deque
 import numpy as np
 
 from shoal.collectives.codecs import F32
+from shoal.collectives.own_memory import own_array
 
 PAGE_BYTES = 4096
 """Or more: pages are touched one by one."""
@@ -31,7 +34,7 @@ class VectorPool:
         """(numel,) float32 of unspecified content, writeable."""
         memory = self._spare_of(4 * numel)
         if memory is None:
-            memory = np.empty(4 * numel, np.uint8).data
+            memory = own_array(4 * numel, np.uint8).data
         # Over a memoryview, and not over an array, so that slices name this vector as their base and keep it.
         vector = np.frombuffer(memory, np.float32)
         weakref.finalize(vector, self._spare.append, memory).atexit = False
@@ -40,7 +43,7 @@ class VectorPool:
     def prepare(self, numel: int) -> None:
         """Have memory for as many vectors as are kept, with pages of its own, which `take` is spared to wait for."""
         while len(self._spare) < (self._spare.maxlen or 0):
-            memory = np.empty(4 * numel, np.uint8)
+            memory = own_array(4 * numel, np.uint8)
             memory[::PAGE_BYTES] = 0
             self._spare.append(memory.data)
 

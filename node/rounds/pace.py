@@ -6,6 +6,7 @@ peers behind a relay, what the reduction has taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,7 +69,7 @@ class Pace:
         self._receiving = StallWatch(stall_s=stall_s, planned=incoming)
         self._sending = StallWatch(stall_s=stall_s, planned=outgoing)
         self._late = StallWatch(stall_s=stall_s + LATE_S, planned={})
-        received, taken = self._totals()
+        received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
 
@@ -82,8 +83,9 @@ class Pace:
         self._receiving.look(now, owing=waiting.contributions, moved=received)
         self._late.look(now, owing=waiting.finals, moved=received)
         self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
-        self._download.look(now, self._totals()[0], busy=bool(waiting.contributions or waiting.finals))
-        self._upload.look(now, self._totals()[1], busy=bool(queued))
+        came, went = _totals(moved.values())
+        self._download.look(now, came, busy=bool(waiting.contributions or waiting.finals))
+        self._upload.look(now, went, busy=bool(queued))
         direct = self._receiving.stalled() | self._sending.stalled()
         late = self._late.stalled() - direct
         if self._receiving.lasting() - direct:
@@ -96,9 +98,11 @@ class Pace:
         """Bytes/s up and down, while there was something to move; 0 where there was not enough to tell."""
         return self._upload.bytes_per_s(RATE_LEAST_S), self._download.bytes_per_s(RATE_LEAST_S)
 
-    def _totals(self) -> tuple[int, int]:
-        moved = [self._counters.moved(peer) for peer in self._peers]
-        return sum(m.received for m in moved), sum(m.taken for m in moved)
+
+def _totals(moved: Iterable[Moved]) -> tuple[int, int]:
+    """Bytes that came, and that were taken, in all."""
+    both = sum(moved, Moved())
+    return both.received, both.taken
 
 
 def _planned(plan: Plan, me: PeerId) -> tuple[dict[PeerId, float], dict[PeerId, float]]:

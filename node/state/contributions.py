@@ -26,6 +26,7 @@ from shoal.collectives.codecs import F32, VALUE_LIMIT
 from shoal.collectives.contribution import EncodedContribution, residual_after
 from shoal.collectives.dither import Dither
 from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.own_memory import own_array
 from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
 from shoal.protocol.commitments import seal_of
@@ -123,12 +124,13 @@ class Contributions:
         """
         fragment = self.fragment(round)
         left = self._left[fragment.number]
+        values = own_array(fragment.numel, np.float32)  # begins with a page, as its file wants it
         if left.residual is None:
-            values = pseudo_gradient.copy()
+            np.copyto(values, pseudo_gradient)
         elif self._error_feedback == 1:
-            values = np.add(pseudo_gradient, left.residual)
+            np.add(pseudo_gradient, left.residual, out=values)
         else:
-            values = np.multiply(left.residual, self._error_feedback)
+            np.multiply(left.residual, self._error_feedback, out=values)
             np.add(pseudo_gradient, values, out=values)
         self.made = Made(
             round=round,

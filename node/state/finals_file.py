@@ -2,7 +2,8 @@
 
     length of the plan (u32) ‖ canonical plan ‖ payload of chunk 0 ‖ payload of chunk 1 ‖ …
 
-They carry their owners' signatures, and are of the plan whose hash is in their name. Numbers are little-endian.
+The plan's length and each payload begin on a page of 4096 bytes, with zeros between (`direct_file`). Payloads carry
+their owners' signatures, and are of the plan whose hash is in the file's name. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import contextlib
 import mmap
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import IO
+
+import numpy as np
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.node.state.store import SYNC_BYTES, disk_errors, sync_and_release, sync_folder
+from shoal.node.state.direct_file import DirectFile, paged
+from shoal.node.state.store import disk_errors, sync_folder
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import canonical, decode
@@ -27,8 +30,7 @@ _LENGTH_BYTES = 4
 class FinalsWriter:
     """Writes finals in a thread of its own, beside what is computed of them; the file is there after `finish`.
 
-    Nothing of an unfinished file is ever believed: it has another name. What has been written is synced along the way,
-    so that little is left to wait for in the end.
+    Nothing of an unfinished file is ever believed: it has another name.
     """
 
     def __init__(self, path: Path, finals: Finals) -> None:
@@ -57,34 +59,26 @@ class FinalsWriter:
 
     def _write(self) -> None:
         head = canonical(self._finals.plan)
-        with disk_errors(self._path.parent), self._partial.open("wb", buffering=0) as file:
-            _write_all(file, memoryview(len(head).to_bytes(_LENGTH_BYTES, "little") + head))
-            unsynced_bytes = 0
+        head = len(head).to_bytes(_LENGTH_BYTES, "little") + head
+        with disk_errors(self._path.parent), self._partial.open("wb", buffering=0) as opened:
+            file = DirectFile(opened.fileno())
+            file.append(np.frombuffer(head, np.uint8))
             for chunk in self._finals.chunks:
                 if self._abandoned.is_set():
                     raise LocalError("the finals are not wanted any more")
-                _write_all(file, chunk.payload.data)
-                unsynced_bytes += chunk.payload.nbytes
-                if unsynced_bytes >= SYNC_BYTES:
-                    sync_and_release(file.fileno())
-                    unsynced_bytes = 0
-            sync_and_release(file.fileno())
+                file.append(chunk.payload)
+            file.finish()
 
     def _remove(self, _: Future[None]) -> None:
         with contextlib.suppress(OSError):
             self._partial.unlink(missing_ok=True)
 
 
-def _write_all(file: IO[bytes], data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
-
-
 def read_finals(path: Path) -> Finals:
     """Read finals and check every signature. Raises OSError, ValueError, or a ShoalError if the file holds none."""
     data = memoryview(path.read_bytes())
-    form, offsets = _layout(data)
-    return Finals.open(form.plan, [data[start:stop] for start, stop in pairwise(offsets)])
+    form, places = _layout(data)
+    return Finals.open(form.plan, [data[place] for place in places])
 
 
 class FinalsFile:
@@ -97,7 +91,7 @@ class FinalsFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self._form, self._offsets = _layout(self._data)
+        self._form, self._places = _layout(self._data)
         self._lock = threading.Lock()
         self._sound: dict[int, bool] = {}
 
@@ -110,7 +104,7 @@ class FinalsFile:
         """The final payload of a chunk; None if there is none, or if it is not what its owner signed."""
         if not 0 <= chunk < self.plan.chunks:
             return None
-        data = self._data[self._offsets[chunk] : self._offsets[chunk + 1]]
+        data = self._data[self._places[chunk]]
         sound = self._sound.get(chunk)
         if sound is None:
             try:
@@ -123,15 +117,15 @@ class FinalsFile:
         return data if sound else None
 
 
-def _layout(data: memoryview) -> tuple[FinalFormat, list[int]]:
-    """The form of what a file holds, where each payload begins, and the last ends.
+def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
+    """The form of what a file holds, and where each payload lies.
 
     Raises ValueError or a ShoalError for anything else than finals of a plan that can be.
     """
     begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
-    sizes = (form.payload_bytes(chunk) for chunk in range(form.grid.chunks))
-    offsets = list(accumulate(sizes, initial=begin))
-    if len(data) != offsets[-1]:
-        raise ValueError(f"{len(data)} bytes, not {offsets[-1]}")
-    return form, offsets
+    sizes = [form.payload_bytes(chunk) for chunk in range(form.grid.chunks)]
+    *starts, end = accumulate(map(paged, sizes), initial=paged(begin))
+    if len(data) != end:
+        raise ValueError(f"{len(data)} bytes, not {end}")
+    return form, [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -14,12 +14,13 @@ import numpy as np
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen
-from shoal.node.state.store import write_atomically
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, write_atomically
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
 from shoal.protocol.errors import StorageError
 from shoal.protocol.messages import Term
 
 _HEADER_ALIGNMENT_BYTES = 8
+_LENGTH_BYTES = 8
 
 
 def write_state(path: Path, state: CertifiedState, header: StateHeader | None = None) -> None:
@@ -43,8 +44,9 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
         for n, kind in enumerate(state.kinds)
     }
     text = msgspec.json.encode({"__metadata__": metadata, **entries})
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
-    head = len(text).to_bytes(8, "little") + text
+    alignment = _HEADER_ALIGNMENT_BYTES if size < SYNC_BYTES else PAGE_BYTES
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
+    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     write_atomically(path, head, *(state.vector(kind).data.cast("B") for kind in state.kinds))
 
 

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import IO, Self
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from shoal.protocol.agreement import DurableRecord
@@ -50,6 +51,8 @@ _HEAD_BYTES = 4 + _CHECK_BYTES
 RECORD_LIMIT_BYTES = 1 << 20
 SYNC_BYTES = 16 << 20
 """Of a file that is being written this much at most waits to be synced."""
+PAGE_BYTES = 4096
+"""Of a file; and so of the memory, where pages may be larger. A disk has no larger blocks."""
 AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
 """Past this size the agreement log is rewritten with what still binds."""
 
@@ -78,14 +81,14 @@ def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--da
     option: see `disk_errors`.
 
     Large files are synced piece by piece: the next small record that must be durable then waits for one piece at most.
+    A large part whose memory and place in the file begin with a page goes past the page cache (see `direct_file`).
     """
     with disk_errors(path.parent, option=option):
         partial = path.with_name(path.name + ".partial")
         try:
             with partial.open("wb", buffering=0) as file:
                 for part in parts:
-                    for start in range(0, len(part), SYNC_BYTES):
-                        _write_piece(file, memoryview(part)[start : start + SYNC_BYTES])
+                    _write_part(file, memoryview(part))
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError:
@@ -93,6 +96,41 @@ def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--da
                 partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _write_part(file: io.FileIO, part: memoryview) -> None:
+    part = part[_write_direct(file, part) :]
+    for start in range(0, len(part), SYNC_BYTES):
+        _write_piece(file, part[start : start + SYNC_BYTES])
+
+
+def _write_direct(file: io.FileIO, part: memoryview) -> int:
+    """Write the whole pages of a large part past the cache; how many bytes went that way, 0 where it cannot be."""
+    if len(part) < SYNC_BYTES or file.tell() % PAGE_BYTES or np.frombuffer(part, np.uint8).ctypes.data % PAGE_BYTES:
+        return 0
+    whole, written = part[: len(part) - len(part) % PAGE_BYTES], 0
+    is_direct = set_direct(file.fileno(), True)
+    try:
+        while is_direct and written < len(whole):
+            written += file.write(whole[written : written + SYNC_BYTES])
+            sync_and_release(file.fileno())
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of pages or a file system that do not allow it after all
+            raise
+    finally:
+        set_direct(file.fileno(), False)
+    return written
+
+
+def set_direct(file: int, wanted: bool) -> bool:
+    """Have an open file written past the page cache, or not; whether it is."""
+    flag = getattr(os, "O_DIRECT", 0)
+    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~flag
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | flag if wanted else flags)
+    except OSError:  # of a file system that cannot
+        return False
+    return wanted and bool(flag)
 
 
 def _write_piece(file: io.FileIO, piece: memoryview) -> None:

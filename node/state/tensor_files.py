@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shoal.node.state.store import write_atomically
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
 
 HEADER_LIMIT_BYTES = 64 << 20
@@ -95,7 +95,8 @@ def write_tensors(
         offset += tensor.data.nbytes
         hasher.update(tensor.data)
     header = msgspec.json.encode({"__metadata__": {**metadata, _CHECKSUM: hasher.hexdigest()}, **entries})
-    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
+    alignment = _ALIGNMENT_BYTES if offset < SYNC_BYTES else PAGE_BYTES
+    header += b" " * (-(_LENGTH_BYTES + len(header)) % alignment)
     if len(header) > HEADER_LIMIT_BYTES:
         raise LocalError(f"a header of {len(header)} bytes")
     head = len(header).to_bytes(_LENGTH_BYTES, "little") + header

@@ -9,11 +9,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.collectives import spans
 from shoal.collectives.codecs import SPAN_VALUES, Undecodable, codec
+from shoal.collectives.spans import LIMIT_BITS
 from shoal.protocol.errors import LocalError
 from tests.collectives.encodings import NAMES, decode, encode, f32, pattern
 
@@ -139,6 +140,22 @@ def test_spans_refuse_what_the_whole_chunk_refuses_and_each_its_own(name: str) -
             assert refusing_spans(name, broken_scale(name, good, place), LONG) == [place // 4096 * 4096]
     if name != "fp32":
         assert refusing_spans(name, good[:-1] + b"\1", LONG) == every[-1:]
+
+
+EDGES = (0, 1, LIMIT_BITS - 1, LIMIT_BITS, LIMIT_BITS + 1, 0x3FFF_FFFF, 0x4000_0000, 0x7F80_0000, 0x7FC0_0000)
+PATTERNS = st.integers(0, 2**32 - 1) | st.sampled_from([edge | sign for edge in EDGES for sign in (0, 1 << 31)])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(PATTERNS, max_size=40))
+@example([LIMIT_BITS | 0x7F_FFFF])  # of the same exponent as the limit
+@example([0x4000_0000, 0x3FFF_FFFF])  # in order, each by itself; their patterns together are infinity's and more
+def test_magnitudes_are_within_the_limit_exactly_if_each_is(patterns: list[int]) -> None:
+    wide = np.array(patterns, np.uint32)
+    assert spans.within_limit(wide, LIMIT_BITS) is all(bits & 0x7FFF_FFFF <= LIMIT_BITS for bits in patterns)
+    half = (wide >> 16).astype(np.uint16)
+    limit = LIMIT_BITS >> 16
+    assert spans.within_limit(half, limit) is all(int(bits) & 0x7FFF <= limit for bits in half)
 
 
 @settings(max_examples=300, deadline=None)

@@ -25,6 +25,7 @@ def test_overlap_counts_largest_values_in_place_and_sign() -> None:
     assert overlap(f32(9, -8, 1, 0), f32(0, 1, 8, 9), 0.5) == 0
     assert overlap(f32(0, 0, 0, 0), f32(0, 0, 0, 0), 0.5) == 0  # who contributes nothing copies nobody
     assert overlap(f32(3), f32(4)) == 1
+    assert overlap(f32(3), f32(-4)) == 0
     with pytest.raises(LocalError):
         overlap(f32(1), f32(1, 2))
 
@@ -37,6 +38,9 @@ def test_copy_with_noise_is_found_and_kin_is_not() -> None:
     found = lookalikes({ONE: kin[0], TWO: kin[1], THREE: disguised})
     assert list(found) == [(ONE, THREE)]
     assert found[ONE, THREE] >= COPY_OVERLAP
+    assert found[ONE, THREE] == overlap(kin[0], disguised)
+    with pytest.raises(LocalError):
+        lookalikes({ONE: drawn(0), TWO: drawn(1, 6401)})
 
 
 def test_copies_are_found_in_one_chunk_as_it_was_encoded() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.collectives.own_memory import own_array
+from shoal.collectives.own_memory import HUGE_BYTES, own_array
 
 SMAPS = Path("/proc/self/smaps_rollup")
 GROWTH_LIMIT_MIB = 6.0
@@ -63,6 +63,15 @@ def test_an_array_has_the_shape_and_type_asked_for_is_zero_and_can_be_written() 
         assert not array.any()
         array[:] = 1
         assert array.sum() == numel
+
+
+@pytest.mark.parametrize("size", [1, 4096, HUGE_BYTES - 1, HUGE_BYTES, HUGE_BYTES + 12_345])
+def test_an_array_of_any_size_begins_with_a_page(size: int) -> None:
+    array = own_array(size, np.uint8)
+    assert array.shape == (size,)
+    assert array.ctypes.data % 4096 == 0
+    array[[0, -1]] = 1, 2
+    assert array[-1] == 2
 
 
 def test_memory_lasts_as_long_as_anything_refers_to_it_and_no_longer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.collectives.codecs import U8
 from shoal.collectives.finals import Finals
-from shoal.node.state import finals_file
+from shoal.node.state import direct_file, finals_file
+from shoal.node.state.direct_file import DirectFile
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.protocol.errors import StorageError
 from tests.node.ledger import Ledger
@@ -76,17 +77,17 @@ def test_abandoned_file_is_removed_and_nobody_waits_for_the_disk(
     tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     arrived, disk = threading.Event(), threading.Event()
-    real = finals_file._write_all
+    real = DirectFile.append
     pieces: list[int] = []
 
-    def slow(file: object, data: memoryview) -> None:
+    def slow(file: DirectFile, data: U8) -> None:
         pieces.append(len(data))
         if len(pieces) == {"before": 1, "in the middle": 3, "after": 9}[when]:
             arrived.set()
             assert disk.wait(DEADLINE_S)
-        real(file, data)  # type: ignore[arg-type]
+        real(file, data)
 
-    monkeypatch.setattr(finals_file, "_write_all", slow)
+    monkeypatch.setattr(DirectFile, "append", slow)
     writer = FinalsWriter(tmp_path / "finals", finals)
     if when == "after":
         written(writer)
@@ -117,21 +118,12 @@ def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
 
         return call
 
-    monkeypatch.setattr(finals_file, "_write_all", noting("write", finals_file._write_all))
-    monkeypatch.setattr(finals_file, "sync_and_release", noting("fsync", finals_file.sync_and_release))
+    monkeypatch.setattr(DirectFile, "_write_some", noting("write", DirectFile._write_some))
+    monkeypatch.setattr(direct_file, "sync_and_release", noting("fsync", direct_file.sync_and_release))
     monkeypatch.setattr(Path, "replace", noting("replace", Path.replace))
     monkeypatch.setattr(finals_file, "sync_folder", noting("fsync folder", finals_file.sync_folder))
     FinalsWriter(tmp_path / "finals", finals).finish()
     assert done == ORDER
-
-
-def test_large_finals_are_synced_along_the_way(tmp_path: Path, finals: Finals, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(finals_file, "SYNC_BYTES", 6000)
-    monkeypatch.setattr(finals_file, "sync_and_release", lambda file: synced.append(os.fstat(file).st_size))
-    FinalsWriter(tmp_path / "finals", finals).finish()
-    assert len(synced) == 2
-    assert synced[0] < synced[1] == (tmp_path / "finals").stat().st_size
 
 
 @pytest.fixture
