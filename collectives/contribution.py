@@ -12,7 +12,6 @@ give third parties a proof against the sender.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -142,20 +141,18 @@ def sum_of_squares(codec: Codec, encoded: U8, n: int) -> float:
     return total
 
 
-def residual_after(values: F32, contribution: EncodedContribution, included: Sequence[bool]) -> F32:
-    """What of `values` a certified round did not count, to be carried into the next: (numel,) float32.
+def residual_of_chunk(values: F32, contribution: EncodedContribution, chunk: int, included: bool, out: F32) -> None:
+    """What of a chunk a certified round did not count, to be carried into the next, into `out`, as long as the chunk.
 
-    values: what `contribution` was encoded from. included: per chunk, whether the certified bitmap names this node.
-    An included chunk leaves its quantisation error, an excluded one all of it. Raises LocalError if sizes differ.
+    values: (numel,) float32, what `contribution` was encoded from. included: whether the certified bitmap names this
+    node. An included chunk leaves its quantisation error, an excluded one all of it. Raises LocalError if sizes differ.
     """
     grid = contribution.grid
-    if values.shape != (grid.numel,) or len(included) != grid.chunks:
-        raise LocalError("values, contribution and bitmaps of different sizes")
-    residual = contribution.decoded()
-    for chunk in range(grid.chunks):
-        at = slice(*grid.span(chunk))
-        if included[chunk]:
-            np.subtract(values[at], residual[at], out=residual[at])
-        else:
-            residual[at] = values[at]
-    return residual
+    if values.shape != (grid.numel,) or out.shape != (grid.length(chunk),):
+        raise LocalError("values, contribution and residual of different sizes")
+    here = values[slice(*grid.span(chunk))]
+    if included:
+        contribution.codec.decode_into(contribution.encoded(chunk), out)
+        np.subtract(here, out, out=out)
+    else:
+        np.copyto(out, here)

@@ -11,6 +11,9 @@ it is 0 for every strategy but streaming.
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
 
+The residual is worked out with the input that it goes into, chunk by chunk in the cache: when a round is over nobody
+waits for it, and memory is passed over once and not twice.
+
 With the strategy ddp the input is a gradient and not progress: two of them do not add up. So nothing of an excluded one
 comes again, residual' = 0 there; what encoding lost of an included one is carried on as above.
 """
@@ -23,9 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.collectives.codecs import F32, VALUE_LIMIT
-from shoal.collectives.contribution import EncodedContribution, residual_after
+from shoal.collectives.contribution import EncodedContribution, residual_of_chunk
 from shoal.collectives.dither import Dither
 from shoal.collectives.fragments import Fragment, Fragments
+from shoal.collectives.grid import Grid
 from shoal.collectives.own_memory import own_array
 from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
@@ -72,11 +76,15 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class _Left:
-    """What is left of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age."""
+    """What is left of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
+
+    settled: what the residual has still to be worked out of, with the chunks that were counted.
+    """
 
     residual: F32 | None = None
     tokens: int = 0
     rounds_excluded: int = 0  # the fragment's own
+    settled: tuple[Made, Sequence[bool]] | None = None
 
 
 class Contributions:
@@ -124,14 +132,7 @@ class Contributions:
         """
         fragment = self.fragment(round)
         left = self._left[fragment.number]
-        values = own_array(fragment.numel, np.float32)  # begins with a page, as its file wants it
-        if left.residual is None:
-            np.copyto(values, pseudo_gradient)
-        elif self._error_feedback == 1:
-            np.add(pseudo_gradient, left.residual, out=values)
-        else:
-            np.multiply(left.residual, self._error_feedback, out=values)
-            np.add(pseudo_gradient, values, out=values)
+        values = self._input(pseudo_gradient, left, fragment.grid)
         self.made = Made(
             round=round,
             base=base,
@@ -143,6 +144,42 @@ class Contributions:
         )
         self.taken = number
         return self.made
+
+    def _input(self, pseudo_gradient: F32, left: _Left, grid: Grid) -> F32:
+        """What goes into a round, (numel,) float32 of its own, by the equation at the top of this module."""
+        values = own_array(grid.numel, np.float32)  # begins with a page, as its file wants it
+        if left.residual is None and left.settled is None:
+            np.copyto(values, pseudo_gradient)
+            return values
+        for chunk in range(grid.chunks):
+            at = slice(*grid.span(chunk))
+            part = values[at]
+            self._write_residual(left, chunk, at, part)
+            if self._error_feedback != 1:
+                np.multiply(part, self._error_feedback, out=part)
+            np.add(pseudo_gradient[at], part, out=part)
+        return values
+
+    def _write_residual(self, left: _Left, chunk: int, at: slice, out: F32) -> None:
+        """The residual of a chunk, which lies `at` those values of its fragment, by the equation."""
+        if left.settled is None:
+            assert left.residual is not None
+            np.copyto(out, left.residual[at])
+            return
+        made, included = left.settled
+        residual_of_chunk(made.values, made.encoded, chunk, included[chunk], out)
+        if not included[chunk] and self._gradients:
+            out.fill(0)
+        elif not included[chunk] and made.retained is not None:
+            np.subtract(out, made.retained[at], out=out)
+
+    def _work_out(self, left: _Left, grid: Grid) -> None:
+        """Work out the residual now."""
+        residual = np.empty(grid.numel, np.float32)
+        for chunk in range(grid.chunks):
+            at = slice(*grid.span(chunk))
+            self._write_residual(left, chunk, at, residual[at])
+        left.residual, left.settled = residual, None
 
     def _encode(self, values: F32, fragment: Fragment, base: bytes) -> EncodedContribution:
         dither = Dither(base, "contribution", self._sender)
@@ -206,44 +243,28 @@ class Contributions:
         made, self.made = self.made, None
         if made is None or made.round != round:
             return
-        left = self._left[self.fragment(round).number]
+        fragment = self.fragment(round)
+        left = self._left[fragment.number]
         bits = included if included is not None else [False] * made.encoded.grid.chunks
         if any(bits):
             left.tokens, left.rounds_excluded = 0, 0
         else:
             own_rounds = -(-rounds // self._fragments.count)
             left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
+        left.residual = left.settled = None
         if self._gradients and not any(bits):
-            left.residual, left.tokens, left.rounds_excluded = None, 0, 0
+            left.tokens, left.rounds_excluded = 0, 0
         elif left.rounds_excluded > self._staleness_rounds:
-            self._left[self.fragment(round).number] = _Left()
-        elif all(bits) and _is_exact(made.encoded):
-            left.residual = None
-        else:
-            left.residual = _residual(made, bits)
-            if self._gradients:
-                _forget_excluded(left.residual, made, bits)
+            self._left[fragment.number] = _Left()
+        elif not (all(bits) and _is_exact(made.encoded)):
+            left.settled = made, tuple(bits)
+            if self._fragments.count > 1:  # it is on disk with every round of another fragment
+                self._work_out(left, fragment.grid)
 
     def drop(self) -> None:
         """Drop the contribution under way and the residuals: the state that they stand on was abandoned."""
         self.made = None
         self._left = [_Left() for _ in self._fragments]
-
-
-def _residual(made: Made, included: Sequence[bool]) -> F32:
-    """What of a contribution is to come again, by the equation at the top of this module."""
-    residual, grid = residual_after(made.values, made.encoded, included), made.encoded.grid
-    if made.retained is not None:
-        for chunk in (chunk for chunk in range(grid.chunks) if not included[chunk]):
-            at = slice(*grid.span(chunk))
-            np.subtract(residual[at], made.retained[at], out=residual[at])
-    return residual
-
-
-def _forget_excluded(residual: F32, made: Made, included: Sequence[bool]) -> None:
-    grid = made.encoded.grid
-    for chunk in (chunk for chunk in range(grid.chunks) if not included[chunk]):
-        residual[slice(*grid.span(chunk))] = 0.0
 
 
 def _is_exact(encoded: EncodedContribution) -> bool:

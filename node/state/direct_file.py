@@ -29,12 +29,17 @@ def paged(size: int) -> int:
 
 
 class DirectFile:
-    """Payloads, one behind the other, into the open file `file`, each from a page on and with zeros up to the next."""
+    """Payloads, one behind the other, into the open file `file`, each from a page on and with zeros up to the next.
+
+    The file ends where the last one does.
+    """
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._parts: list[memoryview] = []
         self._unwritten_bytes = 0
+        self._begun_bytes = 0  # of the file, with what fills the last page
+        self._end = 0
         self._direct = set_direct(file, True)
 
     def append(self, payload: U8) -> None:
@@ -44,6 +49,8 @@ class DirectFile:
         rest[: payload.size - whole] = payload[whole:]
         self._parts += [part.data for part in (payload[:whole], rest) if part.size]
         self._unwritten_bytes += whole + rest.size
+        self._end = self._begun_bytes + payload.size
+        self._begun_bytes += whole + rest.size
         if self._unwritten_bytes >= SYNC_BYTES or len(self._parts) >= PARTS_LIMIT:
             self._write()
             if not self._direct:
@@ -52,6 +59,7 @@ class DirectFile:
     def finish(self) -> None:
         """Return when all of it is on disk. Raises OSError."""
         self._write()
+        os.ftruncate(self._file, self._end)
         sync_and_release(self._file)
 
     def _write(self) -> None:
@@ -66,9 +74,8 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._direct = set_direct(
-                self._file, False
-            )  # larger pages than ours, or what was written last ended in one
+            # The file system has larger pages than ours, or what was written last ended within one.
+            self._direct = set_direct(self._file, False)
             return 0
 
 

@@ -125,7 +125,8 @@ def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
     begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
     sizes = [form.payload_bytes(chunk) for chunk in range(form.grid.chunks)]
-    *starts, end = accumulate(map(paged, sizes), initial=paged(begin))
+    *starts, _ = accumulate(map(paged, sizes), initial=paged(begin))
+    end = starts[-1] + sizes[-1]
     if len(data) != end:
         raise ValueError(f"{len(data)} bytes, not {end}")
     return form, [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]

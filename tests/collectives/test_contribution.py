@@ -5,7 +5,7 @@ import pytest
 
 from shoal.collectives.codecs import F32, codec
 from shoal.collectives.commitment import chunk_hash, merkle_root
-from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, residual_after
+from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes, residual_of_chunk
 from shoal.collectives.grid import Grid
 from shoal.protocol.errors import ConfigError, LocalError
 
@@ -64,11 +64,13 @@ def test_contribution_is_the_same_with_more_threads() -> None:
 
 def test_residual_is_the_error_where_included_and_everything_where_not() -> None:
     contribution = encode(2, "int8")
-    residual = residual_after(values(2), contribution, [True, False, True, True, False])
     error = values(2) - contribution.decoded()
     assert np.abs(error).max() > 0
     for chunk, included in enumerate([True, False, True, True, False]):
         at = slice(*GRID.span(chunk))
-        assert residual[at].tobytes() == (error if included else values(2))[at].tobytes()
-    with pytest.raises(LocalError):
-        residual_after(values(2), contribution, [True])
+        residual = np.full(GRID.length(chunk), np.nan, np.float32)
+        residual_of_chunk(values(2), contribution, chunk, included, residual)
+        assert residual.tobytes() == (error if included else values(2))[at].tobytes()
+    for wrong_values, wrong_residual in ((values(2)[1:], residual), (values(2), residual[1:])):
+        with pytest.raises(LocalError):
+            residual_of_chunk(wrong_values, contribution, GRID.chunks - 1, True, wrong_residual)

@@ -109,8 +109,8 @@ class Part:
     @property
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
-        residual = self.part._contributions._left[0].residual
-        return residual is not None and bool(np.any(residual))
+        contributions = self.part._contributions
+        return bool(contributions._input(np.zeros(GRID.numel, np.float32), contributions._left[0], GRID).any())
 
 
 def test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before() -> None:

@@ -236,3 +236,18 @@ def test_fp32_leaves_nothing_but_what_was_too_large_to_travel() -> None:
     left = residual(contributions, "fp32")
     assert np.flatnonzero(left).tolist() == [5_000]
     assert left[5_000] == np.float32(2.0**66) - sent
+
+
+@pytest.mark.parametrize("bits", [ALL, SOME, NONE])
+def test_settled_contribution_is_left_as_it_is_by_what_is_made_of_it(bits: Sequence[bool]) -> None:
+    """Its file may still be written."""
+    contributions = contributions_in("int8")
+    first = make(contributions, 1, 1, 10, real(1))
+    contributions.settle(1, bits)
+    second = make(contributions, 2, 2, 10, real(2))
+    assert first.values.tobytes() == real(1).tobytes()
+    left = real(1) - counted(first.encoded.decoded(), bits)
+    assert second.values.tobytes() == (real(2) + left).tobytes()
+    contributions.settle(2, ALL)
+    third = make(contributions, 3, 3, 10, real(3))
+    assert third.values.tobytes() == (real(3) + (second.values - second.encoded.decoded())).tobytes()
