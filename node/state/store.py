@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import IO, Self
 
 import msgspec
-import numpy as np
 from blake3 import blake3
 
 from shoal.protocol.agreement import DurableRecord
@@ -106,7 +105,11 @@ def _write_part(file: io.FileIO, part: memoryview) -> None:
 
 def _write_direct(file: io.FileIO, part: memoryview) -> int:
     """Write the whole pages of a large part past the cache; how many bytes went that way, 0 where it cannot be."""
-    if len(part) < SYNC_BYTES or file.tell() % PAGE_BYTES or np.frombuffer(part, np.uint8).ctypes.data % PAGE_BYTES:
+    if len(part) < SYNC_BYTES or file.tell() % PAGE_BYTES:
+        return 0
+    import numpy as np  # takes longer than a command that writes nothing large
+
+    if np.frombuffer(part, np.uint8).ctypes.data % PAGE_BYTES:
         return 0
     whole, written = part[: len(part) - len(part) % PAGE_BYTES], 0
     is_direct = set_direct(file.fileno(), True)
