@@ -34,6 +34,7 @@ from shoal.collectives.own_memory import own_array
 from shoal.collectives.proofs import top_of
 from shoal.node.state.work_file import Carried, SavedWork, WorkAccount
 from shoal.protocol.commitments import seal_of
+from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Ready, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR
@@ -239,10 +240,14 @@ class Contributions:
         """The round is certified; `included` says per chunk whether this node's contribution is in it.
 
         rounds: how many have been certified since what it stands on, this one included.
+
+        Raises LocalError if it says so of another number of chunks.
         """
         made, self.made = self.made, None
         if made is None or made.round != round:
             return
+        if included is not None and len(included) != made.encoded.grid.chunks:
+            raise LocalError(f"{len(included)} verdicts on a contribution of {made.encoded.grid.chunks} chunks")
         fragment = self.fragment(round)
         left = self._left[fragment.number]
         bits = included if included is not None else [False] * made.encoded.grid.chunks

@@ -120,13 +120,18 @@ class FinalsFile:
 def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
     """The form of what a file holds, and where each payload lies.
 
+    Earlier releases put one behind the other without anything between: what is exactly as long as that is read so.
+
     Raises ValueError or a ShoalError for anything else than finals of a plan that can be.
     """
     begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
     sizes = [form.payload_bytes(chunk) for chunk in range(form.grid.chunks)]
     *starts, _ = accumulate(map(paged, sizes), initial=paged(begin))
+    *packed, packed_end = accumulate(sizes, initial=begin)
     end = starts[-1] + sizes[-1]
-    if len(data) != end:
+    if len(data) == packed_end:
+        starts = packed
+    elif len(data) != end:
         raise ValueError(f"{len(data)} bytes, not {end}")
     return form, [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]

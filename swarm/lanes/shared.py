@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import secrets
 import select
 import socket
-import stat
+import time
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -41,6 +42,7 @@ from shoal.swarm.lanes.seal import LANE_ID_BYTES, TAG_BYTES
 SHARED_LEAST_BYTES: Final = 64 * 1024
 """Of a frame's payload: smaller ones stay on the connection, where several go out at once."""
 SHARED_SLOTS: Final = 4
+SHARED_RETRY_S: Final = 60.0
 
 _NONCE_BYTES: Final = 32
 _NAME: Final = "shoal-lane"
@@ -52,6 +54,8 @@ _MEMORY_BYTES: Final = _PAGE + SHARED_SLOTS * _SLOT_BYTES  # the nonce has the f
 
 logger = logging.getLogger(__name__)
 
+_NOTHING: Final = memoryview(b"")
+"""In place of a mapping, which keeps a descriptor of its own as long as it exists."""
 _Descriptor = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
@@ -91,7 +95,7 @@ class SharedOut:
         self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._ours, self._theirs = -1, -1
         try:
-            os.ftruncate(self._memory, _MEMORY_BYTES)
+            os.posix_fallocate(self._memory, 0, _MEMORY_BYTES)  # a page that is not to be had later would be fatal
             fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._slots = memoryview(mmap.mmap(self._memory, _MEMORY_BYTES))
             self._ours, self._theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -104,7 +108,7 @@ class SharedOut:
         self._used, self._free = 0, SHARED_SLOTS
 
     def settle(self) -> None:
-        """The offer was answered: keep no more open than is needed, so that the receiver's end of the pipe is all."""
+        """The offer was taken: keep no more open than is needed, so that the receiver's end of the pipe is all."""
         for descriptor in (self._memory, self._theirs):
             _close(descriptor)
         self._memory = self._theirs = -1
@@ -139,6 +143,7 @@ class SharedOut:
         for descriptor in (self._memory, self._ours, self._theirs):
             _close(descriptor)
         self._memory = self._ours = self._theirs = -1
+        self._slots = _NOTHING
 
 
 class SharedIn:
@@ -151,12 +156,9 @@ class SharedIn:
         self._taken = 0
         try:
             self._slots = _memory_of(offer)
-            self._pipe = os.open(f"/proc/{offer.pid}/fd/{offer.pipe}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._pipe = _open(offer.pid, offer.pipe, os.O_WRONLY, link="pipe:[")
         except (OSError, ValueError) as error:
             raise NetworkError(f"the memory of process {offer.pid} is not to be had: {error}") from None
-        if not stat.S_ISFIFO(os.fstat(self._pipe).st_mode):
-            self.close()
-            raise NetworkError(f"descriptor {offer.pipe} of process {offer.pid} is no pipe")
 
     def take(self, size: int) -> memoryview:
         """The `size` sealed bytes of the next frame, in its slot."""
@@ -172,6 +174,7 @@ class SharedIn:
         """Let go of it. Nobody uses it any more."""
         _close(self._pipe)
         self._pipe = -1
+        self._slots = _NOTHING
 
 
 class Sharing:
@@ -185,37 +188,52 @@ class Sharing:
         self._connection = connection
         self._out: SharedOut | None = None
         self._in: SharedIn | None = None
-        self._offered = self._sends = self._receives = self._closed = False
+        self._sends = self._receives = self._closed = False
+        self._next_offer = 0.0
         self.bytes_sent = 0
         """Through the memory, of frames: beside what the connection's kernel has counted."""
         self.bytes_received = 0
 
     def take(self, offer: SharedOffer) -> None:
-        """Make ready to receive in the peer's memory. Raises NetworkError if it is not to be had, or one is here."""
-        if self._closed or self._in is not None:
+        """Make ready to receive in the peer's memory. Raises NetworkError if it is not to be had, or some is in use.
+
+        What was taken before and is not in use is let go: the peer had no answer.
+        """
+        if self._closed or self._receives or not on_one_machine(self._connection):
             raise NetworkError("the lane takes no memory now")
-        self._in = SharedIn(offer)
+        before, self._in = self._in, SharedIn(offer)
+        if before is not None:
+            before.close()
 
     def answered(self, taken: bool) -> bool:
-        """The peer has answered the offer; whether the sending thread is to say that it begins."""
+        """The peer has answered the offer; whether the sending thread is to say that it begins.
+
+        If it has not taken it there may be another, SHARED_RETRY_S later: what the peer lacked may be there by then.
+        """
         if self._out is None:
             return False
-        self._out.settle()
+        if taken:
+            self._out.settle()
+        else:
+            self._out.close()
+            self._out = None
+            self._next_offer = time.monotonic() + SHARED_RETRY_S
         return taken
 
     # The sending thread
 
     def offer(self, lane: bytes, size: int) -> SharedOffer | None:
         """What to offer when a frame of `size` bytes of payload goes out, if it is time for that."""
-        if self._offered or size < SHARED_LEAST_BYTES:
+        if self._out is not None or size < SHARED_LEAST_BYTES or time.monotonic() < self._next_offer:
             return None
-        self._offered = True
         if not on_one_machine(self._connection):
+            self._next_offer = math.inf
             return None
         try:
             self._out = SharedOut(lane)
         except OSError as error:
             logger.info("no memory to share: %s", error)
+            self._next_offer = time.monotonic() + SHARED_RETRY_S
             return None
         return self._out.offer
 
@@ -267,10 +285,7 @@ class Sharing:
 
 def _memory_of(offer: SharedOffer) -> memoryview:
     """The memory of an offer, for reading. Raises OSError, or ValueError if it is not what it should be."""
-    path = f"/proc/{offer.pid}/fd/{offer.memory}"
-    if os.readlink(path) != _LINK:  # whatever else it is, opening it could have consequences
-        raise ValueError("no memory of a lane")
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open(offer.pid, offer.memory, os.O_RDONLY, link=_LINK)
     try:
         found = os.fstat(descriptor)
         kept = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
@@ -282,6 +297,14 @@ def _memory_of(offer: SharedOffer) -> memoryview:
     if mapping[:_NONCE_BYTES] != offer.nonce:
         raise ValueError("another lane's memory")
     return mapping
+
+
+def _open(pid: int, descriptor: int, how: int, *, link: str) -> int:
+    """Another process's descriptor, whose name begins with `link`. Raises OSError, or ValueError if it does not."""
+    path = f"/proc/{pid}/fd/{descriptor}"
+    if not os.readlink(path).startswith(link):  # whatever else it is, opening it could have consequences
+        raise ValueError(f"descriptor {descriptor} is something else")
+    return os.open(path, how | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _close(descriptor: int) -> None:

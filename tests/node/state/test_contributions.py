@@ -56,6 +56,13 @@ def residual(contributions: Contributions, codec: str) -> F32:
     return values
 
 
+def test_a_certificate_of_another_number_of_chunks_is_refused_when_it_comes() -> None:
+    contributions = contributions_in("int8")
+    make(contributions, 1, 1, 10, real(1))
+    with pytest.raises(LocalError, match="2 verdicts on a contribution of 3 chunks"):
+        contributions.settle(1, (True, True))
+
+
 SEQUENCES: list[list[Sequence[bool] | None]] = [
     [ALL, ALL, ALL],
     [NONE, NONE, ALL],

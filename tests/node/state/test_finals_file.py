@@ -15,6 +15,7 @@ from shoal.node.state import direct_file, finals_file
 from shoal.node.state.direct_file import DirectFile
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.protocol.errors import StorageError
+from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
 
 DEADLINE_S = 60.0
@@ -59,6 +60,14 @@ def test_file_is_served_as_it_is_read(tmp_path: Path, finals: Finals) -> None:
     assert file.plan == finals.plan
     assert [bytes(file.payload(chunk) or b"") for chunk in range(3)] == payloads(finals)
     assert (file.payload(3), file.payload(-1)) == (None, None)
+
+
+def test_file_of_an_earlier_release_with_nothing_between_payloads_is_read(tmp_path: Path, finals: Finals) -> None:
+    head = canonical(finals.plan)
+    (tmp_path / "finals").write_bytes(len(head).to_bytes(4, "little") + head + b"".join(payloads(finals)))
+    assert payloads(read_finals(tmp_path / "finals")) == payloads(finals)
+    file = FinalsFile(tmp_path / "finals")
+    assert [bytes(file.payload(chunk) or b"") for chunk in range(3)] == payloads(finals)
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, -1, 1])

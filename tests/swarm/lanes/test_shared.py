@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -20,7 +21,7 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.seal import LANE_ID_BYTES, SEAL_OVERHEAD_BYTES, TAG_BYTES
-from shoal.swarm.lanes.shared import SHARED_LEAST_BYTES, SHARED_SLOTS, SharedIn, SharedOffer, SharedOut
+from shoal.swarm.lanes.shared import SHARED_LEAST_BYTES, SHARED_RETRY_S, SHARED_SLOTS, SharedIn, SharedOffer, SharedOut
 from tests.swarm.lane_ends import FAR, NOTE, WAIT_S, RecordingSink, agree, make_lane, tcp_pair, two_lanes
 from tests.swarm.lanes.test_lane import Raw, receive_exactly
 
@@ -130,11 +131,34 @@ def test_one_memory_is_taken_for_each_way() -> None:
         out = SharedOut(LANE)
         with pytest.raises(NetworkError, match="takes no memory"):
             far.take_memory(out.offer)
-        out.close()
         far.abort()
         assert far.join(WAIT_S)
     with pytest.raises(NetworkError, match="takes no memory"):
         far.take_memory(out.offer)
+    out.close()
+
+
+def test_what_comes_from_another_machine_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_lanes() as (_, _, far, _):
+        out = SharedOut(LANE)
+        monkeypatch.setattr(shared, "on_one_machine", lambda connection: False)
+        with pytest.raises(NetworkError, match="takes no memory"):
+            far.take_memory(out.offer)
+        out.close()
+
+
+def test_memory_that_was_taken_and_never_used_gives_way() -> None:
+    before = descriptors()
+    with raw_lane() as raw:
+        first = SharedOut(LANE)
+        raw.lane.take_memory(first.offer)  # and the peer never hears of it
+        first.close()
+        raw.sink.regions[0] = bytearray(LARGE.length)
+        sharing = RawSharing(raw)
+        sharing.send(*large(0))
+        assert raw.sink.frames.get(timeout=WAIT_S)[1] == large(0)[1]
+        sharing.out.close()
+    assert descriptors() == before
 
 
 def test_lanes_leave_no_descriptor_behind() -> None:
@@ -262,7 +286,7 @@ def test_who_begins_to_share_what_was_not_taken_or_twice_ends_the_lane(takes: bo
         assert "was not taken" in str(error)
 
 
-def test_a_lane_whose_memory_is_not_taken_goes_on() -> None:
+def test_a_lane_whose_memory_is_not_taken_goes_on_and_offers_some_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     with raw_lane() as raw:
         offers: list[SharedOffer] = []
 
@@ -271,14 +295,19 @@ def test_a_lane_whose_memory_is_not_taken_goes_on() -> None:
             lane.answered(taken=False)
 
         raw.lane.share = decline
-        for number in range(2):
+        before = descriptors()
+        for number in range(4):
+            if number == 2:
+                monkeypatch.setattr(raw.lane._sharing, "_next_offer", 0.0)  # as SHARED_RETRY_S later
             raw.lane.post(*large(number))
             head = receive_exactly(raw.socket, HEADER_BYTES)
             assert FrameHeader.decode(head) == large(number)[0]
             opened, body = bytearray(LARGE.length), bytearray(receive_exactly(raw.socket, LARGE.length + TAG_BYTES))
             raw.opener.open_into(head, memoryview(body), memoryview(opened))
             assert opened == large(number)[1]
-        assert len(offers) == 1  # and no second
+            assert len(offers) == 1 + (number >= 2)
+        assert raw.lane._sharing._next_offer > time.monotonic() + SHARED_RETRY_S / 2
+        assert descriptors() == before
 
 
 # -- what is believed ---------------------------------------------------------------------------------------------
@@ -301,10 +330,10 @@ def memory_file(
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: memory_file("another"), "no memory of a lane"),
+        (lambda: memory_file("another"), "something else"),
         (lambda: memory_file(size=shared._MEMORY_BYTES + 1), "change its size"),
         (lambda: memory_file(sealed=False), "change its size"),
-        (lambda: os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC), "no memory of a lane"),
+        (lambda: os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC), "something else"),
         (lambda: memory_file(nonce=bytes(32)), "another lane's"),
     ],
     ids=["another name", "another size", "may be cut", "a device", "another nonce"],
@@ -350,7 +379,7 @@ def test_what_is_no_pipe_is_not_written_to() -> None:
     out = SharedOut(LANE)
     offer = out.offer
     other = memory_file("victim", nonce=bytes(32))
-    with pytest.raises(NetworkError, match="no pipe"):
+    with pytest.raises(NetworkError, match="something else"):
         SharedIn(msgspec.structs.replace(offer, pipe=other))
     assert os.pread(other, 1, 0) == b"\0"
     os.close(other)
