@@ -34,7 +34,7 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan
 from shoal.swarm.lanes.chunks import Post
-from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
+from shoal.swarm.lanes.frame import LARGE_FRAME_BYTES, SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
 PLAN_WAIT_S = 15.0
 PAYLOADS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})
@@ -281,7 +281,7 @@ class PlanTraffic:
             self._send_waiting(peer, hop, scope)
             return
         try:
-            for header, piece in split_chunk(model, sent.payload):
+            for header, piece in split_chunk(model, sent.payload, LARGE_FRAME_BYTES):
                 self._post(hop, header, piece)
         except NetworkError as error:
             self._refuse(peer, [sent], scope, error)

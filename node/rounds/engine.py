@@ -44,10 +44,12 @@ from shoal.protocol.commitments import check_commitment
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase, Value
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Value
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.wire import HASH_BYTES
+
+PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
 logger = logging.getLogger(__name__)
 
@@ -255,12 +257,10 @@ class Engine:
                 self._p.log.persisted(effect.record)
             elif isinstance(effect, Broadcast):
                 self._p.links.broadcast(effect.message)  # type: ignore[arg-type]
-            elif isinstance(effect, StartReduce):
-                await self._start_reduce(effect.plan)
+            elif isinstance(effect, StartReduce | Repair):
+                await self._follow(effect)
             elif isinstance(effect, CloseOff):
                 closing.append(effect)
-            elif isinstance(effect, Repair):
-                await self._repair(effect)
             elif isinstance(effect, Evicted):
                 self._p.reduce.stop()
                 self._p.log.planned(effect.plan)
@@ -281,17 +281,17 @@ class Engine:
         if decided is not None:
             await self._decided(decided)
 
-    async def _start_reduce(self, plan: Plan) -> None:
+    async def _follow(self, effect: StartReduce | Repair) -> None:
+        plan = effect.plan
         self._p.log.planned(plan)
         self.observer.planned(plan)
-        await self._p.holds.at(plan.round, "plan")
-        self._p.reduce.start(plan, self._encoded())
-
-    async def _repair(self, repair: Repair) -> None:
-        self._p.log.planned(repair.plan)
-        self.observer.planned(repair.plan)
-        await self._p.holds.at(repair.plan.round, "repair")
-        self._p.reduce.repair(repair.plan, self._encoded(), dict(repair.held))
+        await self._p.holds.at(plan.round, "plan" if isinstance(effect, StartReduce) else "repair")
+        if plan.planner == self._p.identity.peer_id:  # once the lanes are at work, what is queued waits for its turn
+            await self._p.links.drain(deadline_s=PLAN_OUT_S)
+        if isinstance(effect, Repair):
+            self._p.reduce.repair(plan, self._encoded(), dict(effect.held))
+        else:
+            self._p.reduce.start(plan, self._encoded())
 
     def _encoded(self) -> EncodedContribution | None:
         return None if self._part.made is None else self._part.made.encoded

@@ -44,6 +44,9 @@ UNREACHABLE_LIMIT = 1024
 VERIFY_THREADS = min(4, os.cpu_count() or 1)
 SPARE_BYTES = 256 << 20
 """Memory of payloads of one size kept from one reduction to the next."""
+NEIGHBOUR_LOOK_S = 0.002
+NEIGHBOUR_SHARE, NEIGHBOUR_LIMIT_S = 0.25, 0.5
+"""So long, of what the reduction took and at most, nodes of this machine are given to get what is posted to them."""
 JOB_LIMIT = 256
 FETCH_PATIENCE_S = 30.0
 """So long finals that a vote lacks are left to a reduction in which nobody stalls; then they are fetched too."""
@@ -208,6 +211,7 @@ class ReduceDesk:
             self._jobs.send_nowait(partial(self._conclude, reduction, time.monotonic() - self._started))
 
     async def _conclude(self, reduction: Reduction, seconds: float) -> None:
+        await self._let_neighbours_finish(reduction, seconds)
         for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS):
             logger.warning("round %d: %s", reduction.plan.round, error)
         if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
@@ -217,6 +221,18 @@ class ReduceDesk:
             if finals.sound and self._handed_over is not finals.plan:
                 self._handed_over = finals.plan
                 self._done(finals, seconds)
+
+    async def _let_neighbours_finish(self, reduction: Reduction, seconds: float) -> None:
+        """Leave the processor to nodes of this machine that have yet to get something from here.
+
+        A reduction lasts until the last has all, and what comes next here would take a core or two from it.
+        """
+        with trio.move_on_after(min(seconds * NEIGHBOUR_SHARE, NEIGHBOUR_LIMIT_S)):
+            while True:
+                lanes = [lane for peer in reduction.plan.remaining() for lane in self._lanes.lanes_of(peer)]
+                if self._reduction is not reduction or not any(lane.neighbour_waits for lane in lanes):
+                    return
+                await trio.sleep(NEIGHBOUR_LOOK_S)
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it

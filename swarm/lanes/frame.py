@@ -7,7 +7,8 @@
 
 The header is the associated data of the seal: it can be read before the payload is opened (so that the
 payload is decrypted where it belongs) and cannot be changed. A frame says by itself where its bytes go, so
-frames may arrive over several lanes in any order.
+frames may arrive over several lanes in any order. Over a connection a frame has at most FRAME_LIMIT_BYTES of payload;
+what is handed over in memory may have LARGE_FRAME_BYTES, since the Python around each frame is most of what it costs.
 
 A bulk frame (CONTRIBUTION, FINAL, STATE) carries the bytes `offset … offset + length` of a chunk of `total`
 bytes. In all other kinds the meaning of offset and total is the sink's.
@@ -28,6 +29,8 @@ from shoal.protocol.errors import LocalError, RemoteError
 FRAME_VERSION = 1
 FRAME_LIMIT_BYTES = 516 * 1024
 """Of payload: half a chunk of the usual size, and half of what goes with it (a Merkle path, a signature)."""
+LARGE_FRAME_BYTES = 2 * FRAME_LIMIT_BYTES
+"""Of payload, where a frame is handed over in memory (`shared`): a chunk of the usual size with what goes with it."""
 CHUNK_LIMIT_BYTES = 1 << 30
 SCOPE_BYTES = 8
 
@@ -124,8 +127,9 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 def _fault_of(header: FrameHeader) -> str | None:
     """What is wrong with the header's fields, if anything."""
-    if not 0 <= header.length <= FRAME_LIMIT_BYTES:
-        return f"length {header.length} is not in 0 … {FRAME_LIMIT_BYTES}"
+    limit = LARGE_FRAME_BYTES if header.kind in BULK_KINDS else FRAME_LIMIT_BYTES
+    if not 0 <= header.length <= limit:
+        return f"length {header.length} is not in 0 … {limit}"
     if not 0 <= header.flags < 256:
         return f"flags {header.flags} do not fit in 8 bits"
     if not (0 <= header.attempt < _U32 and 0 <= header.view < _U32 and 0 <= header.chunk < _U32):
@@ -141,13 +145,15 @@ def _fault_of(header: FrameHeader) -> str | None:
     return None
 
 
-def split_chunk(header: FrameHeader, payload: memoryview) -> Iterator[tuple[FrameHeader, memoryview]]:
+def split_chunk(
+    header: FrameHeader, payload: memoryview, limit_bytes: int = FRAME_LIMIT_BYTES
+) -> Iterator[tuple[FrameHeader, memoryview]]:
     """The frames that carry a whole chunk, in order; payloads are views of `payload`, not copies.
 
     header: a model for all of them; only length, offset and total are set here.
     payload: contiguous bytes, (total,) uint8. An empty chunk is one empty frame.
     """
     whole = payload.cast("B")
-    for offset in range(0, max(1, len(whole)), FRAME_LIMIT_BYTES):
-        part = whole[offset : offset + FRAME_LIMIT_BYTES]
+    for offset in range(0, max(1, len(whole)), limit_bytes):
+        part = whole[offset : offset + limit_bytes]
         yield replace(header, length=len(part), offset=offset, total=len(whole)), part

@@ -34,7 +34,7 @@ from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.moved import Moved, moved
 from shoal.swarm.lanes.queue import Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
-from shoal.swarm.lanes.shared import SharedOffer, Sharing
+from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
 from shoal.swarm.lanes.socket import MSG_WAITALL, frame_buffers, prepare
 
 CLOSE_DEADLINE_S = 5.0
@@ -162,6 +162,11 @@ class Lane:
         return self._queue.queued_bytes
 
     @property
+    def neighbour_waits(self) -> bool:
+        """Whether the peer is on this machine, and something that was posted to it is not on its way yet."""
+        return self._queue.queued_bytes > 0 and on_one_machine(self._socket)
+
+    @property
     def moved(self) -> Moved:
         """What has moved over this lane, by its kernel's count where there is one; also after its end."""
         with self._changed:
@@ -277,7 +282,7 @@ class Lane:
             if self._begins_sharing:
                 self._begins_sharing = False
                 return [(FrameHeader(kind=FrameKind.SHARE, length=0), memoryview(b""))]
-            frames = self._queue.take(BATCH_BYTES)
+            frames = self._queue.take(BATCH_BYTES, self._sharing.frame_bytes)
             self._in_hand = sum(header.length for header, _ in frames)
         self._queue.observe()
         return frames
@@ -333,7 +338,7 @@ class Lane:
             self.bytes_received += len(body)
         self._raise_if_dead()
         region = self._region(header)
-        target = scratch[: header.length] if region is None else region
+        target = _aside(scratch, header.length) if region is None else region
         self._opener.open_into(head, body, target)
         if shared is not None:
             self._sharing.opened()
@@ -442,3 +447,8 @@ class Lane:
             self._sink.lane_closed(self.peer, self._error)
         except Exception:  # the same boundary
             logger.exception("the end of the lane to %s", self.peer)
+
+
+def _aside(scratch: memoryview, size: int) -> memoryview:
+    """Room for a frame that nobody wants; `scratch` has it for all but those that came through memory."""
+    return scratch[:size] if size <= len(scratch) else memoryview(bytearray(size))

@@ -1,8 +1,9 @@
 """Frames that wait for a lane to one peer: in order within a scope, shared fairly between scopes.
 
 All lanes to a peer take from one queue, so a lane that comes up in the middle of a long queue helps with it, and a lane
-that goes leaves it to the others. A scope is a reduction or a state: whatever each has queued, they are served in turn,
-FRAME_LIMIT_BYTES at a time, and one cannot use up another's room.
+that goes leaves it to the others. A lane takes of a frame as much as it can carry, and the rest comes next. A scope is
+a reduction or a state: whatever each has queued, they are served in turn, FRAME_LIMIT_BYTES at a time, and one cannot
+use up another's room.
 
 Source: Shreedhar, Varghese, Efficient Fair Queuing using Deficit Round Robin (SIGCOMM 1995).
 """
@@ -14,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.lanes.choice import Lineup
@@ -73,7 +76,7 @@ class FrameQueue:
     @property
     def next_bytes(self) -> int:
         """About how large the next frame is, on the wire; something must wait."""
-        return self._scopes[self._turns[0]].frames[0][0].length + SEAL_OVERHEAD_BYTES
+        return min(self._scopes[self._turns[0]].frames[0][0].length, FRAME_LIMIT_BYTES) + SEAL_OVERHEAD_BYTES
 
     def waiting(self, scope: bytes) -> frozenset[tuple[FrameKind, int]]:
         """Kind and chunk of what this node itself sends in `scope` and no lane has taken any of yet."""
@@ -98,16 +101,17 @@ class FrameQueue:
             self.busy_since = self._clock()
         self.changed.notify()
 
-    def take(self, limit_bytes: int) -> list[Frame]:
+    def take(self, limit_bytes: int, frame_bytes: int = FRAME_LIMIT_BYTES) -> list[Frame]:
         """The frames to send next: one, and more as long as all fit in `limit_bytes` on the wire; [] if none waits.
 
-        They stay among `queued_bytes` until `done`.
+        None has more than `frame_bytes` of payload: of a larger one the first part is taken. They stay among
+        `queued_bytes` until `done`.
         """
         taken: list[Frame] = []
         size = 0
         while self._turns:
             scope = self._scopes[self._turns[0]]
-            cost = scope.frames[0][0].length + SEAL_OVERHEAD_BYTES
+            cost = min(scope.frames[0][0].length, frame_bytes) + SEAL_OVERHEAD_BYTES
             if taken and size + cost > limit_bytes:
                 break
             if scope.credit < cost:
@@ -115,13 +119,16 @@ class FrameQueue:
                 if len(self._turns) > 1:
                     self._turns.rotate(-1)
                 continue
-            taken.append(self._pop(scope, cost))
+            taken.append(self._pop(scope, frame_bytes))
             size += cost
         return taken
 
-    def _pop(self, scope: _Scope, cost: int) -> Frame:
+    def _pop(self, scope: _Scope, frame_bytes: int) -> Frame:
         frame = scope.frames.popleft()
-        scope.credit -= cost
+        if frame[0].length > frame_bytes:
+            frame, rest = _cut(frame, frame_bytes)
+            scope.frames.appendleft(rest)
+        scope.credit -= frame[0].length + SEAL_OVERHEAD_BYTES
         scope.waiting_bytes -= frame[0].length
         if not scope.frames:
             del self._scopes[self._turns.popleft()]
@@ -139,6 +146,13 @@ class FrameQueue:
         self._scopes.clear()
         self._turns.clear()
         self.busy_since = None
+
+
+def _cut(frame: Frame, size: int) -> tuple[Frame, Frame]:
+    """The first `size` bytes of a frame's payload, and the others, each under a header of its own."""
+    header, payload = frame
+    rest = replace(header, length=header.length - size, offset=header.offset + size)
+    return (replace(header, length=size), payload[:size]), (rest, payload[size:])
 
 
 def _ignore() -> None:

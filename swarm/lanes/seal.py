@@ -37,7 +37,7 @@ from msgspec import Meta
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, FrameHeader
+from shoal.swarm.lanes.frame import HEADER_BYTES, LARGE_FRAME_BYTES, FrameHeader
 
 KEY_BYTES = 32
 NONCE_BYTES = 32  # of the handshake; a frame's nonce is its counter
@@ -334,7 +334,7 @@ class Opener:
         """
         if self._broken:
             raise LocalError("a lane was read on after a frame failed to open")
-        if len(head) != HEADER_BYTES or len(out) != len(sealed) - TAG_BYTES or len(out) > FRAME_LIMIT_BYTES:
+        if len(head) != HEADER_BYTES or len(out) != len(sealed) - TAG_BYTES or len(out) > LARGE_FRAME_BYTES:
             raise LocalError(f"opening {len(sealed)} sealed bytes into {len(out)}, header of {len(head)}")
         nonce = self._counter.next_nonce(HEADER_BYTES + len(sealed))
         try:

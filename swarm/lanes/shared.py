@@ -10,7 +10,9 @@
 
 The kernel then copies 52 bytes of a frame instead of half a MiB twice. Nothing else changes: frames are sealed, counted
 and ended as on any lane, and the connection is the lane's life. Each direction has memory of its own, which its sender
-makes and its receiver maps for reading. Slots are used in turn, so the two need not tell each other which.
+makes and its receiver maps for reading. Slots are used in turn, so the two need not tell each other which. How large
+they are follows from the size of the memory; a receiver that refuses large ones is offered small ones the next time,
+which is what nodes of an earlier release take.
 
 What is believed. A peer's word about descriptors of this machine is worth nothing: anybody may name any. So only a
 memory file of this very kind is opened, that cannot be made shorter under the reader and belongs to this user; and
@@ -34,28 +36,26 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.messages import Message
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, HEADER_BYTES, LARGE_FRAME_BYTES
 from shoal.swarm.lanes.seal import LANE_ID_BYTES, TAG_BYTES
 
 SHARED_LEAST_BYTES: Final = 64 * 1024
 """Of a frame's payload: smaller ones stay on the connection, where several go out at once."""
 SHARED_SLOTS: Final = 4
 SHARED_RETRY_S: Final = 60.0
+CREDIT_SLOTS: Final = SHARED_SLOTS // 2
+"""Are told together that they are free: the sender wakes half as often, and has others meanwhile."""
 
 _NONCE_BYTES: Final = 32
 _NAME: Final = "shoal-lane"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
 _ALIGNED: Final = 64  # where a ciphertext begins in its slot
 _PAGE: Final = mmap.PAGESIZE
-_SLOT_BYTES: Final = -(-(_ALIGNED + FRAME_LIMIT_BYTES + TAG_BYTES) // _PAGE) * _PAGE
-_MEMORY_BYTES: Final = _PAGE + SHARED_SLOTS * _SLOT_BYTES  # the nonce has the first page
 
 logger = logging.getLogger(__name__)
 
-_NOTHING: Final = memoryview(b"")
-"""In place of a mapping, which keeps a descriptor of its own as long as it exists."""
 _Descriptor = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
@@ -79,31 +79,50 @@ def on_one_machine(connection: socket.socket) -> bool:
         return False
 
 
-def _slot(mapping: memoryview, number: int) -> memoryview:
-    """A slot of the memory, from its frame's header on."""
-    start = _PAGE + number % SHARED_SLOTS * _SLOT_BYTES
-    return mapping[start + _ALIGNED - HEADER_BYTES : start + _SLOT_BYTES]
+def slot_bytes(frame_bytes: int) -> int:
+    """How large slots for frames of so many bytes of payload are."""
+    return -(-(_ALIGNED + frame_bytes + TAG_BYTES) // _PAGE) * _PAGE
+
+
+def memory_bytes(frame_bytes: int) -> int:
+    """How large memory of such slots is; the nonce has the first page."""
+    return _PAGE + SHARED_SLOTS * slot_bytes(frame_bytes)
+
+
+_FRAME_BYTES: Final = {memory_bytes(size): size for size in (LARGE_FRAME_BYTES, FRAME_LIMIT_BYTES)}
+
+
+def _slots(mapping: memoryview) -> tuple[memoryview, ...]:
+    """The slots of the memory, each from its frame's header on."""
+    size = (len(mapping) - _PAGE) // SHARED_SLOTS
+    starts = range(_PAGE, len(mapping), size)
+    return tuple(mapping[start + _ALIGNED - HEADER_BYTES : start + size] for start in starts)
 
 
 class SharedOut:
     """The sender's side. For the lane's sending thread, but for `settle` and `close`.
 
-    offer: good until `settle`. Raises OSError where no more descriptors or memory are to be had.
+    offer: good until `settle`. frame_bytes: of payload, at most, in a slot. Raises OSError where no more descriptors or
+    memory are to be had.
     """
 
-    def __init__(self, lane: bytes) -> None:
+    def __init__(self, lane: bytes, frame_bytes: int = LARGE_FRAME_BYTES) -> None:
+        self.frame_bytes = frame_bytes
+        size = memory_bytes(frame_bytes)
         self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._ours, self._theirs = -1, -1
         try:
-            os.posix_fallocate(self._memory, 0, _MEMORY_BYTES)  # a page that is not to be had later would be fatal
+            os.posix_fallocate(self._memory, 0, size)  # a page that is not to be had later would be fatal
             fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._slots = memoryview(mmap.mmap(self._memory, _MEMORY_BYTES))
+            mapping = memoryview(mmap.mmap(self._memory, size))
             self._ours, self._theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             self.close()
             raise
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._slots[:_NONCE_BYTES] = nonce
+        mapping[:_NONCE_BYTES] = nonce
+        self._slots = _slots(mapping)
+        self._poll: select.poll | None = None
         self.offer = SharedOffer(lane=lane, pid=os.getpid(), memory=self._memory, pipe=self._theirs, nonce=nonce)
         self._used, self._free = 0, SHARED_SLOTS
 
@@ -122,13 +141,14 @@ class SharedOut:
             self._wait(connection, patience_s)
         self._free -= 1
         self._used += 1
-        return _slot(self._slots, self._used - 1)
+        return self._slots[(self._used - 1) % SHARED_SLOTS]
 
     def _wait(self, connection: socket.socket, patience_s: float) -> None:
-        poll = select.poll()
-        poll.register(self._ours, select.POLLIN)
-        poll.register(connection, 0)  # its end is told anyway
-        ready = dict(poll.poll(patience_s * 1000))
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._ours, select.POLLIN)
+            self._poll.register(connection, 0)  # its end is told anyway
+        ready = dict(self._poll.poll(patience_s * 1000))
         if not ready:
             raise NetworkError(f"no slot of the shared memory came free for {patience_s} s")
         if connection.fileno() in ready:
@@ -143,7 +163,7 @@ class SharedOut:
         for descriptor in (self._memory, self._ours, self._theirs):
             _close(descriptor)
         self._memory = self._ours = self._theirs = -1
-        self._slots = _NOTHING
+        self._slots = ()
 
 
 class SharedIn:
@@ -153,9 +173,9 @@ class SharedIn:
     """
 
     def __init__(self, offer: SharedOffer) -> None:
-        self._taken = 0
+        self._taken = self._untold = 0
         try:
-            self._slots = _memory_of(offer)
+            self._slots, self.frame_bytes = _memory_of(offer)
             self._pipe = _open(offer.pid, offer.pipe, os.O_WRONLY, link="pipe:[")
         except (OSError, ValueError) as error:
             raise NetworkError(f"the memory of process {offer.pid} is not to be had: {error}") from None
@@ -163,18 +183,21 @@ class SharedIn:
     def take(self, size: int) -> memoryview:
         """The `size` sealed bytes of the next frame, in its slot."""
         self._taken += 1
-        return _slot(self._slots, self._taken - 1)[HEADER_BYTES : HEADER_BYTES + size]
+        return self._slots[(self._taken - 1) % SHARED_SLOTS][HEADER_BYTES : HEADER_BYTES + size]
 
     def free(self) -> None:
-        """The slot taken last is not read any more."""
-        with suppress(OSError):  # the sender is gone, as its connection tells
-            os.write(self._pipe, b"\0")
+        """The slot taken last is not read any more. The sender is told of CREDIT_SLOTS together."""
+        self._untold += 1
+        if self._untold == CREDIT_SLOTS:
+            self._untold = 0
+            with suppress(OSError):  # the sender is gone, as its connection tells
+                os.write(self._pipe, bytes(CREDIT_SLOTS))
 
     def close(self) -> None:
         """Let go of it. Nobody uses it any more."""
         _close(self._pipe)
         self._pipe = -1
-        self._slots = _NOTHING
+        self._slots = ()
 
 
 class Sharing:
@@ -189,7 +212,7 @@ class Sharing:
         self._out: SharedOut | None = None
         self._in: SharedIn | None = None
         self._sends = self._receives = self._closed = False
-        self._next_offer = 0.0
+        self._next_offer, self._offered_bytes = 0.0, LARGE_FRAME_BYTES
         self.bytes_sent = 0
         """Through the memory, of frames: beside what the connection's kernel has counted."""
         self.bytes_received = 0
@@ -208,7 +231,8 @@ class Sharing:
     def answered(self, taken: bool) -> bool:
         """The peer has answered the offer; whether the sending thread is to say that it begins.
 
-        If it has not taken it there may be another, SHARED_RETRY_S later: what the peer lacked may be there by then.
+        If it has not taken it there may be another, with slots of the other size, SHARED_RETRY_S later: what the peer
+        lacked may be there by then.
         """
         if self._out is None:
             return False
@@ -217,10 +241,16 @@ class Sharing:
         else:
             self._out.close()
             self._out = None
+            self._offered_bytes = LARGE_FRAME_BYTES + FRAME_LIMIT_BYTES - self._offered_bytes
             self._next_offer = time.monotonic() + SHARED_RETRY_S
         return taken
 
     # The sending thread
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of payload, at most, in the next frame."""
+        return self._out.frame_bytes if self._sends and self._out is not None else FRAME_LIMIT_BYTES
 
     def offer(self, lane: bytes, size: int) -> SharedOffer | None:
         """What to offer when a frame of `size` bytes of payload goes out, if it is time for that."""
@@ -230,7 +260,7 @@ class Sharing:
             self._next_offer = math.inf
             return None
         try:
-            self._out = SharedOut(lane)
+            self._out = SharedOut(lane, self._offered_bytes)
         except OSError as error:
             logger.info("no memory to share: %s", error)
             self._next_offer = time.monotonic() + SHARED_RETRY_S
@@ -262,12 +292,18 @@ class Sharing:
         return fits
 
     def sealed(self, size: int) -> memoryview | None:
-        """Where ciphertext and tag of the next frame are, of `size` bytes of payload; None: on the connection."""
-        if not self._receives or size < SHARED_LEAST_BYTES:
+        """Where ciphertext and tag of the next frame are, of `size` bytes of payload; None: on the connection.
+
+        Raises RemoteError if it is larger than what goes there.
+        """
+        source = self._in if self._receives and size >= SHARED_LEAST_BYTES else None
+        limit = FRAME_LIMIT_BYTES if source is None else source.frame_bytes
+        if size > limit:
+            raise RemoteError(f"a frame of {size} bytes of payload where {limit} is the most")
+        if source is None:
             return None
-        assert self._in is not None
         self.bytes_received += size + TAG_BYTES
-        return self._in.take(size + TAG_BYTES)
+        return source.take(size + TAG_BYTES)
 
     def opened(self) -> None:
         """What `sealed` gave is not read any more."""
@@ -283,20 +319,24 @@ class Sharing:
         self._out = self._in = None
 
 
-def _memory_of(offer: SharedOffer) -> memoryview:
-    """The memory of an offer, for reading. Raises OSError, or ValueError if it is not what it should be."""
+def _memory_of(offer: SharedOffer) -> tuple[tuple[memoryview, ...], int]:
+    """The slots of an offer, for reading, and how much payload goes into one.
+
+    Raises OSError, or ValueError if the memory is not what it should be.
+    """
     descriptor = _open(offer.pid, offer.memory, os.O_RDONLY, link=_LINK)
     try:
         found = os.fstat(descriptor)
         kept = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if found.st_uid != os.geteuid() or found.st_size != _MEMORY_BYTES or not kept:
+        frame_bytes = _FRAME_BYTES.get(found.st_size)
+        if found.st_uid != os.geteuid() or frame_bytes is None or not kept:
             raise ValueError("another user's memory, or one that may change its size")
-        mapping = memoryview(mmap.mmap(descriptor, _MEMORY_BYTES, prot=mmap.PROT_READ))
+        mapping = memoryview(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
     finally:
         os.close(descriptor)
     if mapping[:_NONCE_BYTES] != offer.nonce:
         raise ValueError("another lane's memory")
-    return mapping
+    return _slots(mapping), frame_bytes
 
 
 def _open(pid: int, descriptor: int, how: int, *, link: str) -> int:

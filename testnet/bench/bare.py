@@ -92,6 +92,7 @@ class _Pipe:
         self._connection = connection
         self._cipher = AESGCM(bytes(KEY_BYTES)) if exchange.sealed else None
         self._shared = self._share() if exchange.sealed and not exchange.sockets else None
+        self._frame_bytes = FRAME_LIMIT_BYTES if self._shared is None else self._shared[0].frame_bytes
         self._out = memoryview(bytearray(HEADER_BYTES + FRAME_LIMIT_BYTES + TAG_BYTES))
         self._in = memoryview(bytearray(FRAME_LIMIT_BYTES + TAG_BYTES))
         self._sent = self._received = 0
@@ -111,8 +112,8 @@ class _Pipe:
         return ours, theirs
 
     def send(self, payload: memoryview) -> None:
-        for at in range(0, len(payload), FRAME_LIMIT_BYTES):
-            piece = payload[at : at + FRAME_LIMIT_BYTES]
+        for at in range(0, len(payload), self._frame_bytes):
+            piece = payload[at : at + self._frame_bytes]
             if self._cipher is not None:
                 self._sent += 1
                 slot = self._out if self._shared is None else self._shared[0].take(self._connection, STALL_S)
@@ -123,8 +124,8 @@ class _Pipe:
 
     def receive(self, region: memoryview) -> None:
         """Fill `region`, and hash it if it was sealed."""
-        for at in range(0, len(region), FRAME_LIMIT_BYTES):
-            piece = region[at : at + FRAME_LIMIT_BYTES]
+        for at in range(0, len(region), self._frame_bytes):
+            piece = region[at : at + self._frame_bytes]
             if self._cipher is None:
                 receive_exactly(self._connection, piece)
                 continue

@@ -19,7 +19,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import revise_plan
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.frame import LARGE_FRAME_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import peer
 from tests.collectives.traffic_lab import (
     WAIT_S,
@@ -38,7 +38,7 @@ LONG = Grid(30_000, 2048)
 # -- frames out ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, FRAME_LIMIT_BYTES, FRAME_LIMIT_BYTES + 1, 3 * FRAME_LIMIT_BYTES])
+@pytest.mark.parametrize("size", [1, LARGE_FRAME_BYTES, LARGE_FRAME_BYTES + 1, 3 * LARGE_FRAME_BYTES])
 def test_payload_is_cut_into_frames_that_say_where_they_belong(size: int) -> None:
     net, given = net_of(2), [contribution(0), contribution(1)]
     net.lose = lambda header: True
@@ -62,7 +62,7 @@ def test_payload_is_cut_into_frames_that_say_where_they_belong(size: int) -> Non
             length=len(data),
         )
         assert header == want
-    assert [header.offset for _, _, header, _ in net.frames] == list(range(0, size, FRAME_LIMIT_BYTES))
+    assert [header.offset for _, _, header, _ in net.frames] == list(range(0, size, LARGE_FRAME_BYTES))
 
 
 def test_frames_of_a_replaced_reduction_are_not_posted() -> None:

@@ -95,6 +95,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @dataclass
+class FakeLane:
+    """A lane to a node of this machine."""
+
+    neighbour_waits: bool
+
+
+@dataclass
 class FakeLanes:
     """What a desk sees of a node's lanes; `looks` counts how often it asked what has moved."""
 
@@ -102,7 +109,11 @@ class FakeLanes:
     received: dict[PeerId, int] = field(default_factory=dict)
     dropped: list[PeerId] = field(default_factory=list)
     queued: dict[PeerId, int] = field(default_factory=dict)
+    neighbours: dict[PeerId, FakeLane] = field(default_factory=dict)
     looks: int = 0
+
+    def lanes_of(self, peer: PeerId) -> list[FakeLane]:
+        return [self.neighbours[peer]] if peer in self.neighbours else []
 
     def moved(self, peer: PeerId) -> Moved:
         self.looks += 1

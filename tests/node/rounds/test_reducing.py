@@ -6,12 +6,14 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
 import trio
 
 from shoal.node.config import Hold
+from shoal.node.rounds import reducing
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FrameHeader
-from tests.node.rounds.reducing_lab import Mesh, digests, run, until
+from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests, run, until
 
 
 def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
@@ -30,6 +32,43 @@ def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
             pairs = {(me, peer) for me in mesh.peers for peer in mesh.peers if me != peer}
             assert set(mesh.ensured) == pairs
             assert [desk.stalled() for desk in mesh.desks] == [None] * 3
+
+    run(main)
+
+
+def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "NEIGHBOUR_SHARE", 1e6)
+    monkeypatch.setattr(reducing, "NEIGHBOUR_LIMIT_S", 60.0)
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        waits = mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: mesh.done[1] and mesh.done[2])
+            reduction = mesh.desks[0]._reduction
+            assert reduction is not None
+            await until(lambda: reduction.final_chunks == reduction.plan.chunks)
+            with trio.move_on_after(0.1):
+                await until(lambda: mesh.done[0])
+            assert not mesh.done[0], "its neighbour has yet to take something"
+            waits.neighbour_waits = False
+            await until(lambda: mesh.done[0])
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
+def test_a_neighbour_that_takes_nothing_is_not_waited_for_long(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane(neighbour_waits=True)
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: all(mesh.done))
+            assert len(set(digests(mesh))) == 1
 
     run(main)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import threading
 from dataclasses import dataclass, field
 
@@ -7,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
-from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind, split_chunk
+from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES, FrameHeader, FrameKind, split_chunk
 from shoal.swarm.lanes.limits import LaneLimits
 from shoal.swarm.lanes.queue import SCOPE_LIMIT, FrameQueue
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
@@ -53,6 +54,42 @@ def test_queue_shares_by_bytes_and_keeps_order_within_a_scope(length: int) -> No
         assert [header.chunk for header in headers if header.scope == scope] == list(range(count))
     assert 0.45 <= share_while_both_wait(headers, SECOND) <= 0.55
     assert headers.index(frame(SECOND, 0, length)[0]) <= 2  # it need not wait for the long queue
+
+
+@pytest.mark.parametrize("length", [1, FRAME_LIMIT_BYTES, FRAME_LIMIT_BYTES + 1, LARGE_FRAME_BYTES])
+@pytest.mark.parametrize("frame_bytes", [1000, FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES])
+def test_queue_gives_of_a_frame_what_the_lane_can_carry(length: int, frame_bytes: int) -> None:
+    queue, payload = FrameQueue(), memoryview(random.Random(length).randbytes(length))
+    whole = FrameHeader(kind=FrameKind.FINAL, length=length, offset=7, total=7 + length, chunk=3, scope=FIRST)
+    with queue.changed:
+        queue.put(whole, payload)
+    put(queue, SECOND, 1, 50)
+    parts = []
+    while frames := queue.take(0, frame_bytes):
+        parts += [part for part in frames if part[0].scope == FIRST]
+    assert b"".join(part for _, part in parts) == payload
+    assert [header for header, _ in parts] == [
+        replace(whole, offset=7 + at, length=min(frame_bytes, length - at)) for at in range(0, length, frame_bytes)
+    ]
+    assert not queue.waits
+    assert queue.queued_bytes == length + 50
+    queue.done(length + 50)
+    assert queue.busy_since is None
+
+
+def test_queue_shares_by_bytes_where_one_has_large_frames() -> None:
+    queue, large = FrameQueue(), LARGE_FRAME_BYTES
+    for number in range(60):
+        with queue.changed:
+            header = FrameHeader(kind=FrameKind.FINAL, length=large, total=large, chunk=number, scope=FIRST)
+            queue.put(header, memoryview(bytes(large)))
+    for number in range(40):
+        put(queue, SECOND, number)
+    headers: list[FrameHeader] = []
+    while frames := queue.take(0, large):
+        headers += [header for header, _ in frames]
+    assert [header.chunk for header in headers if header.scope == FIRST] == list(range(60))
+    assert 0.45 <= share_while_both_wait(headers, SECOND) <= 0.55
 
 
 def test_queue_gives_small_frames_together_and_full_ones_alone() -> None:

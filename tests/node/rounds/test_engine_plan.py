@@ -1,0 +1,57 @@
+"""The order in which a node does what a plan asks of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from shoal.node.holds import Holds
+from shoal.node.rounds.engine import PLAN_OUT_S, Engine
+from shoal.protocol.effects import Repair, StartReduce
+from shoal.protocol.messages import Plan
+from tests.node.ledger import Ledger, identity, plan_of
+
+LEDGER = Ledger()
+
+
+class Parts:
+    """What an engine does, in order."""
+
+    def __init__(self, me: str) -> None:
+        self.did: list[str] = []
+        self.identity = SimpleNamespace(peer_id=me)
+        self.log = SimpleNamespace(planned=lambda plan: None)
+        self.holds = Holds((), SimpleNamespace())  # type: ignore[arg-type]
+        self.links = SimpleNamespace(drain=self.drain)
+        self.reduce = SimpleNamespace(
+            start=lambda *_: self.did.append("start"), repair=lambda *_: self.did.append("repair")
+        )
+
+    async def drain(self, *, deadline_s: float) -> None:
+        assert deadline_s == PLAN_OUT_S
+        await trio.lowlevel.checkpoint()
+        self.did.append("plan is out")
+
+
+def engine_of(parts: Parts) -> Engine:
+    engine = Engine.__new__(Engine)
+    engine._p = parts  # type: ignore[assignment]
+    engine.observer = SimpleNamespace(planned=lambda plan: None)  # type: ignore[assignment]
+    engine._part = SimpleNamespace(made=None)  # type: ignore[assignment]
+    return engine
+
+
+def effect_of(kind: Any, plan: Plan) -> StartReduce | Repair:
+    return StartReduce(plan) if kind is StartReduce else Repair(plan, ())
+
+
+@pytest.mark.parametrize(("kind", "does"), [(StartReduce, "start"), (Repair, "repair")])
+def test_a_lead_sees_its_plan_out_before_its_own_threads_are_at_work(kind: Any, does: str) -> None:
+    plan = plan_of([identity(1), identity(2)], LEDGER.chain.head)
+    for me, expected in ((plan.planner, ["plan is out", does]), (identity(9).peer_id, [does])):
+        parts = Parts(me)
+        trio.run(engine_of(parts)._follow, effect_of(kind, plan))
+        assert parts.did == expected
