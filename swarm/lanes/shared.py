@@ -22,6 +22,7 @@ write. Who can do that runs as the same user on the same machine. What lies in a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import math
@@ -30,6 +31,7 @@ import os
 import secrets
 import select
 import socket
+import threading
 import time
 from contextlib import suppress
 from typing import Annotated, Final
@@ -45,6 +47,9 @@ SHARED_LEAST_BYTES: Final = 64 * 1024
 """Of a frame's payload: smaller ones stay on the connection, where several go out at once."""
 SHARED_SLOTS: Final = 4
 SHARED_RETRY_S: Final = 60.0
+SHARED_LIMIT_BYTES: Final = 64 << 20
+"""Of memory that one process makes, about 15 lanes' of it: where a machine has many nodes the others keep to their
+connections, or their memory would grow with the square of how many there are."""
 CREDIT_SLOTS: Final = SHARED_SLOTS // 2
 """Are told together that they are free: the sender wakes half as often, and has others meanwhile."""
 
@@ -99,6 +104,29 @@ def _slots(mapping: memoryview) -> tuple[memoryview, ...]:
     return tuple(mapping[start + _ALIGNED - HEADER_BYTES : start + size] for start in starts)
 
 
+class _Room:
+    """How much memory this process has made, over all lanes of its nodes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.used_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count memory that is to be made. Raises OSError if that is too much."""
+        with self._lock:
+            if self.used_bytes + size > SHARED_LIMIT_BYTES:
+                raise OSError(errno.ENOMEM, f"{self.used_bytes} bytes are shared already")
+            self.used_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """It is no more."""
+        with self._lock:
+            self.used_bytes -= size
+
+
+_room: Final = _Room()
+
+
 class SharedOut:
     """The sender's side. For the lane's sending thread, but for `settle` and `close`.
 
@@ -108,10 +136,11 @@ class SharedOut:
 
     def __init__(self, lane: bytes, frame_bytes: int = LARGE_FRAME_BYTES) -> None:
         self.frame_bytes = frame_bytes
-        size = memory_bytes(frame_bytes)
-        self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._ours, self._theirs = -1, -1
+        self._counted_bytes = size = memory_bytes(frame_bytes)
+        self._memory = self._ours = self._theirs = -1
+        _room.take(size)
         try:
+            self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.posix_fallocate(self._memory, 0, size)  # a page that is not to be had later would be fatal
             fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             mapping = memoryview(mmap.mmap(self._memory, size))
@@ -164,6 +193,8 @@ class SharedOut:
             _close(descriptor)
         self._memory = self._ours = self._theirs = -1
         self._slots = ()
+        counted, self._counted_bytes = self._counted_bytes, 0
+        _room.give_back(counted)
 
 
 class SharedIn:

@@ -24,6 +24,7 @@ from shoal.swarm.lanes.seal import LANE_ID_BYTES, SEAL_OVERHEAD_BYTES, TAG_BYTES
 from shoal.swarm.lanes.shared import (
     CREDIT_SLOTS,
     SHARED_LEAST_BYTES,
+    SHARED_LIMIT_BYTES,
     SHARED_RETRY_S,
     SHARED_SLOTS,
     SharedIn,
@@ -450,6 +451,40 @@ def test_memory_that_is_all_it_should_be_is_read(frame_bytes: int) -> None:
     reader.close()
     for descriptor in (memory, readable, writable):
         os.close(descriptor)
+
+
+def test_a_process_makes_so_much_memory_and_no_more() -> None:
+    before = descriptors()
+    used = shared._room.used_bytes
+    made: list[SharedOut] = []
+    try:
+        for _ in range((SHARED_LIMIT_BYTES - used) // memory_bytes(LARGE_FRAME_BYTES)):
+            made.append(SharedOut(LANE))
+        with pytest.raises(OSError, match="shared already"):
+            SharedOut(LANE)
+        made.pop().close()
+        made.append(SharedOut(LANE))
+    finally:
+        for out in made:
+            out.close()
+            out.close()  # is given back once
+    assert shared._room.used_bytes == used
+    assert descriptors() == before
+
+
+def test_memory_that_could_not_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, before = shared._room.used_bytes, descriptors()
+    for call in ("memfd_create", "posix_fallocate", "pipe2"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_: object) -> None:
+                raise OSError("no more")
+
+            patch.setattr(os, call, fail)
+            with pytest.raises(OSError, match="no more"):
+                SharedOut(LANE)
+        assert shared._room.used_bytes == used
+        assert descriptors() == before
 
 
 def test_another_users_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
