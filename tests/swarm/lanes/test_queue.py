@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -63,21 +64,24 @@ def test_queue_gives_of_a_frame_what_the_lane_can_carry(length: int, frame_bytes
     whole = FrameHeader(kind=FrameKind.FINAL, length=length, offset=7, total=7 + length, chunk=3, scope=FIRST)
     with queue.changed:
         queue.put(whole, payload)
+    put(queue, FIRST, 4, 60)
     put(queue, SECOND, 1, 50)
     parts = []
     while frames := queue.take(0, frame_bytes):
         parts += [part for part in frames if part[0].scope == FIRST]
+    assert parts.pop()[0] == frame(FIRST, 4, 60)[0], "the next frame comes after the rest of this one"
     assert b"".join(part for _, part in parts) == payload
     assert [header for header, _ in parts] == [
         replace(whole, offset=7 + at, length=min(frame_bytes, length - at)) for at in range(0, length, frame_bytes)
     ]
     assert not queue.waits
-    assert queue.queued_bytes == length + 50
-    queue.done(length + 50)
+    assert queue.queued_bytes == length + 110
+    queue.done(length + 110)
     assert queue.busy_since is None
 
 
-def test_queue_shares_by_bytes_where_one_has_large_frames() -> None:
+@pytest.mark.parametrize("frame_bytes", [FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES])
+def test_queue_shares_by_bytes_where_one_has_large_frames(frame_bytes: int) -> None:
     queue, large = FrameQueue(), LARGE_FRAME_BYTES
     for number in range(60):
         with queue.changed:
@@ -86,9 +90,12 @@ def test_queue_shares_by_bytes_where_one_has_large_frames() -> None:
     for number in range(40):
         put(queue, SECOND, number)
     headers: list[FrameHeader] = []
-    while frames := queue.take(0, large):
+    while frames := queue.take(0, frame_bytes):
         headers += [header for header, _ in frames]
-    assert [header.chunk for header in headers if header.scope == FIRST] == list(range(60))
+    parts = large // frame_bytes
+    assert [header.chunk for header in headers if header.scope == FIRST] == [n for n in range(60) for _ in range(parts)]
+    if frame_bytes == FRAME_LIMIT_BYTES:  # a part is what a turn is worth: they alternate
+        assert all(one.scope != next_one.scope for one, next_one in pairwise(headers[:80]))
     assert 0.45 <= share_while_both_wait(headers, SECOND) <= 0.55
 
 
