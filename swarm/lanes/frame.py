@@ -8,7 +8,7 @@
 The header is the associated data of the seal: it can be read before the payload is opened (so that the
 payload is decrypted where it belongs) and cannot be changed. A frame says by itself where its bytes go, so
 frames may arrive over several lanes in any order. Over a connection a frame has at most FRAME_LIMIT_BYTES of payload;
-what is handed over in memory may have LARGE_FRAME_BYTES, since the Python around each frame is most of what it costs.
+what is handed over in memory may have LARGE_FRAME_BYTES, since Python around a frame costs half as much as its cipher.
 
 A bulk frame (CONTRIBUTION, FINAL, STATE) carries the bytes `offset … offset + length` of a chunk of `total`
 bytes. In all other kinds the meaning of offset and total is the sink's.

@@ -6,9 +6,9 @@
       a SHARE frame: the large ones after it lie there     ────────►
       header and ciphertext into the next slot
       the frame's header, over the connection              ────────►   opens the frame out of the slot
-      ◄──────────────── a byte in the pipe ──────────────────────────  the slot is free
+      ◄──────────────── two bytes in the pipe ───────────────────────  two slots are free
 
-The kernel then copies 52 bytes of a frame instead of half a MiB twice. Nothing else changes: frames are sealed, counted
+The kernel then copies 52 bytes of a frame instead of all of it twice. Nothing else changes: frames are sealed, counted
 and ended as on any lane, and the connection is the lane's life. Each direction has memory of its own, which its sender
 makes and its receiver maps for reading. Slots are used in turn, so the two need not tell each other which. How large
 they are follows from the size of the memory; a receiver that refuses large ones is offered small ones the next time,
