@@ -104,7 +104,9 @@ class Codec(Protocol):
         """Check that the bytes of a chunk of `n` values decode. Raises Undecodable for what `decode_into` refuses."""
         ...
 
-    def decode_span(self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32) -> F32:
+    def decode_span(
+        self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32, *, checked: bool = False
+    ) -> F32:
         """The values `start` to `stop` (exclusive) of a chunk of `n`: (stop − start,) float32.
 
         They are in `scratch`, which has at least that many, or a read-only view of `encoded` where they need no
@@ -113,6 +115,8 @@ class Codec(Protocol):
         Every call checks the length of the chunk and the bytes that it decodes, the one with stop = n the padding too:
         spans that cover the chunk refuse together exactly what `decode_into` refuses. Raises Undecodable; LocalError
         if the span does not fit.
+
+        checked: the chunk passed `check` before, so values that are read as they lie need not be looked at again.
         """
         ...
 
@@ -173,14 +177,21 @@ class _Fp32(SpanCodec):
     def _check(self, source: U8, n: int, start: int, count: int) -> None:
         _checked_fp32(source, start, start + count)
 
-    def decode_span(self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32) -> F32:
-        values = _checked_fp32(self._span_source(encoded, n, start, stop), start, stop)
+    def decode_span(
+        self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32, *, checked: bool = False
+    ) -> F32:
+        source = self._span_source(encoded, n, start, stop)
+        values = _fp32(source, start, stop) if checked else _checked_fp32(source, start, stop)
         values.flags.writeable = False
         return values
 
 
+def _fp32(source: U8, start: int, stop: int) -> F32:
+    return source[4 * start : 4 * stop].view("<f4")
+
+
 def _checked_fp32(source: U8, start: int, stop: int) -> F32:
-    values = source[4 * start : 4 * stop].view("<f4")
+    values = _fp32(source, start, stop)
     if not within_limit(values.view("<u4"), LIMIT_BITS):
         raise Undecodable("an fp32 chunk with NaN, infinity or a magnitude beyond the limit")
     return values

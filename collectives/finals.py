@@ -10,7 +10,9 @@ statement travel as one and neither can be there without the other. Whoever copi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -70,6 +72,9 @@ class FinalChunk:
             owner=self.owner,
             signature=self.signature,
         )
+
+
+UseFinal = Callable[[FinalChunk], None]
 
 
 class FinalFormat:
@@ -180,6 +185,23 @@ class FinalFormat:
         if not self.accepts(final):
             raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=owner)
 
+    def verify_all(
+        self, finals: Sequence[FinalChunk], threads: int, then: UseFinal | None
+    ) -> list[tuple[FinalChunk, UnsoundFinal]]:
+        """`verify` in `threads` threads, each calling `then` with what is sound straight after; what is not sound."""
+
+        def check(final: FinalChunk) -> UnsoundFinal | None:
+            try:
+                self.verify(final)
+            except UnsoundFinal as error:
+                return error
+            if then is not None:
+                then(final)
+            return None
+
+        with ThreadPoolExecutor(threads) as pool:
+            return [(final, error) for final, error in zip(finals, pool.map(check, finals), strict=True) if error]
+
     def open(self, chunk: int, data: Encoded) -> FinalChunk:
         """`read` and `verify`."""
         final = self.read(chunk, data)
@@ -238,18 +260,32 @@ class Finals:
     @property
     def contributors(self) -> int:
         """How many participants are in at least one chunk."""
-        return sum(any(self.included(place)) for place in range(len(self.plan.participants)))
+        return self._anywhere.bit_count()
 
     @property
     def tokens(self) -> int:
         """Trained on by those whose contribution is in at least one chunk."""
-        return sum(p.tokens for i, p in enumerate(self.plan.participants) if any(self.included(i)))
+        counted = self._anywhere
+        return sum(p.tokens for place, p in enumerate(self.plan.participants) if counted >> place & 1)
 
     @property
     def coverage(self) -> float:
         """The share of (chunk, contributor) pairs that were included: 1.0 in an undisturbed round."""
-        pairs = [self.included(place) for place in self.plan.contributors()]
-        return sum(map(sum, pairs)) / (len(pairs) * len(self.chunks)) if pairs else 1.0
+        contributors = self.plan.contributors()
+        expected = sum(1 << place for place in contributors)
+        pairs = sum(
+            count * (int.from_bytes(bits, "little") & expected).bit_count()
+            for bits, count in Counter(self.bitmaps).items()
+        )
+        return pairs / (len(contributors) * len(self.chunks)) if contributors else 1.0
+
+    @property
+    def _anywhere(self) -> int:
+        """The participants that are in at least one chunk, as a bitmap."""
+        bits = 0
+        for one in set(self.bitmaps):
+            bits |= int.from_bytes(one, "little")
+        return bits
 
     def decoded(self) -> F32:
         """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks."""

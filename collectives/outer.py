@@ -41,6 +41,7 @@ from shoal.collectives.state import (
 from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest import InnerSection, Manifest
+from shoal.protocol.messages import Plan
 
 SPAN_VALUES: Final = 1 << 17
 """Values that are decoded, applied and hashed together, in the cache: longer than the codecs' spans, for the hash."""
@@ -113,6 +114,7 @@ class NextState:
 
     The finals are those of a round, so of its fragment; every other chunk is copied, and keeps its hash. Those of a
     second plan of the round, after a repair, cost what differs: a chunk made from the very same final is left as it is.
+    So is one that was made ahead, straight after its final was checked and while that was in the cache (`ahead`).
 
     grid: of the state. vectors: where the memory comes from. header: gives that of `state`, where it is known; it is
     asked for only if there are chunks to copy, and hashed anew without it. `state` is not changed.
@@ -143,6 +145,42 @@ class NextState:
         self._squares: dict[int, tuple[FinalChunk, float]] = {}
         self._hashes: list[tuple[bytes, ...]] = [(b"",) * len(state.kinds)] * grid.chunks
         self._rest = [chunk for chunk in range(grid.chunks) if chunk not in self._fragment.chunks]
+        self._chunk_locks = [threading.Lock() for _ in range(grid.chunks)]
+        self._turns = threading.Lock()
+        """Guards whose turn it is: of `complete`, or of who applies ahead."""
+        self._completing = self._closed = False
+        self._ahead: object = None
+
+    def ahead(self, plan: Plan) -> Callable[[FinalChunk], None]:
+        """What applies a final of `plan` before all of them are checked: call it with each that was, in any thread.
+
+        It does nothing once `complete` or `close` was called, or `ahead` for another plan. AdamW's step needs all
+        finals: only their squares are added up ahead.
+
+        Raises LocalError as `complete` does, now or when it is called.
+        """
+        self._check_follows(plan)
+        how, turn = final_codec(plan.codec), object()
+        with self._turns:
+            if not (self._completing or self._closed):
+                self._ahead = turn
+
+        def apply(final: FinalChunk) -> None:
+            chunk = self._fragment.chunks[final.chunk]
+            with self._chunk_locks[chunk]:
+                if self._ahead is not turn:
+                    return
+                if self._settings.adamw is not None:
+                    self._squares_of(chunk, how, final)
+                elif not self._is_made(chunk, final, None):
+                    self._apply(chunk, how, final, None)
+
+        return apply
+
+    def close(self) -> None:
+        """Have nothing applied ahead from now on."""
+        with self._turns:
+            self._closed, self._ahead = True, None
 
     def complete(self, finals: Finals, threads: int = 1) -> StateHeader:
         """Apply what is missing of `finals`, in `threads` threads; the header of the state that they lead to.
@@ -151,21 +189,13 @@ class NextState:
         nobody checked.
         """
         plan, state = finals.plan, self.base
-        # The first round of a term stands on a state of an earlier one.
-        if (plan.round, Grid.of(plan)) != (state.round + 1, self._fragment.grid) or plan.term < state.term:
-            raise LocalError(
-                f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
-            )
-        how = final_codec(plan.codec)
-        wanted = list(zip(self._fragment.chunks, finals.chunks, strict=True))
-        with ThreadPoolExecutor(threads) as pool:
-            factors = self._factors(pool, how, wanted)
-            missing = [(chunk, final) for chunk, final in wanted if not self._is_made(chunk, final, factors)]
-            list(pool.map(lambda one: self._apply(one[0], how, one[1], factors), missing))
-            if self._rest:
-                before = self._header()
-                list(pool.map(lambda chunk: self._copy(chunk, before), self._rest))
-                self._rest = []
+        self._check_follows(plan)
+        with self._turns:
+            self._completing, self._ahead = True, None
+        try:
+            self._make_all(finals, threads)
+        finally:
+            self._completing = False
         return StateHeader(
             term=plan.term,
             round=plan.round,
@@ -177,6 +207,31 @@ class NextState:
             momentum=self._hashes_of(StateKind.MOMENTUM),
             second_moment=self._hashes_of(StateKind.SECOND_MOMENT),
         )
+
+    def _check_follows(self, plan: Plan) -> None:
+        state = self.base
+        # The first round of a term stands on a state of an earlier one.
+        if (plan.round, Grid.of(plan)) != (state.round + 1, self._fragment.grid) or plan.term < state.term:
+            raise LocalError(
+                f"finals of round {plan.round} ({plan.numel} values) do not follow round {state.round} ({state.numel})"
+            )
+
+    def _make_all(self, finals: Finals, threads: int) -> None:
+        how = final_codec(finals.plan.codec)
+        wanted = list(zip(self._fragment.chunks, finals.chunks, strict=True))
+        with ThreadPoolExecutor(threads) as pool:
+            factors = self._factors(pool, how, wanted)
+            missing = [(chunk, final) for chunk, final in wanted if not self._stands(chunk, final, factors)]
+            list(pool.map(lambda one: self._apply(one[0], how, one[1], factors), missing))
+            if self._rest:
+                before = self._header()
+                list(pool.map(lambda chunk: self._copy(chunk, before), self._rest))
+                self._rest = []
+
+    def _stands(self, chunk: int, final: FinalChunk, factors: AdamWFactors | None) -> bool:
+        """Whether a chunk need not be made; who is still applying another final ahead is waited for."""
+        with self._chunk_locks[chunk]:
+            return self._is_made(chunk, final, factors)
 
     def _hashes_of(self, kind: StateKind) -> bytes:
         """Of all chunks, joined; nothing for a vector that the state has not."""
@@ -217,7 +272,8 @@ class NextState:
     def _decode(self, chunk: int, how: Codec, final: FinalChunk, start: int, stop: int) -> F32:
         """The values of a final from `start` to `stop` of the model: in this thread's scratch memory, or a view."""
         begin, end = self._grid.span(chunk)
-        return how.decode_span(final.encoded, end - begin, start - begin, stop - begin, _own.scratch)
+        span = start - begin, stop - begin
+        return how.decode_span(final.encoded, end - begin, *span, _own.scratch, checked=final.sound)
 
     def _is_made(self, chunk: int, final: FinalChunk, factors: AdamWFactors | None) -> bool:
         made = self._made_from.get(chunk)

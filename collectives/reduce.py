@@ -29,11 +29,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from shoal.collectives.arrivals import Arrivals, Kept
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
-from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UnsoundFinal, UseFinal
 from shoal.collectives.partition import sending_order
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
@@ -422,25 +421,20 @@ class Reduction:
 
     # --- checking what owners signed, off the critical path ---
 
-    def verify(self, threads: int = 1) -> list[UnsoundFinal]:
+    def verify(self, threads: int = 1, then: UseFinal | None = None) -> list[UnsoundFinal]:
         """Check all finals that are here and were not checked yet; what is unsound is forgotten, and wanted again.
 
-        Completion is told again when all that was wanted again has come.
+        Completion is told again when all that was wanted again has come. then: called with each final that is sound,
+        in the thread that checked it, while it is in the cache.
         """
         with self._lock:
             form, finals = self.form, list(self._finals.values())
-        return self._verify(form, finals, threads)
+        return self._verify(form, finals, threads, then)
 
-    def _verify(self, form: FinalFormat, finals: Sequence[FinalChunk], threads: int = 1) -> list[UnsoundFinal]:
-        def check(final: FinalChunk) -> UnsoundFinal | None:
-            try:
-                form.verify(final)
-            except UnsoundFinal as error:
-                return error
-            return None
-
-        with ThreadPoolExecutor(threads) as pool:
-            unsound = [(final, error) for final, error in zip(finals, pool.map(check, finals), strict=True) if error]
+    def _verify(
+        self, form: FinalFormat, finals: Sequence[FinalChunk], threads: int = 1, then: UseFinal | None = None
+    ) -> list[UnsoundFinal]:
+        unsound = form.verify_all(finals, threads, then)
         with self._lock:
             for final, _ in unsound:
                 if self._finals.get(final.chunk) is final:  # no revision has replaced it meanwhile

@@ -62,8 +62,10 @@ class SpanCodec(ABC):
         self._check_padding(source, out.size)
         self._decode_all(source, out.size, 0, out)
 
-    def decode_span(self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32) -> F32:
-        """The values `start` to `stop` of a chunk of `n`."""
+    def decode_span(
+        self, encoded: Encoded, n: int, start: int, stop: int, scratch: F32, *, checked: bool = False
+    ) -> F32:
+        """The values `start` to `stop` of a chunk of `n`, checked while they are decoded."""
         source = self._span_source(encoded, n, start, stop)
         if scratch.size < stop - start:
             raise LocalError(f"a span of {stop - start} values, with room for {scratch.size}")

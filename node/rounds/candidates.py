@@ -14,12 +14,13 @@ from functools import partial
 
 import trio
 
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.node.state.finals_file import FinalsWriter
 from shoal.node.state.states import StateShelf
-from shoal.protocol.messages import Report, Value
+from shoal.protocol.messages import Plan, Report, Value
 
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
@@ -55,12 +56,15 @@ class Candidates:
         self._durable = durable
         self._by_plan: dict[bytes, Candidate] = {}
         self._next: NextState | None = None
+        self._begun: FinalsWriter | None = None
+        """Of finals that nothing was worked out of yet."""
 
     def begin_round(self, outer: OuterSettings) -> None:
         """A new round begins, with this outer step."""
         self._outer = outer
         self._by_plan.clear()
         self._next = None
+        self._drop_begun()
 
     def get(self, plan_hash: bytes) -> Candidate | None:
         """The candidate of a plan, if its finals are here."""
@@ -71,6 +75,31 @@ class Candidates:
         candidate = self._by_plan.get(value.plan)
         return candidate if candidate is not None and candidate.digest == value.digest else None
 
+    def begin(self, state: CertifiedState, finals: Finals) -> UseFinal | None:
+        """Begin what `work_out` does, of `finals` that are still to be checked. What it does not follow is undone.
+
+        Returns what is to be called with each that was checked, if anything is left to be done. Raises LocalError if
+        they do not follow the state.
+        """
+        if finals.plan.hash in self._by_plan:
+            return None
+        apply = self._over(state, finals.plan).ahead(finals.plan)
+        self._drop_begun()
+        if self._durable:
+            self._begun = self._shelf.finals_writer(finals)
+        return apply
+
+    def _drop_begun(self) -> None:
+        if self._begun is not None:
+            self._begun.abandon()
+            self._begun = None
+
+    def _over(self, state: CertifiedState, plan: Plan) -> NextState:
+        if self._next is None or self._next.base is not state:
+            grid, known = Grid(state.numel, plan.chunk_values), partial(self._shelf.header, state)
+            self._next = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
+        return self._next
+
     async def work_out(self, state: CertifiedState, finals: Finals, seconds: float) -> Candidate:
         """Apply `finals` over `state`, and keep them where they must be kept before this node reports.
 
@@ -78,11 +107,9 @@ class Candidates:
 
         Cancellation: finals may be on disk, nothing else happened.
         """
-        if self._next is None or self._next.base is not state:
-            grid, known = Grid(state.numel, finals.plan.chunk_values), partial(self._shelf.header, state)
-            self._next = NextState(state, self._outer, grid, self._shelf.vectors, header=known)
+        after = self._over(state, finals.plan)
         with self._writer(finals) as finish:
-            header = await trio.to_thread.run_sync(self._next.complete, finals, APPLY_THREADS)
+            header = await trio.to_thread.run_sync(after.complete, finals, APPLY_THREADS)
             await trio.to_thread.run_sync(finish)
         self._shelf.put_finals(finals)
         candidate = Candidate(header=header, digest=header.digest, finals=finals, seconds=seconds)
@@ -98,7 +125,11 @@ class Candidates:
         if not self._durable:
             yield lambda: None
             return
-        writer = self._shelf.finals_writer(finals)
+        writer, self._begun = self._begun, None
+        if writer is None or not writer.writes(finals):
+            if writer is not None:
+                writer.abandon()
+            writer = self._shelf.finals_writer(finals)
         try:
             yield writer.finish
         finally:
@@ -110,6 +141,7 @@ class Candidates:
         Cancellation: it can be taken again.
         """
         assert self._next is not None
+        self._next.close()
         header = await trio.to_thread.run_sync(self._next.complete, candidate.finals, APPLY_THREADS)
         state = self._next.take(header)
         self._next = None

@@ -191,8 +191,7 @@ class Engine:
         elif isinstance(event, Ordered):
             await event.carry_out()
         elif isinstance(event, StateHeld):
-            effects = self._going_back.held(event, self.machine)
-            await self._carry_out(effects)
+            await self._carry_out(self._going_back.held(event, self.machine))
         else:
             await self._handle_trainer(event)
 
@@ -361,6 +360,7 @@ class Engine:
         await self._carry_out(machine.ready(self._part.announcement(role), trio.current_time()))
         if self.machine is not machine:
             return
+        await self._inbox.until_begun(next_position(head), self._p.reduce.neighbours(head.members))
         await self._part.stand_on_head()  # may take a while, in which the others know already that they have to wait
         if role == TRAINING:
             await self._part.train()

@@ -12,9 +12,10 @@ from shoal.collectives.finals import Finals
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Rebase, RoundMessage, Target, Term, Value
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase, RoundMessage, Target, Term, Value
 
 TICK_S = 0.1
+NEIGHBOURS_BEGIN_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
 EARLY_LIMIT_MESSAGES = 1024
@@ -109,6 +110,21 @@ class Inbox:
         """What was kept for later; a round has begun."""
         early, self._early = list(self._early), deque(maxlen=EARLY_LIMIT_MESSAGES)
         return early
+
+    async def until_begun(self, position: Position, neighbours: frozenset[PeerId]) -> None:
+        """Leave the processor to nodes of this machine that are still ending the round before `position`'s.
+
+        Returns once all of them have announced themselves in this one, after NEIGHBOURS_BEGIN_S at the latest. Nothing
+        is taken out. To be called while that round begins here, when all they said of it is still kept.
+        """
+        with trio.move_on_after(NEIGHBOURS_BEGIN_S):
+            while not neighbours <= self._announced(position):
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+
+    def _announced(self, position: Position) -> set[PeerId]:
+        heard = (*self._early, *self._heard)
+        return {one.peer for one in heard if isinstance(one.message, Ready) and one.position == position}
 
     async def next(self) -> Input:
         """The next input; a Tick every TICK_S, however much else there is. Cancellation loses nothing."""

@@ -113,6 +113,7 @@ class Participation:
 
     async def stand_on_head(self) -> None:
         """Give the trainer the state at the head; what it learnt on one that was abandoned is dropped."""
+        self._p.reduce.prepare()
         state, chain = self._custody.state, self._custody.chain
         assert state is not None
         fresh = self._stood_on is not None and not chain.on_branch(self._stood_on)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ import trio
 
 from shoal.collectives.arrivals import Kept
 from shoal.collectives.contribution import EncodedContribution
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
@@ -24,7 +24,7 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.pace import STALL_S, Pace, Stall
 from shoal.node.state.catchup import CatchUp
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import ChunkResults, Held, Plan, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
@@ -103,6 +103,9 @@ class ReduceDesk:
         self._detours: dict[PeerId, _Detour] = {}
         self.excluded: Callable[[Plan, int, Exclusion], None] = lambda plan, chunk, exclusion: None
         """Called in lanes' threads for who is left out of a chunk of this node's, with the plan that began it."""
+        self.begin: Callable[[Finals], UseFinal | None] = lambda finals: None
+        """Called with all finals of a reduction before they are checked. What it returns is called with each that was,
+        in other threads, while it is in the cache."""
         self.rates = (0, 0)
         """Bytes/s up and down that the last reductions measured; 0 is unknown."""
 
@@ -193,15 +196,14 @@ class ReduceDesk:
         self._kept.clear()
         self._closed_to.clear()
         self._plans_followed = 0
-        self._jobs.send_nowait(self._prepare)
         now = time.monotonic()
         self._detours = {peer: one for peer, one in self._detours.items() if now - one.until < DETOUR_LIMIT_S}
         if len(self.unreachable) > UNREACHABLE_LIMIT:
             self.unreachable.clear()
 
-    async def _prepare(self) -> None:
-        """Have memory at hand while everyone trains, for as many payloads as the last round took."""
-        await trio.to_thread.run_sync(self._memory.prepare)
+    def prepare(self) -> None:
+        """Have memory made while everyone trains, for as many payloads as the last round took."""
+        self._jobs.send_nowait(partial(trio.to_thread.run_sync, self._memory.prepare))
 
     def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""
@@ -211,16 +213,26 @@ class ReduceDesk:
             self._jobs.send_nowait(partial(self._conclude, reduction, time.monotonic() - self._started))
 
     async def _conclude(self, reduction: Reduction, seconds: float) -> None:
+        finals = self._all_finals(reduction)
+        apply = None if finals is None else self.begin(finals)
         await self._let_neighbours_finish(reduction, seconds)
-        for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS):
+        for error in await trio.to_thread.run_sync(reduction.verify, VERIFY_THREADS, apply):
             logger.warning("round %d: %s", reduction.plan.round, error)
-        if self._reduction is reduction and reduction.final_chunks == reduction.plan.chunks:
-            finals = reduction.result()
-            # If not all are, some came while others were checked: completion is told again for them, and once they are
-            # checked there whoever looks first hands over.
-            if finals.sound and self._handed_over is not finals.plan:
-                self._handed_over = finals.plan
-                self._done(finals, seconds)
+        finals = self._all_finals(reduction)
+        # If not all are sound, some came while others were checked: completion is told again for them, and once they
+        # are checked there whoever looks first hands over.
+        if finals is not None and finals.sound and self._handed_over is not finals.plan:
+            self._handed_over = finals.plan
+            self._done(finals, seconds)
+
+    def _all_finals(self, reduction: Reduction) -> Finals | None:
+        """Those of the reduction under way; None if it is another, or somebody else's revision took some back."""
+        if self._reduction is not reduction or reduction.final_chunks != reduction.plan.chunks:
+            return None
+        try:
+            return reduction.result()
+        except LocalError:  # just now
+            return None
 
     async def _let_neighbours_finish(self, reduction: Reduction, seconds: float) -> None:
         """Leave the processor to nodes of this machine that have yet to get something from here.
@@ -233,6 +245,10 @@ class ReduceDesk:
                 if self._reduction is not reduction or not any(lane.neighbour_waits for lane in lanes):
                     return
                 await trio.sleep(NEIGHBOUR_LOOK_S)
+
+    def neighbours(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Those of `peers` to whom a lane is open within this machine."""
+        return frozenset(peer for peer in peers if any(lane.is_local for lane in self._lanes.lanes_of(peer)))
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import trio
 
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.outer import OuterSettings
 from shoal.node.outcome import RoundCertified
 from shoal.node.rounds.candidates import Candidate, Candidates
@@ -28,6 +28,7 @@ class StateTransition:
             durable=manifest.round.durability == "disk",
         )
         self._round_started = 0.0
+        parts.reduce.begin = self._begin
 
     def begin_round(self, now: float) -> None:
         """Another round begins: what was worked out for the last one is dropped."""
@@ -42,6 +43,13 @@ class StateTransition:
     def candidate(self, value: Value) -> Candidate | None:
         """S(e) as `value` says it is, if it was worked out here to the same digest."""
         return self._candidates.of(value)
+
+    def _begin(self, finals: Finals) -> UseFinal | None:
+        """All finals of a reduction are here, and about to be checked: work out ahead what can be."""
+        state = self._custody.state
+        if state is None or finals.plan.base != self._custody.head.hash:
+            return None
+        return self._candidates.begin(state, finals)
 
     async def work_out(self, finals: Finals, seconds: float) -> Report:
         """Work out what S(e) will be, and keep the finals where they must be kept before this node reports.

@@ -9,10 +9,10 @@ their owners' signatures, and are of the plan whose hash is in the file's name. 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +30,24 @@ _LENGTH_BYTES = 4
 class FinalsWriter:
     """Writes finals in a thread of its own, beside what is computed of them; the file is there after `finish`.
 
-    Nothing of an unfinished file is ever believed: it has another name.
+    Nothing of an unfinished file is ever believed: it has another name, and each writer's is its own.
     """
+
+    _numbers = itertools.count()
 
     def __init__(self, path: Path, finals: Finals) -> None:
         self._path = path
-        self._partial = path.with_name(path.name + ".partial")
+        self._partial = path.with_name(f"{path.name}.{next(self._numbers)}.partial")
         self._finals = finals
         self._abandoned = threading.Event()
         self._thread = ThreadPoolExecutor(1)
         self._written: Future[None] = self._thread.submit(self._write)
         self._thread.shutdown(wait=False)
+
+    def writes(self, finals: Finals) -> bool:
+        """Whether these very finals are what it writes."""
+        mine, plan = self._finals.chunks, finals.plan
+        return self._finals.plan == plan and all(ours is other for ours, other in zip(mine, finals.chunks, strict=True))
 
     def finish(self) -> None:
         """Return when the file is there for good. Raises StorageError, and then nothing is there."""
@@ -127,8 +134,8 @@ def _layout(data: memoryview) -> tuple[FinalFormat, list[slice]]:
     begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     form = FinalFormat(decode(bytes(data[_LENGTH_BYTES:begin]), Plan))
     sizes = [form.payload_bytes(chunk) for chunk in range(form.grid.chunks)]
-    *starts, _ = accumulate(map(paged, sizes), initial=paged(begin))
-    *packed, packed_end = accumulate(sizes, initial=begin)
+    *starts, _ = itertools.accumulate(map(paged, sizes), initial=paged(begin))
+    *packed, packed_end = itertools.accumulate(sizes, initial=begin)
     end = starts[-1] + sizes[-1]
     if len(data) == packed_end:
         starts = packed

@@ -1,8 +1,10 @@
 """Saves the newest state to disk beside the rounds.
 
 A state takes longer to write than a round may take, and can be computed again: from an older one and the finals since.
-So there is one write at a time, of whatever state is newest when it begins, and then a rest, so that saving takes a
-tenth of the disk's time and not all of it. A state that cannot be computed again from what is on disk is saved at once.
+So there is one write at a time and then a rest, so that saving takes a tenth of the disk's time and not all of it. The
+next write begins with the next state: that is held for a round anyway, and the disk is done with it while everyone
+trains, where an older one would keep memory of its own and be in the way of the finals. If no state comes for as long
+again, the newest there is is saved. A state that cannot be computed again from what is on disk is saved at once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.state.states import StateShelf
 
 REST = 9
-"""Times as long as it wrote does the saver rest."""
+"""Times as long as it wrote does the saver rest, and once more if no state comes meanwhile."""
 LAG_LIMIT_ROUNDS = 32
 """So many rounds at most are newer than the state on disk; at half of that there is no more rest."""
 
@@ -25,6 +27,7 @@ class StateSaver:
         self._shelf = shelf
         self._writing = trio.Lock()
         self._newest: CertifiedState | None = None
+        self._came_at = float("-inf")
         self._saved_round = 0
         self._changed = trio.Event()
 
@@ -68,7 +71,7 @@ class StateSaver:
 
         Cancellation: `state` is saved all the same.
         """
-        self._newest = state
+        self._newest, self._came_at = state, trio.current_time()
         self._tell()
         while self.lag_rounds > LAG_LIMIT_ROUNDS:
             await self._changed.wait()
@@ -82,19 +85,27 @@ class StateSaver:
 
         Cancellation: first the newest state is saved.
         """
-        rest_ends = float("-inf")
+        rest_ends, rest_s = float("-inf"), 0.0
         try:
             while True:
-                while self._newest is None or (
-                    trio.current_time() < rest_ends and self.lag_rounds < LAG_LIMIT_ROUNDS // 2
-                ):
-                    with trio.move_on_at(rest_ends if self._newest is not None else float("inf")):
-                        await self._changed.wait()
+                state = await self._next_due(rest_ends, rest_s)
                 began = trio.current_time()
-                await self.save_now(self._newest)
-                rest_ends = trio.current_time() + REST * (trio.current_time() - began)
+                await self.save_now(state)
+                rest_s = REST * (trio.current_time() - began)
+                rest_ends = trio.current_time() + rest_s
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 if self._newest is not None:
                     await self.save_now(self._newest)
             raise
+
+    async def _next_due(self, rest_ends: float, rest_s: float) -> CertifiedState:
+        """The state to save next, once it is time: after a rest of `rest_s` that ends at `rest_ends`."""
+        while True:
+            state = self._newest
+            wait_until = rest_ends + (0 if self._came_at >= rest_ends else rest_s)
+            far_behind = self.lag_rounds >= LAG_LIMIT_ROUNDS // 2
+            if state is not None and (far_behind or trio.current_time() >= wait_until):
+                return state
+            with trio.move_on_at(float("inf") if state is None else wait_until):
+                await self._changed.wait()

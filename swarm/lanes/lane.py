@@ -164,7 +164,12 @@ class Lane:
     @property
     def neighbour_waits(self) -> bool:
         """Whether the peer is on this machine, and something that was posted to it is not on its way yet."""
-        return self._queue.queued_bytes > 0 and on_one_machine(self._socket)
+        return self._queue.queued_bytes > 0 and self.is_local
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the peer is on this machine."""
+        return on_one_machine(self._socket)
 
     @property
     def moved(self) -> Moved:

@@ -256,6 +256,26 @@ def test_a_repair_changes_the_clip_and_so_every_chunk_but_no_final_is_measured_t
     assert headers[2] == header_of(state, GRID)
 
 
+def test_squares_are_added_up_ahead_and_the_step_is_made_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    real = outer.square_sum
+
+    def counted(values: F32, scratch: Any) -> float:
+        measured.append(values.size)
+        return real(values, scratch)
+
+    monkeypatch.setattr(outer, "square_sum", counted)
+    before, finals = beginning(), finals_of(plan_of())
+    after = NextState(before, SETTINGS, GRID, VectorPool(0))
+    apply = after.ahead(finals.plan)
+    for chunk in (4, 2):
+        apply(finals.chunks[chunk])
+    assert measured == [500, 5000]
+    header = after.complete(finals)
+    assert measured == [500, 5000, 5000, 5000, 5000]
+    assert vectors(after.take(header)) == plainly(before, finals)
+
+
 def test_states_of_another_outer_optimizer_are_refused() -> None:
     two = CertifiedState.initial(drawn(1, GRID.numel), bytes(32))
     with pytest.raises(LocalError, match="outer optimizer"):

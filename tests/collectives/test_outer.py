@@ -202,3 +202,88 @@ def test_every_thread_that_applies_checks_its_denormals(monkeypatch: pytest.Monk
 def test_state_on_too_fine_a_grid_is_our_bug() -> None:
     with pytest.raises(LocalError):
         NextState(start(), OuterSettings(), Grid(GRID.numel, 1), VectorPool(0))
+
+
+def test_what_was_applied_ahead_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, settings, before, finals = counted(monkeypatch), OuterSettings(), start(), finals_of(plan_of())
+    after = NextState(before, settings, GRID, VectorPool(0))
+    apply = after.ahead(finals.plan)
+    for chunk in (4, 1, 1):
+        apply(finals.chunks[chunk])
+    assert made == [4, 1]
+    header = after.complete(finals)
+    assert made == [4, 1, 0, 2, 3]
+    assert header == advance(before, finals, settings)[1]
+    state = after.take(header)
+    assert (state.anchor.tobytes(), state.momentum.tobytes()) == plainly(before, finals, settings)
+
+
+def test_what_was_applied_ahead_of_another_plan_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, before = counted(monkeypatch), start()
+    first, other = finals_of(plan_of()), finals_of(plan_of(attempt=1), seed=2)
+    after = NextState(before, OuterSettings(), GRID, VectorPool(0))
+    apply = after.ahead(first.plan)
+    apply(first.chunks[2])
+    assert after.complete(other) == advance(before, other, OuterSettings())[1]
+    assert made[:6] == [2, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ends", ["complete", "close", "another", "close before"])
+def test_nothing_is_applied_ahead_once_it_is_another_turn(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    made, finals = counted(monkeypatch), finals_of(plan_of())
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    if ends == "close before":
+        after.close()
+    apply = after.ahead(finals.plan)
+    if ends == "complete":
+        after.complete(with_chunk(finals, finals.plan, 0, finals_of(finals.plan, seed=2)))
+    elif ends == "close":
+        after.close()
+    elif ends == "another":
+        after.ahead(plan_of(attempt=1))
+    made.clear()
+    apply(finals.chunks[0])
+    assert made == []
+
+
+def test_who_completes_waits_for_who_applies_ahead_and_lets_nobody_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread is in the midst of a chunk of plan A when another completes by plan B, and a third begins with A."""
+    before, make = start(), NextState._make
+    first, other = finals_of(plan_of()), finals_of(plan_of(attempt=1), seed=2)
+    under_way, let, ended = threading.Event(), threading.Event(), threading.Event()
+    after = NextState(before, OuterSettings(), GRID, VectorPool(0))
+    headers = []
+
+    def held(self: NextState, chunk: int, how: Any, final: Any, factors: Any) -> tuple[bytes, ...]:
+        if final is first.chunks[3]:
+            under_way.set()
+            assert let.wait(20)
+        elif final is other.chunks[4]:
+            self.ahead(first.plan)(first.chunks[0])  # which is completed already
+        return make(self, chunk, how, final, factors)
+
+    def complete() -> None:
+        headers.append(after.complete(other))
+        ended.set()
+
+    monkeypatch.setattr(NextState, "_make", held)
+    threads = [
+        threading.Thread(target=after.ahead(first.plan), args=(first.chunks[3],)),
+        threading.Thread(target=complete),
+    ]
+    threads[0].start()
+    assert under_way.wait(20)
+    threads[1].start()
+    assert not ended.wait(0.2)
+    let.set()
+    for thread in threads:
+        thread.join(20)
+    assert headers == [advance(before, other, OuterSettings())[1]]
+    state = after.take(headers[0])
+    assert (state.anchor.tobytes(), state.momentum.tobytes()) == plainly(before, other, OuterSettings())
+
+
+def test_ahead_of_finals_that_do_not_follow_is_our_bug() -> None:
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    with pytest.raises(LocalError, match="do not follow"):
+        after.ahead(plan_of(round_=2))

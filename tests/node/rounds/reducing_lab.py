@@ -98,7 +98,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class FakeLane:
     """A lane to a node of this machine."""
 
-    neighbour_waits: bool
+    neighbour_waits: bool = False
+    is_local: bool = True
 
 
 @dataclass

@@ -290,6 +290,7 @@ def test_state_is_worked_out_by_the_settings_of_its_round(tmp_path: Path) -> Non
             config=SimpleNamespace(manifest=MANIFEST),
             custody=custody,
             shelf=World(tmp_path / str(before), ledger).shelf,
+            reduce=SimpleNamespace(),
             log=SimpleNamespace(reduced=lambda finals, digest, seconds: told.append(digest)),
         )
         transition = StateTransition(parts)  # type: ignore[arg-type]
@@ -311,6 +312,7 @@ class Part:
             identity=self.ledger.founders[0],
             custody=self.custody,
             desk=SimpleNamespace(stand_on=self._stand_on, retune=self._retune, paused=False),
+            reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
 

@@ -18,9 +18,10 @@ import trio
 from shoal.collectives import vectors
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.outer import advance
-from shoal.collectives.state import header_of
+from shoal.collectives.outer import NextState, advance
+from shoal.collectives.state import StateHeader, header_of
 from shoal.node.rounds.candidates import Candidates
+from shoal.node.state.finals_file import FinalsWriter
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateShelf
 from shoal.protocol.errors import LocalError, StorageError
@@ -212,3 +213,116 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
     gc.collect()
     assert mapped.most + max(peaks) - before <= 4.25 * STATE_BYTES
     assert mapped.most >= 2 * STATE_BYTES  # it is measured at all
+
+
+class Writers:
+    """Finals that a writer was made for, and chunks that were made of a state."""
+
+    def __init__(self, shelf: StateShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[Finals] = []
+        self.made: list[int] = []
+        writer, make = shelf.finals_writer, NextState._make
+
+        def begin(finals: Finals) -> FinalsWriter:
+            self.begun.append(finals)
+            return writer(finals)
+
+        def count(after: NextState, chunk: int, *rest: Any) -> tuple[bytes, ...]:
+            self.made.append(chunk)
+            return make(after, chunk, *rest)
+
+        monkeypatch.setattr(shelf, "finals_writer", begin)
+        monkeypatch.setattr(NextState, "_make", count)
+
+
+def settled(folder: Path, before: set[threading.Thread]) -> list[str]:
+    """The finals' files once every writer's thread has ended."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(10)
+    return sorted(path.name for path in (folder / "finals").iterdir())
+
+
+def test_work_that_was_begun_before_the_check_is_taken_up(
+    shelf: StateShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        (finals, _), writers = two_plans(Ledger()), Writers(shelf, monkeypatch)
+        candidates, state = candidates_of(shelf), state_of(0)
+        apply = candidates.begin(state, finals)
+        assert apply is not None
+        for chunk in finals.chunks[:-1]:
+            apply(chunk)
+        candidate = await candidates.work_out(state, finals, 0.5)
+        assert writers.begun == [finals]
+        assert writers.made == list(range(GRID.chunks))
+        assert candidate.header == advance(state, finals, OUTER)[1]
+        on_disk = StateShelf(tmp_path, GRID.chunk_values).finals(finals.plan.hash)
+        assert on_disk is not None
+        assert on_disk.concatenated() == finals.concatenated()
+        assert candidates.begin(state, finals) is None
+
+    run(main)
+
+
+def test_work_that_was_begun_for_other_finals_leaves_nothing(
+    shelf: StateShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A final was unsound and came again; another round began; a repaired plan came after all."""
+
+    async def main() -> None:
+        (finals, repaired), writers, before = (
+            two_plans(Ledger()),
+            Writers(shelf, monkeypatch),
+            set(threading.enumerate()),
+        )
+        candidates, state = candidates_of(shelf), state_of(0)
+        again = Finals.open(finals.plan, [chunk.payload.tobytes() for chunk in finals.chunks])
+        apply = candidates.begin(state, finals)
+        assert apply is not None
+        apply(finals.chunks[0])
+        assert (await candidates.work_out(state, again, 0.5)).header == advance(state, again, OUTER)[1]
+        assert writers.begun == [finals, again]
+        candidates.begin(state, repaired)
+        candidates.begin_round(OUTER)
+        candidates.begin(state, repaired)
+        candidates.begin(state, finals)
+        candidates.begin_round(OUTER)
+        assert settled(tmp_path, before) == [f"1-{finals.plan.hash.hex()}"]
+
+    run(main)
+
+
+def test_nothing_is_written_ahead_when_memory_is_to_do(shelf: StateShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finals, _), writers = two_plans(Ledger()), Writers(shelf, monkeypatch)
+    apply = candidates_of(shelf, durable=False).begin(state_of(0), finals)
+    assert apply is not None
+    apply(finals.chunks[0])
+    assert (writers.begun, writers.made) == ([], [0])
+
+
+def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(
+    shelf: StateShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        finals, repaired = two_plans(Ledger())
+        candidates, state = candidates_of(shelf), state_of(0)
+        candidate = await candidates.work_out(state, finals, 0.5)
+        complete = NextState.complete
+
+        def complete_and_begin(after: NextState, *arguments: Any) -> StateHeader:
+            header = complete(after, *arguments)
+            apply = candidates.begin(state, repaired)  # nobody has its memory yet
+            assert apply is not None
+            for chunk in repaired.chunks:
+                apply(chunk)
+            return header
+
+        monkeypatch.setattr(NextState, "complete", complete_and_begin)
+        taken = await candidates.take(candidate)
+        candidates.begin_round(OUTER)
+        monkeypatch.undo()
+        assert taken.anchor.tobytes() == advance(state, finals, OUTER)[0].anchor.tobytes()
+        assert header_of(taken, GRID) == candidate.header
+
+    run(main)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 import trio
 import trio.testing
 
 from shoal.node.rounds.engine import Engine
-from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES, TICK_S, Heard, Inbox, Input, Linked, SetPaused, Tick
-from shoal.protocol.identity import Identity
+from shoal.node.rounds.inbox import (
+    EARLY_LIMIT_MESSAGES,
+    NEIGHBOURS_BEGIN_S,
+    TICK_S,
+    Heard,
+    Inbox,
+    Input,
+    Linked,
+    SetPaused,
+    Tick,
+)
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
+from shoal.protocol.planning import OBSERVER, absent_ready
+from tests.node.ledger import Ledger
 
-PEER = Identity.from_seed(bytes(32)).peer_id
+PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
+READY = absent_ready(OBSERVER, Ledger().chain.head, NO_HASH)
 
 
 def heard(round: int) -> Heard:
@@ -53,6 +68,44 @@ def test_inbox_keeps_what_is_early_once_and_bounded() -> None:
     early = inbox.take_early()
     assert [event.position for event in early] == [(Term(), n) for n in range(1, EARLY_LIMIT_MESSAGES + 1)]
     assert inbox.take_early() == []
+
+
+def ready(peer: PeerId, round: int) -> Heard:
+    return Heard(peer, msgspec.structs.replace(READY, round=round))
+
+
+def test_neighbours_are_waited_for_until_they_announce_themselves_in_the_round() -> None:
+    async def main() -> tuple[float, list[Heard], Input]:
+        inbox, began = Inbox(), trio.current_time()
+        inbox.keep_for_later(ready(PEER, 2))
+
+        async def say() -> None:
+            for one in (ready(OTHER, 1), Heard(OTHER, heard(2).message), ready(OTHER, 2)):
+                await trio.sleep(0.01)
+                inbox.hear(one)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say)
+            await inbox.until_begun((Term(), 2), frozenset({PEER, OTHER}))
+            took = trio.current_time() - began
+        await inbox.next()  # a tick
+        return took, inbox.take_early(), await inbox.next()
+
+    took, early, first = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert took == pytest.approx(0.03)
+    assert (early, first) == ([ready(PEER, 2)], ready(OTHER, 1)), "nothing is taken out"
+
+
+@pytest.mark.parametrize(("neighbours", "limit_s"), [({OTHER}, NEIGHBOURS_BEGIN_S), ({PEER}, 0), (set(), 0)])
+def test_neighbours_that_say_nothing_are_not_waited_for_long(neighbours: set[PeerId], limit_s: float) -> None:
+    async def main() -> float:
+        inbox, began = Inbox(), trio.current_time()
+        inbox.hear(ready(PEER, 2))
+        await inbox.until_begun((Term(), 2), frozenset(neighbours))
+        return trio.current_time() - began
+
+    took = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert took == pytest.approx(limit_s)
 
 
 class Unwritten:

@@ -51,6 +51,7 @@ class Part:
             custody=self.custody,
             desk=self.desk,
             store=SimpleNamespace(durable_records=lambda: self.records),
+            reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.collectives.finals import Finals, UseFinal
 from shoal.node.config import Hold
 from shoal.node.rounds import reducing
 from shoal.protocol.identity import PeerId
@@ -71,6 +72,38 @@ def test_a_neighbour_that_takes_nothing_is_not_waited_for_long(tmp_path: Path) -
             assert len(set(digests(mesh))) == 1
 
     run(main)
+
+
+def test_finals_are_told_of_before_their_check_and_each_after_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        begun: list[Finals] = []
+        used: list[tuple[int, bool]] = []
+
+        def begin(finals: Finals) -> UseFinal:
+            assert not finals.sound, "not checked yet"
+            begun.append(finals)
+            return lambda final: used.append((final.chunk, final.sound))
+
+        mesh.desks[1].begin = begin
+        async with mesh.running():
+            mesh.start(mesh.plan())
+            await until(lambda: all(mesh.done))
+        ((finals, _),) = mesh.done[1]
+        assert [one.plan for one in begun] == [finals.plan]
+        assert all(ours is other for ours, other in zip(begun[0].chunks, finals.chunks, strict=True))
+        assert sorted(used) == [(chunk, True) for chunk in range(finals.plan.chunks)]
+
+    run(main)
+
+
+def test_neighbours_are_peers_with_a_lane_within_the_machine(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 4)
+    mesh.lanes[0].neighbours[mesh.peers[1]] = FakeLane()
+    mesh.lanes[0].neighbours[mesh.peers[2]] = FakeLane(is_local=False)
+    assert mesh.desks[0].neighbours(mesh.peers) == {mesh.peers[1]}
+    assert mesh.desks[0].neighbours(mesh.peers[2:]) == frozenset()
+    mesh.events.close()
 
 
 def test_memory_of_a_reduction_is_free_as_soon_as_it_is_over(tmp_path: Path) -> None:

@@ -405,8 +405,8 @@ def test_final_that_comes_while_others_are_checked_is_checked_too(tmp_path: Path
                         region[:] = payload
                         reduction.final_received(owner, final.chunk, 0, region)
 
-            def verify_and_send(threads: int) -> list[UnsoundFinal]:
-                first, unsound = len(coming) == 2, verify(threads)
+            def verify_and_send(*arguments: Any) -> list[UnsoundFinal]:
+                first, unsound = len(coming) == 2, verify(*arguments)
                 if unsound:
                     send()
                 else:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.collectives.codecs import U8
@@ -51,6 +52,26 @@ def test_file_is_there_only_when_finished(tmp_path: Path, finals: Finals) -> Non
         assert payloads(after) == payloads(finals)
         writer.abandon()
         assert payloads(read_finals(path)) == payloads(finals)
+
+
+def test_writers_of_the_same_plan_are_not_in_each_others_way(tmp_path: Path, finals: Finals) -> None:
+    path = tmp_path / "finals"
+    first, second = FinalsWriter(path, finals), FinalsWriter(path, finals)
+    written(first)
+    written(second)
+    first.abandon()
+    second.finish()
+    assert payloads(read_finals(path)) == payloads(finals)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["finals"]
+
+
+def test_writer_knows_the_very_finals_that_it_writes(tmp_path: Path, finals: Finals) -> None:
+    writer = FinalsWriter(tmp_path / "finals", finals)
+    again = Finals(plan=finals.plan, chunks=tuple(finals.chunks))
+    fetched = Finals.open(finals.plan, payloads(finals))
+    other_plan = Finals(plan=msgspec.structs.replace(finals.plan, attempt=1), chunks=finals.chunks)
+    assert [writer.writes(one) for one in (finals, again, fetched, other_plan)] == [True, True, False, False]
+    writer.finish()
 
 
 def test_file_is_served_as_it_is_read(tmp_path: Path, finals: Finals) -> None:

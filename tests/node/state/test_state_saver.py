@@ -111,16 +111,43 @@ def test_rest_is_a_multiple_of_the_write_and_ends_early_when_far_behind(tmp_path
             clock.jump(2 * REST - 0.1)
             await wait_all_tasks_blocked()
             assert shelf.began == [1]
-            clock.jump(0.2)
-            await until(lambda: shelf.began == [1, 2])
+            clock.jump(0.2)  # state 2 came in the rest: one that comes after it would be rather written
+            await wait_all_tasks_blocked()
+            assert shelf.began == [1]
+            await saver.save_soon(state_of(3))
+            await until(lambda: shelf.began == [1, 3])
             clock.jump(2)
             shelf.let.release()
             await until(lambda: saver.lag_rounds == 0)
-            await saver.save_soon(state_of(1 + LAG_LIMIT_ROUNDS // 2))
-            await wait_all_tasks_blocked()
-            assert shelf.began == [1, 2]
             await saver.save_soon(state_of(2 + LAG_LIMIT_ROUNDS // 2))
-            await until(lambda: shelf.began == [1, 2, 2 + LAG_LIMIT_ROUNDS // 2])
+            await wait_all_tasks_blocked()
+            assert shelf.began == [1, 3]
+            await saver.save_soon(state_of(3 + LAG_LIMIT_ROUNDS // 2))
+            await until(lambda: shelf.began == [1, 3, 3 + LAG_LIMIT_ROUNDS // 2])
+            shelf.let.release()
+            nursery.cancel_scope.cancel()
+
+    run(main, clock)
+
+
+def test_if_no_state_comes_for_another_rest_the_newest_is_saved(tmp_path: Path) -> None:
+    shelf, clock = SlowShelf(tmp_path), MockClock()
+
+    async def main() -> None:
+        saver = StateSaver(shelf)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(saver.run)
+            await saver.save_soon(state_of(1))
+            await until(lambda: shelf.began == [1])
+            clock.jump(2)
+            shelf.let.release()
+            await until(lambda: saver.lag_rounds == 0)
+            await saver.save_soon(state_of(2))
+            clock.jump(4 * REST - 0.1)
+            await wait_all_tasks_blocked()
+            assert shelf.began == [1]
+            clock.jump(0.2)
+            await until(lambda: shelf.began == [1, 2])
             shelf.let.release()
             nursery.cancel_scope.cancel()
 
