@@ -12,7 +12,8 @@ from shoal.cli.options import option
 from shoal.cli.text import in_one_line
 from shoal.cli.verify import CheckpointDir, ExpectedManifest, expected_manifest
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+from shoal.protocol.manifest import Manifest, load_manifest
+from shoal.protocol.manifest_workload import check_workload_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

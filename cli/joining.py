@@ -18,7 +18,8 @@ from shoal.cli.options import NODE_KEY_NAME
 from shoal.node.discovery.credentials import keep_invite
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+from shoal.protocol.manifest import Manifest, load_manifest
+from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, SwarmLink, is_link, parse_link
 
 log = logging.getLogger("shoal.progress")

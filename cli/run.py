@@ -39,7 +39,8 @@ from shoal.node.reporting.event_sinks import check_installed
 from shoal.node.training.rank_messages import PROCESSES_LIMIT
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, check_workload_allowed, load_manifest
+from shoal.protocol.manifest import Manifest, load_manifest
+from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.swarm_link import is_link
 
 FROM_STDIN = "-"

@@ -30,6 +30,7 @@ from shoal.node.discovery.reaching import Reaching
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.gossip.exchange import GossipExchange, VectorShelf
 from shoal.node.holds import Holds
+from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
@@ -69,17 +70,12 @@ from shoal.protocol.records import Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkExchange
-from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.links import Links
 from shoal.swarm.manifest_exchange import ManifestDesk
 from shoal.swarm.members import Members
 from shoal.swarm.shared_memory import SharedMemory
 from shoal.swarm.streams import MessageStream
 
-LANE_PROTOCOL = "/shoal/lane/1"
-LANE_REQUEST_DEADLINE_S = 5.0
-LANE_REQUEST_LIMIT_BYTES = 64 << 10
 DRAIN_DEADLINE_S = 3.0
 FAREWELL_S = 0.5
 """After saying goodbye, time for it to reach the others."""
@@ -108,16 +104,7 @@ class Daemon:
         self.host = Host(identity=self.identity, listen=config.listen)
         sealer = Sealer(self.identity, self.swarm_id, self.boot)
         self.router = FrameRouter()
-        self.lanes = LanePool(
-            me=self.identity.peer_id,
-            swarm_id=self.swarm_id,
-            sink=self.router,
-            listen=config.lane_listen,
-            request=self._request_lane,
-            limits=LaneLimits(
-                upload=_cap(config.max_upload), download=_cap(config.max_download), shares=config.shared_memory
-            ),
-        )
+        self.lanes = lane_pool_of(config, me=self.identity.peer_id, host=self.host, sink=self.router)
         self.vectors = VectorShelf(self.shelf.lookup)
         self.chunks = ChunkExchange(post=self.lanes.post, lookup=self.vectors.lookup)
         self.traffic = PlanTraffic(post=self.lanes.post, waiting=self.lanes.waiting)
@@ -422,16 +409,9 @@ class Daemon:
             if change.kind in ("linked", "detoured"):
                 self.engine.linked(change.peer, (Term(), 0) if record is None else (Term(*record.term), record.round))
 
-    async def _request_lane(self, peer: PeerId, offer: bytes) -> bytes:
-        return await self.host.request(
-            peer, LANE_PROTOCOL, offer, deadline_s=LANE_REQUEST_DEADLINE_S, limit_bytes=LANE_REQUEST_LIMIT_BYTES
-        )
-
     async def _answer_lane(self, stream: MessageStream) -> None:
         self._check_admitted(stream)
-        offer = await stream.receive(deadline_s=LANE_REQUEST_DEADLINE_S)
-        await stream.send(await self.lanes.answer(stream.peer, offer), deadline_s=LANE_REQUEST_DEADLINE_S)
-        await stream.aclose()
+        await answer_lane_request(self.lanes, stream)
 
     async def _answer_fetch(self, stream: MessageStream) -> None:
         self._check_admitted(stream)
@@ -457,10 +437,6 @@ def stored_chain(store: Store, manifest: Manifest) -> Chain:
     except RemoteError as error:
         raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
     return chain
-
-
-def _cap(bytes_per_s: int | None) -> RateLimit | None:
-    return None if bytes_per_s is None else RateLimit(bytes_per_s)
 
 
 def _first(group: BaseExceptionGroup[ShoalError]) -> BaseException:

@@ -33,7 +33,8 @@ from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, check_workload_allowed
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_workload import check_workload_allowed
 
 DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20

@@ -6,17 +6,14 @@ Everything outside `[network]` must be the same at every member, and
 
 so two nodes with the same SwarmId have the same settings, and a manifest fetched from a stranger is as good as
 one's own once its SwarmId is the expected one. A peer's manifest cannot make this machine run code of its choice:
-a workload is an entry point that is installed here, or one that the user allowed (`check_workload_allowed`).
+a workload is an entry point that is installed here, or one that the user allowed (`manifest_workload`).
 
 A key's description below is also the comment that `shoal init` writes above it.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import tomllib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,22 +27,16 @@ from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import check_sync
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies import with_strategy_defaults
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
 MANIFEST_LIMIT_BYTES = 262_144
 FOUNDER_LIMIT = 64
 ALLOW_LIMIT = 4096
-OPTION_LIMIT = 64
-OPTION_TEXT_LIMIT_CHARS = 1024
 BOOTSTRAP_LIMIT = 64
 ADDRESS_LIMIT_CHARS = 256
 CHUNK_VALUES_STEP = 4096
-
-Option = str | int | float | bool
-
-_WORKLOAD = r"^([a-z][a-z0-9_-]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)\Z"
-_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class SwarmSection(Message, frozen=True, kw_only=True):
@@ -103,42 +94,6 @@ def _check_peer(key: str, text: str) -> None:
         parse_peer_id(text)
     except ValueError:
         raise ValueError(f"{key}: {text!r} is not a PeerId (`shoal id` prints this node's)") from None
-
-
-class WorkloadSection(Message, frozen=True, kw_only=True):
-    """What is trained."""
-
-    name: Annotated[
-        str,
-        Meta(
-            pattern=_WORKLOAD,
-            max_length=256,
-            description="An installed workload such as text, or module:Class, which every node must have installed.",
-        ),
-    ]
-    seed: Annotated[
-        int,
-        Meta(ge=0, le=2**63 - 1, description="Of the initial parameters and of the order of the data."),
-    ] = 0
-    options: Annotated[
-        dict[str, Option],
-        Meta(
-            max_length=OPTION_LIMIT,
-            description="The workload's own settings: texts, numbers, true or false. Paths of data are "
-            "each node's own affair.",
-        ),
-    ] = msgspec.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for key, value in self.options.items():
-            if not _OPTION_NAME.fullmatch(key):
-                raise ValueError(f"options: {key!r} is no name; use a-z, 0-9 and _")
-            if isinstance(value, str) and len(value) > OPTION_TEXT_LIMIT_CHARS:
-                raise ValueError(f"options: {key} is longer than {OPTION_TEXT_LIMIT_CHARS} characters")
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"options: {key} does not fit 64 bits")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"options: {key} is not a finite number")
 
 
 class SyncSection(Message, frozen=True, kw_only=True):
@@ -478,27 +433,3 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
 def render_manifest(manifest: Manifest) -> str:
     """`manifest` as a commented `swarm.toml` that parses back to an equal one. Raises ConfigError if invalid."""
     return render(validate_manifest(manifest, source="the new manifest"))
-
-
-def check_workload_allowed(
-    manifest: Manifest, *, from_peer: bool, entry_points: Collection[str], allowed: Collection[str]
-) -> None:
-    """Make sure that importing the manifest's workload is the user's own wish.
-
-    `entry_points` are the names in the group `shoal.workloads` installed here, `allowed` what the user passed
-    as `--allow-workload`. A manifest of the user's own may name any code; a peer's may not.
-    Raises ConfigError that says what to install or to pass.
-    """
-    name = manifest.workload.name
-    if name in entry_points or name in allowed:
-        return
-    if ":" not in name:
-        installed = ", ".join(sorted(entry_points)) or "none"
-        raise ConfigError(
-            f"workload {name!r} is not installed here (installed: {installed}); install the Python package that has "
-            f"{name!r} in its entry-point group shoal.workloads"
-        )
-    if from_peer:
-        raise ConfigError(
-            f"the swarm's manifest names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"
-        )

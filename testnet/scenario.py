@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
-from shoal.protocol.manifest import Option
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
+from shoal.protocol.manifest_workload import Option
 from shoal.testnet.links.namespaces import RateMbit, Uplink, What
 from shoal.testnet.ranges import check_option
 

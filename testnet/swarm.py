@@ -32,11 +32,11 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import (
     Manifest,
     SwarmSection,
-    WorkloadSection,
     render_manifest,
     validate_manifest,
 )
 from shoal.protocol.manifest_rollouts import DEFAULT_ROLLOUTS
+from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds

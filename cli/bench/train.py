@@ -18,7 +18,7 @@ from shoal.cli.text import number, quantity
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.protocol.manifest import Option
+    from shoal.protocol.manifest_workload import Option
     from shoal.testnet.bench.train import TrainResult
 
 RESULT = "train.json"

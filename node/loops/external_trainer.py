@@ -55,10 +55,8 @@ from shoal.node.training.trainer_messages import (
     Applied,
     Apply,
     Command,
-    InnerSettings,
     Layout,
     Stop,
-    SyncSettings,
     frame_of,
     pack,
 )
@@ -309,7 +307,14 @@ def _seal(memory: int) -> None:
 
 def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandoned: Callable[[], None]) -> Trainer:
     """The trainer that the manifest's workload asks for: a process of the daemon's, or a loop of its user's own."""
-    spec = _trainer_spec(config)
+    spec = TrainerSpec.of(
+        config.manifest,
+        data=config.data,
+        device=config.device,
+        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
+        accumulate=config.accumulate,
+        processes=config.processes,
+    )
     averages = config.manifest.rollouts is not None  # an agent's policy: the agent attaches as a loop does
     if config.manifest.workload.name != OWN_LOOP and not averages:
         return Trainer(spec)
@@ -326,20 +331,4 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
         known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
         patience_s=None if averages else config.loop_patience_s,
         on_abandoned=abandoned,
-    )
-
-
-def _trainer_spec(config: NodeConfig) -> TrainerSpec:
-    manifest = config.manifest
-    return TrainerSpec(
-        workload=manifest.workload.name,
-        options=manifest.workload.options,
-        seed=manifest.workload.seed,
-        inner=InnerSettings.of(manifest),
-        sync=SyncSettings.of(manifest),
-        data=config.data,
-        device=config.device,
-        accumulate=config.accumulate,
-        processes=config.processes,
-        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
     )

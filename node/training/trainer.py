@@ -48,6 +48,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.node.workload import WorkloadError
 from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.manifest import Manifest
 
 RESTART_LIMIT = 3
 RESTART_WINDOW_S = 600.0
@@ -79,6 +80,31 @@ class TrainerSpec:
     accumulate: int = 1
     processes: int = 1
     log_path: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        *,
+        device: str,
+        threads: int,
+        data: str | None = None,
+        accumulate: int = 1,
+        processes: int = 1,
+    ) -> TrainerSpec:
+        """That of a node of a swarm, on this machine."""
+        return cls(
+            workload=manifest.workload.name,
+            options=manifest.workload.options,
+            seed=manifest.workload.seed,
+            inner=InnerSettings.of(manifest),
+            sync=SyncSettings.of(manifest),
+            data=data,
+            device=device,
+            threads=threads,
+            accumulate=accumulate,
+            processes=processes,
+        )
 
     @property
     def threads_each(self) -> int:

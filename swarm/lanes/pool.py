@@ -1,4 +1,4 @@
-"""All lanes of one node: the dialling, and who has which lanes. Trio owns their lifetime.
+"""All lanes of one node: the dialling, and how many there are. Trio owns their lifetime.
 
     ensure(peer) ─ LaneOffer over libp2p ─► the peer's answer(): keys, id, addresses   (the id waits here)
                  ─ TCP, id ‖ sealed hello ─► listener: authenticates, answers with its hello
@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -44,7 +43,7 @@ from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits
 from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
 from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
-from shoal.swarm.lanes.pairs import Pair, PairTable
+from shoal.swarm.lanes.pairs import Pair
 from shoal.swarm.lanes.reach import LaneReach
 from shoal.swarm.lanes.seal import (
     LANES_PER_PEER_LIMIT,
@@ -56,6 +55,7 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
 )
 from shoal.swarm.lanes.shared import SharedOffer
+from shoal.swarm.lanes.table import LaneTable
 from shoal.swarm.limits import Refusals
 from shoal.swarm.reaching.knocking import Knocks
 from shoal.swarm.reaching.punching import Puncher
@@ -117,11 +117,7 @@ class LanePool:
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
         self._meetings = LaneMeetings(me=me, dialler=self._dialler, listener=self._listener, jobs=self._jobs)
         self._closers = trio.CapacityLimiter(CLOSER_LIMIT)
-        # Guards all below: lanes end in their own threads. Taken before no other lock.
-        self._lock = threading.Lock()
-        self._lanes: dict[PeerId, list[Lane]] = {}
-        self._pairs = PairTable(self._new_pair)
-        self._past_bytes = (0, 0)  # sent, received by lanes that ended
+        self._table = LaneTable(self._new_pair)
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, and own all lanes, until cancelled. Runs once.
@@ -144,7 +140,7 @@ class LanePool:
                 finally:
                     # Inside the nursery: retiring lanes wait in threads until they are aborted.
                     self._up = False
-                    for lane in self._all_lanes():
+                    for lane in self._table.all():
                         lane.abort("this node is stopping")
         finally:
             self._jobs.close()
@@ -175,7 +171,7 @@ class LanePool:
         if asked.punch is not None:
             return await self._meetings.answer(peer, asked, asked.punch)
         answer = self._listener.accept(peer, asked, self.addresses)
-        self._pair(peer).asked_for = asked.lanes
+        self._table.pair(peer).asked_for = asked.lanes
         if asked.via is not None:
             self._meetings.begin(asked.via)
         return encode_handshake(answer)
@@ -218,23 +214,20 @@ class LanePool:
         for lane in self.lanes_of(peer):
             lane.abort("dropped here")
         self._listener.forget(peer)
-        self._pair(peer).asked_for = 1
+        self._table.pair(peer).asked_for = 1
 
     def connected(self) -> frozenset[PeerId]:
         """The peers that frames can be posted to."""
-        with self._lock:
-            return frozenset(peer for peer, lanes in self._lanes.items() if any(lane.usable for lane in lanes))
+        return self._table.connected()
 
     def queued_bytes(self, peer: PeerId) -> int:
         """Bytes of payload posted to `peer` and not yet given to the kernel. From any thread."""
-        with self._lock:
-            pair = self._pairs.get(peer)
-            return 0 if pair is None else pair.queue.queued_bytes
+        pair = self._table.known(peer)
+        return 0 if pair is None else pair.queue.queued_bytes
 
     def waiting(self, peer: PeerId, scope: bytes) -> frozenset[tuple[FrameKind, int]]:
         """Of what was posted to `peer` itself: see `FrameQueue.waiting`. From any thread."""
-        with self._lock:
-            pair = self._pairs.get(peer)
+        pair = self._table.known(peer)
         if pair is None:
             return frozenset()
         with pair.queue.changed:
@@ -242,17 +235,11 @@ class LanePool:
 
     def sent_bytes(self, peer: PeerId) -> int:
         """Bytes of payload given to the kernel for `peer`, over all remembered lanes. From any thread."""
-        with self._lock:
-            pair = self._pairs.get(peer)
-            past = 0 if pair is None else pair.payload_sent
-            return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
+        return self._table.sent_bytes(peer)
 
     def moved(self, peer: PeerId) -> Moved:
         """What has moved between this node and `peer`, over all remembered lanes. From any thread."""
-        with self._lock:
-            pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
-            past = Moved() if pair is None else pair.moved
-        return sum((lane.moved for lane in lanes), past)
+        return self._table.moved(peer)
 
     @property
     def refusals(self) -> Refusals:
@@ -262,32 +249,25 @@ class LanePool:
     @property
     def bytes_sent(self) -> int:
         """Bytes on the wire so far, of all lanes there ever were."""
-        with self._lock:
-            return self._past_bytes[0] + sum(ln.bytes_sent for lanes in self._lanes.values() for ln in lanes)
+        return self._table.bytes_sent
 
     @property
     def bytes_received(self) -> int:
         """Bytes on the wire so far, of all lanes there ever were."""
-        with self._lock:
-            return self._past_bytes[1] + sum(ln.bytes_received for lanes in self._lanes.values() for ln in lanes)
-
-    # The table of lanes
+        return self._table.bytes_received
 
     def lanes_of(self, peer: PeerId) -> list[Lane]:
         """Those to one peer, usable or ending."""
-        with self._lock:
-            return list(self._lanes.get(peer, ()))
+        return self._table.of(peer)
 
-    def _all_lanes(self) -> list[Lane]:
-        with self._lock:
-            return [lane for lanes in self._lanes.values() for lane in lanes]
+    # Which lanes there are
 
     def _adopt(
         self, stream: trio.SocketStream, keys: LaneKeys, sealer: Sealer, opener: Opener, *, dialled: bool
     ) -> None:
         """Hand an authenticated connection to a lane's threads. No checkpoint inside: it happens or it does not."""
         self._check_up()
-        pair = self._pair(keys.peer)
+        pair = self._table.pair(keys.peer)
         lane = Lane(
             socket.socket(fileno=stream.socket.detach()),
             peer=keys.peer,
@@ -297,11 +277,9 @@ class LanePool:
             limits=self._limits,
             dialled=dialled,
             queue=pair.queue,
-            ended=self._forget,
+            ended=self._table.remove,
         )
-        with self._lock:
-            self._pairs.hold(keys.peer, pair)
-            self._lanes.setdefault(keys.peer, []).append(lane)
+        self._table.add(lane, pair)
         lane.relayed, lane.id, lane.share = keys.relayed, keys.lane_id, self.share
         lane.start()
         self._adopted.set()
@@ -310,37 +288,19 @@ class LanePool:
         if keys.relayed and lane.usable:
             self._meetings.relayed(keys.peer, pair.count.wanted)
 
-    def _pair(self, peer: PeerId) -> Pair:
-        with self._lock:
-            return self._pairs.of(peer)
-
     def _new_pair(self, peer: PeerId) -> Pair:
         count = LaneCount(least=self._limits.lanes_per_peer, limit=self._limits.lanes_per_peer_limit)
         pair = Pair(queue=self._limits.queue(), count=count)
         pair.queue.observe = partial(self._look, peer, pair)
         return pair
 
-    def _forget(self, lane: Lane) -> None:
-        """Called in a lane's thread when it ended."""
-        moved, pair = lane.moved, self._pair(lane.peer)
-        with self._lock:
-            lanes = self._lanes[lane.peer]
-            lanes.remove(lane)
-            if not lanes:
-                del self._lanes[lane.peer]
-                self._pairs.release(lane.peer)
-            sent, received = self._past_bytes
-            self._past_bytes = (sent + lane.bytes_sent, received + lane.bytes_received)
-            pair.moved += moved
-            pair.payload_sent += lane.payload_sent
-
     def _settle(self, peer: PeerId) -> None:
         """Retire lanes to spare, if the decision is this node's."""
         if self._me > peer:
             return
-        usable = self._usable(peer)
+        usable = self._table.usable(peer)
         usable.sort(key=lambda lane: (lane.worn, lane.relayed, not lane.dialled))  # stable: older lanes first
-        for lane in usable[max(self._wanted(peer), self._pair(peer).asked_for) :]:
+        for lane in usable[max(self._wanted(peer), self._table.pair(peer).asked_for) :]:
             self._retire(lane)
 
     def _retire(self, lane: Lane) -> None:
@@ -348,22 +308,19 @@ class LanePool:
         close = partial(lane.close, deadline_s=RETIRE_DEADLINE_S)
         self._jobs.send_nowait(partial(trio.to_thread.run_sync, close, limiter=self._closers))
 
-    def _usable(self, peer: PeerId) -> list[Lane]:
-        return [lane for lane in self.lanes_of(peer) if lane.usable]
-
     def _wanted(self, peer: PeerId) -> int:
-        return self._pair(peer).count.wanted
+        return self._table.pair(peer).count.wanted
 
     def _check_up(self) -> None:
         if not self._up:
             raise NetworkError("this node's lanes are not up")
 
     def _check_room(self) -> None:
-        if len(self._all_lanes()) >= LANE_COUNT_LIMIT:
+        if len(self._table.all()) >= LANE_COUNT_LIMIT:
             raise NetworkError(f"this node has {LANE_COUNT_LIMIT} lanes already")
 
     def _join_all(self) -> None:
-        for lane in self._all_lanes():
+        for lane in self._table.all():
             if not lane.join(JOIN_DEADLINE_S):
                 logger.error("a thread of the lane to %s does not end", lane.peer)
 
@@ -393,7 +350,7 @@ class LanePool:
                 self._dialling.pop(peer, None)
 
     def _satisfied(self, peer: PeerId, lanes: int) -> bool:
-        return sum(not lane.worn for lane in self._usable(peer)) >= lanes
+        return sum(not lane.worn for lane in self._table.usable(peer)) >= lanes
 
     async def _reach_otherwise(self, peer: PeerId) -> None:
         """Have the peer dial, if it can; through a third, if there is one and the peer did not."""
@@ -406,7 +363,7 @@ class LanePool:
 
     async def _offer(self, peer: PeerId, dial: Callable[[PeerId, int], Awaitable[None]]) -> None:
         """Dial, which tells the peer how many lanes are wanted; that may be fewer by the time it has heard it."""
-        pair = self._pair(peer)
+        pair = self._table.pair(peer)
         lanes = pair.count.wanted
         try:
             await dial(peer, lanes)
@@ -426,7 +383,7 @@ class LanePool:
             await self._adopted.wait()
 
     def _obey_summons(self, peer: PeerId, lanes: int) -> None:
-        self._pair(peer).asked_for = lanes
+        self._table.pair(peer).asked_for = lanes
         self._settle(peer)
         if peer in self._summoned or self._satisfied(peer, lanes):
             return
@@ -453,7 +410,7 @@ class LanePool:
         if now < pair.next_look:
             return
         pair.next_look = now + LOOK_PERIOD_S
-        lanes, moved = len(self._usable(peer)), self.moved(peer)
+        lanes, moved = len(self._table.usable(peer)), self.moved(peer)
         with pair.queue.changed:
             before = pair.count.wanted
             pair.count.sample(now, lanes=lanes, busy_since=pair.queue.busy_since, moved=moved)
@@ -467,8 +424,8 @@ class LanePool:
         if not self._up:
             return
         self._settle(peer)
-        pair = self._pair(peer)
-        surplus = len(self._usable(peer)) - pair.count.wanted
+        pair = self._table.pair(peer)
+        surplus = len(self._table.usable(peer)) - pair.count.wanted
         with suppress(trio.WouldBlock):
             if self._me > peer and (surplus > 0 or pair.told > pair.count.wanted):
                 self._jobs.send_nowait(partial(self._tell_wanted, peer, pair))

@@ -10,7 +10,8 @@ import msgspec
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, Option
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_workload import Option
 from shoal.testnet.bench.machine import Machine
 from shoal.testnet.bench.train_spec import TrainBench
 

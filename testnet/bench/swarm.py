@@ -22,8 +22,8 @@ import trio
 
 from shoal.node.config import Hold
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
-from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
+from shoal.testnet.bench.node_logs import until_logged
 from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
@@ -33,7 +33,6 @@ ROUND_DEADLINE_S: Final = 60.0
 SLOW_VALUES_PER_S: Final = 250_000
 """Deadlines grow with the size at this pace; a machine slower than that is not worth measuring."""
 GRACE_S: Final = 30.0
-LOG_SHOWN_CHARS: Final = 600
 CHUNKS_PER_PEER: Final = 8
 SEED: Final = 1
 
@@ -171,18 +170,7 @@ class BenchSwarm:
 
     async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
         """Wait for what the nodes' logs must show. Raises NetworkError at the deadline, or as soon as a node died."""
-
-        def met() -> bool:
-            for node in self.nodes:
-                if node.lives and not node.alive and node.struck is None:
-                    raise NetworkError(f"node {node.index} ended: …{_last_words(node)}")
-            return condition()
-
-        with trio.move_on_after(deadline_s) as scope:
-            await self.journal.until(met)
-        if scope.cancelled_caught:
-            words = "; ".join(f"node {node.index}: …{_last_words(node)}" for node in self.nodes)
-            raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {words}")
+        await until_logged(condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s)
 
     def kill(self, node: NodeProcess) -> None:
         """SIGKILL, as a fault that explains the process's end."""
@@ -255,8 +243,3 @@ def _peers_of(folder: Path) -> set[str]:
         if told.event in ("linked", "revived"):
             dead.discard(told.peer)
     return linked - dead
-
-
-def _last_words(node: NodeProcess) -> str:
-    path = node.folder / "log.txt"
-    return " ".join(path.read_text(errors="replace")[-LOG_SHOWN_CHARS:].split()) if path.exists() else ""

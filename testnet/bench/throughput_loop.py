@@ -24,9 +24,7 @@ from shoal.node.training.trainer_messages import (
     Apply,
     Assignment,
     Initial,
-    InnerSettings,
     Progress,
-    SyncSettings,
     Train,
     Trained,
     WriteInitial,
@@ -42,19 +40,6 @@ WRONG_USAGE: Final = 2
 Answer = TypeVar("Answer", Initial, Applied, Trained)
 
 
-def spec_of(manifest: Manifest, *, device: str, threads: int) -> TrainerSpec:
-    """What the trainer of a node of this swarm is told."""
-    return TrainerSpec(
-        workload=manifest.workload.name,
-        options=manifest.workload.options,
-        seed=manifest.workload.seed,
-        inner=InnerSettings.of(manifest),
-        sync=SyncSettings.of(manifest),
-        device=device,
-        threads=threads,
-    )
-
-
 class Loop:
     """One trainer and its orders. Raises ConfigError, WorkloadError, NetworkError (it died), alone or in groups."""
 
@@ -62,7 +47,7 @@ class Loop:
         self._manifest = manifest
         self._folder = folder
         self._node = node
-        self._trainer = Trainer(spec_of(manifest, device=device, threads=threads))
+        self._trainer = Trainer(TrainerSpec.of(manifest, device=device, threads=threads))
 
     async def run(self) -> None:
         """Train until cancelled; the trainer ends then."""

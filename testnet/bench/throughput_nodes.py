@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.errors import ConfigError, ShoalError
 from shoal.protocol.manifest import render_manifest
+from shoal.testnet.bench.node_logs import ended_early, output_of, until_logged
 from shoal.testnet.bench.throughput_loop import WRONG_USAGE
 from shoal.testnet.bench.throughput_spec import CpuShare, Stretch, ThroughputBench
 from shoal.testnet.journal import Contributed, Journal
@@ -25,7 +26,6 @@ from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 START_DEADLINE_S: Final = 180.0
 VALUES_PER_S: Final = 1_000_000
 """Deadlines grow with the size at this pace."""
-LOG_SHOWN_CHARS: Final = 600
 
 
 def stretch_of(made: Iterable[Contributed], bench: ThroughputBench) -> Stretch:
@@ -93,18 +93,9 @@ class Nodes:
 
     async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
         """Wait for what the logs must show. Raises NetworkError at the deadline, that or ConfigError when one ends."""
-
-        def met() -> bool:
-            for node in self.nodes:
-                if node.lives and not node.alive:
-                    raise _ended(node)
-            return condition()
-
-        with trio.move_on_after(deadline_s) as scope:
-            await self.journal.until(met)
-        if scope.cancelled_caught:
-            words = "; ".join(f"node {node.index}: …{_last_words(node)}" for node in self.nodes)
-            raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {words}")
+        await until_logged(
+            condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s, error_of=_error_of
+        )
 
     def made(self, node: int) -> list[Contributed]:
         """What that node did, in order."""
@@ -125,16 +116,7 @@ def _cpu_s(processes: Iterable[psutil.Process]) -> float:
     return total
 
 
-def _ended(node: NodeProcess) -> ConfigError | NetworkError:
-    if node.lives[-1].exit_code == WRONG_USAGE and (words := _log(node).strip()):
+def _error_of(node: NodeProcess) -> ShoalError:
+    if node.lives[-1].exit_code == WRONG_USAGE and (words := output_of(node).strip()):
         return ConfigError(words.splitlines()[-1])
-    return NetworkError(f"node {node.index} ended: …{_last_words(node)}")
-
-
-def _last_words(node: NodeProcess) -> str:
-    return " ".join(_log(node)[-LOG_SHOWN_CHARS:].split())
-
-
-def _log(node: NodeProcess) -> str:
-    path = node.folder / "log.txt"
-    return path.read_text(errors="replace") if path.exists() else ""
+    return ended_early(node)

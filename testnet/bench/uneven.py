@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from shoal.protocol.errors import ConfigError, NetworkError
-from shoal.protocol.manifest import Option
+from shoal.protocol.manifest_workload import Option
 from shoal.testnet.bench.train_swarm import Speeds, speeds_of
 from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import OnProgress, ignore_progress

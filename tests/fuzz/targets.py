@@ -39,10 +39,10 @@ from shoal.protocol.manifest import (
     Manifest,
     SwarmSection,
     SyncSection,
-    WorkloadSection,
     parse_manifest,
     render_manifest,
 )
+from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, vote_preimage
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
 from shoal.swarm.address_book import AddressBook, KnownPeer

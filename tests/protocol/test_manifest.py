@@ -22,13 +22,12 @@ from shoal.protocol.manifest import (
     RoundSection,
     SwarmSection,
     SyncSection,
-    WorkloadSection,
-    check_workload_allowed,
     load_manifest,
     parse_manifest,
     render_manifest,
     validate_manifest,
 )
+from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.wire import SwarmId, canonical
 
 FUZZ = settings(deadline=None, derandomize=True)
@@ -375,17 +374,3 @@ def test_manifest_from_a_peer_cannot_smuggle_in_addresses() -> None:
 def test_manifest_from_arbitrary_bytes_raises_only_remote_errors(data: bytes) -> None:
     with pytest.raises(RemoteError):
         Manifest.from_canonical(data, minimal().swarm_id)
-
-
-def test_workload_of_a_peers_manifest_must_be_installed_or_allowed() -> None:
-    installed = ["text", "regression"]
-    code = changed("workload", {"name": "evil.module:Class"})
-    unknown = changed("workload", {"name": "vision"})
-    for from_peer in (True, False):
-        check_workload_allowed(minimal(), from_peer=from_peer, entry_points=installed, allowed=[])
-        with pytest.raises(ConfigError, match=r"'vision' is not installed here .installed: regression, text"):
-            check_workload_allowed(unknown, from_peer=from_peer, entry_points=installed, allowed=[])
-    with pytest.raises(ConfigError, match=r"--allow-workload evil\.module:Class"):
-        check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["other:Class"])
-    check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["evil.module:Class"])
-    check_workload_allowed(code, from_peer=False, entry_points=installed, allowed=[])

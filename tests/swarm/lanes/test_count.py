@@ -227,7 +227,7 @@ def test_pool_dials_more_lanes_where_each_is_held_back() -> None:
             assert len(lanes_of(alice, BOB)) == 1
             post(alice, BOB, payload)
             with_one = await received_in(bob, 0.5)
-            await until(lambda: alice._pair(BOB).count._kept == 4, deadline_s=LONG_S, look_s=LOOK_S)
+            await until(lambda: alice._table.pair(BOB).count._kept == 4, deadline_s=LONG_S, look_s=LOOK_S)
             assert len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 4
             assert await received_in(bob, 0.5) > 2 * with_one
             assert alice.queued_bytes(BOB) > 0  # it was busy all the time
@@ -250,7 +250,7 @@ def test_pool_goes_back_to_one_lane_where_all_share_a_cap(sender: PeerId) -> Non
             post(pool, peer, frames * HEADER.length)
             closed = net.sinks[peer].closed
             await until(lambda: not closed.empty() and len(lanes_of(pool, peer)) == 1, deadline_s=LONG_S, look_s=LOOK_S)
-            count = pool._pair(peer).count
+            count = pool._table.pair(peer).count
             assert (count.wanted, count._hold_off_s) == (1, 2 * HOLD_OFF_MIN_S)
             # Nothing was lost with the lane that went.
             await until(lambda: net.sinks[peer].frames.qsize() == frames, deadline_s=LONG_S, look_s=LOOK_S)
@@ -279,7 +279,7 @@ def test_pools_that_both_go_back_keep_the_lane_they_began_with() -> None:
                         post(pools[me], peer, MB)
                         posted[peer] += MB // HEADER.length
                 return all(
-                    pools[me]._pair(peer).count._hold_off_s == 2 * HOLD_OFF_MIN_S
+                    pools[me]._table.pair(peer).count._hold_off_s == 2 * HOLD_OFF_MIN_S
                     and lanes_of(pools[me], peer) == first[me]
                     for me, peer in pairs
                 )
@@ -300,11 +300,11 @@ def test_pool_that_cannot_have_more_lanes_takes_back_what_it_asked_for(monkeypat
             await alice.ensure(BOB, deadline_s=WAIT_S)
             alice.addresses = bob.addresses = (DEAD_ADDRESS,)
             await until(lambda: len(lanes_of(bob, ALICE)) == 1)
-            bob._pair(ALICE).count.wanted = 2
+            bob._table.pair(ALICE).count.wanted = 2
             bob._follow_count(ALICE)
-            await until(lambda: alice._pair(BOB).asked_for == 2)
-            await until(lambda: alice._pair(BOB).asked_for == 1)
-            assert bob._pair(ALICE).count.wanted == 1
+            await until(lambda: alice._table.pair(BOB).asked_for == 2)
+            await until(lambda: alice._table.pair(BOB).asked_for == 1)
+            assert bob._table.pair(ALICE).count.wanted == 1
             assert len(lanes_of(alice, BOB)) == 1
 
     run(main)
@@ -317,7 +317,7 @@ def test_pool_of_a_fast_link_stays_with_one_lane() -> None:
             for _ in range(5):
                 post(alice, BOB, 8 * MB)
                 await until(lambda: alice.queued_bytes(BOB) == 0)
-            assert alice._pair(BOB).count.wanted == 1
+            assert alice._table.pair(BOB).count.wanted == 1
             assert len(lanes_of(alice, BOB)) == 1
             assert net.requests == 1
 

@@ -99,7 +99,7 @@ def test_pool_remembers_the_peers_that_had_a_lane_last(monkeypatch: pytest.Monke
             alice.post(BOB, NOTE, b"hello")  # a peer with a lane does not
             assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
             await until(lambda: alice.sent_bytes(BOB) == 5)
-            assert len(alice._pairs) == 3
+            assert len(alice._table._pairs) == 3
 
     run(main)
 

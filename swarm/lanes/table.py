@@ -1,0 +1,96 @@
+"""Who has which lanes: those of one pool by peer, and what they moved until they ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.lane import Lane
+from shoal.swarm.lanes.moved import Moved
+from shoal.swarm.lanes.pairs import Pair, PairTable
+
+
+class LaneTable:
+    """Used from any thread: lanes end in their own. make: as of `PairTable`; it must take no lock."""
+
+    def __init__(self, make: Callable[[PeerId], Pair]) -> None:
+        self._lock = threading.Lock()  # guards all below; taken before no other lock
+        self._lanes: dict[PeerId, list[Lane]] = {}
+        self._pairs = PairTable(make)
+        self._past_bytes = (0, 0)  # sent, received by lanes that ended
+
+    def add(self, lane: Lane, pair: Pair) -> None:
+        """A lane comes up, over `pair`."""
+        with self._lock:
+            self._pairs.hold(lane.peer, pair)
+            self._lanes.setdefault(lane.peer, []).append(lane)
+
+    def remove(self, lane: Lane) -> None:
+        """Called in a lane's thread when it ended."""
+        moved, pair = lane.moved, self.pair(lane.peer)
+        with self._lock:
+            lanes = self._lanes[lane.peer]
+            lanes.remove(lane)
+            if not lanes:
+                del self._lanes[lane.peer]
+                self._pairs.release(lane.peer)
+            sent, received = self._past_bytes
+            self._past_bytes = (sent + lane.bytes_sent, received + lane.bytes_received)
+            pair.moved += moved
+            pair.payload_sent += lane.payload_sent
+
+    def of(self, peer: PeerId) -> list[Lane]:
+        """Those to one peer, usable or ending."""
+        with self._lock:
+            return list(self._lanes.get(peer, ()))
+
+    def usable(self, peer: PeerId) -> list[Lane]:
+        """Those to one peer that take frames."""
+        return [lane for lane in self.of(peer) if lane.usable]
+
+    def all(self) -> list[Lane]:
+        """Those to all peers."""
+        with self._lock:
+            return [lane for lanes in self._lanes.values() for lane in lanes]
+
+    def connected(self) -> frozenset[PeerId]:
+        """The peers with a usable lane."""
+        with self._lock:
+            return frozenset(peer for peer, lanes in self._lanes.items() if any(lane.usable for lane in lanes))
+
+    def pair(self, peer: PeerId) -> Pair:
+        """What is remembered of a peer, from now on if nothing was."""
+        with self._lock:
+            return self._pairs.of(peer)
+
+    def known(self, peer: PeerId) -> Pair | None:
+        """What is remembered of a peer, if anything."""
+        with self._lock:
+            return self._pairs.get(peer)
+
+    def sent_bytes(self, peer: PeerId) -> int:
+        """Bytes of payload given to the kernel for `peer`, over all remembered lanes."""
+        with self._lock:
+            pair = self._pairs.get(peer)
+            past = 0 if pair is None else pair.payload_sent
+            return past + sum(lane.payload_sent for lane in self._lanes.get(peer, ()))
+
+    def moved(self, peer: PeerId) -> Moved:
+        """What has moved between this node and `peer`, over all remembered lanes."""
+        with self._lock:
+            pair, lanes = self._pairs.get(peer), list(self._lanes.get(peer, ()))
+            past = Moved() if pair is None else pair.moved
+        return sum((lane.moved for lane in lanes), past)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes on the wire so far, of all lanes there ever were."""
+        with self._lock:
+            return self._past_bytes[0] + sum(ln.bytes_sent for lanes in self._lanes.values() for ln in lanes)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes on the wire so far, of all lanes there ever were."""
+        with self._lock:
+            return self._past_bytes[1] + sum(ln.bytes_received for lanes in self._lanes.values() for ln in lanes)
