@@ -10,7 +10,7 @@ import torch
 from blake3 import blake3
 
 from shoal.collectives import outer
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, Undecodable
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
@@ -287,3 +287,38 @@ def test_ahead_of_finals_that_do_not_follow_is_our_bug() -> None:
     after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
     with pytest.raises(LocalError, match="do not follow"):
         after.ahead(plan_of(round_=2))
+
+
+def test_final_that_nobody_checked_is_checked_when_it_is_applied() -> None:
+    plan = plan_of()
+    good = finals_of(plan)
+    payloads = [chunk.payload.copy() for chunk in good.chunks]
+    payloads[2][:4] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
+    unchecked = Finals(plan=plan, chunks=tuple(FinalFormat(plan).read(n, data) for n, data in enumerate(payloads)))
+    after = NextState(start(), OuterSettings(), GRID, VectorPool(0))
+    with pytest.raises(Undecodable):
+        after.complete(unchecked)
+    assert after.complete(good) == advance(start(), good, OuterSettings())[1]
+
+
+def test_who_is_in_the_finals_is_counted_by_chunk() -> None:
+    """Of three participants one trained on nothing, and one is left out of some chunks, or of all."""
+    plan = plan_of()
+    weightless = msgspec.structs.replace(plan.participants[1], weight=0)
+    plan = msgspec.structs.replace(plan, participants=(plan.participants[0], weightless, plan.participants[2]))
+    form, values = FinalFormat(plan), np.ones(GRID.numel, np.float32)
+
+    def finals(*included: list[int]) -> Finals:
+        parts = enumerate(zip(form.owners, included, strict=True))
+        return Finals(
+            plan=plan, chunks=tuple(form.sign(WHO[o], c, values[slice(*GRID.span(c))], i) for c, (o, i) in parts)
+        )
+
+    def numbers(one: Finals) -> tuple[int, int, float]:
+        return one.contributors, one.tokens, one.coverage
+
+    assert numbers(finals([0, 2], [0, 2], [0, 2], [0, 2], [0, 2])) == (2, 40, 1.0)
+    assert numbers(finals([0], [2], [0, 2], [], [0])) == (2, 40, 0.5)
+    assert numbers(finals([2], [2], [], [2], [2])) == (1, 20, 0.4)
+    assert numbers(finals([0, 1, 2], [0, 2], [0, 2], [0, 2], [0, 2])) == (3, 60, 1.0)
+    assert numbers(finals([], [], [], [], [])) == (0, 0, 0.0)
