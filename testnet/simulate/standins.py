@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal.collectives import contribution as contribution_module
-from shoal.collectives import reduce as reduce_module
+from shoal.collectives import finals as finals_module
 from shoal.protocol import identity as identity_module
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity
 from shoal.protocol.messages import domain_hash
@@ -84,7 +84,7 @@ class KeyRing:
             return papers.get(peer_id) or plain(peer_id)
 
         rows: list[tuple[ModuleType, str, object]] = [(identity_module, _LOOK_UP, look_up)]
-        rows += [(module, _POOL, CallingThread) for module in (contribution_module, reduce_module)]
+        rows += [(module, _POOL, CallingThread) for module in (contribution_module, finals_module)]
         before = [getattr(module, name) for module, name, _ in rows]
         try:
             for module, name, stand_in in rows:
