@@ -61,6 +61,10 @@ class FinalChunk:
         """BLAKE3 of the encoded chunk."""
         return chunk_hash(self.encoded.data)
 
+    def hash_now(self) -> None:
+        """Work out `result`, which is otherwise done when it is asked for."""
+        _ = self.result
+
     @property
     def statement(self) -> ChunkStatement:
         """The owner's word, which the payload carries."""

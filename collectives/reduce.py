@@ -394,6 +394,7 @@ class Reduction:
             form = self.form
         try:
             final = form.read(chunk, pieces.joined())
+            final.hash_now()  # it was just deciphered, and is in this core's cache
             if not form.accepts(final):
                 raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=final.owner)
         except RemoteError:

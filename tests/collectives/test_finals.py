@@ -131,3 +131,14 @@ def test_finals_can_be_opened_again_from_kept_payloads() -> None:
         Finals.open(mesh.plan, [payloads[1], payloads[0], *payloads[2:]])
     with pytest.raises(RemoteError):
         Finals.open(mesh.plan, payloads[:-1])
+
+
+def test_final_is_hashed_when_it_arrives_and_checked_later() -> None:
+    mesh, parcel = one_final()
+    receiver = mesh.reductions[parcel.to]
+    deliver(mesh.reductions, parcel)
+    final = receiver._finals[parcel.chunk]
+    assert not final.sound
+    assert vars(final)["result"] == chunk_hash(final.encoded.tobytes()), "worked out already"
+    assert receiver.verify() == []
+    assert final.sound
