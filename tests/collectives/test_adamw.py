@@ -231,9 +231,8 @@ def test_advance_is_the_plain_step_and_its_hashes(
     assert (after.round, after.tokens) == (5, 130)
 
 
-def test_a_repair_changes_the_clip_and_so_every_chunk_but_no_final_is_measured_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def measured_squares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the spans whose squares are added up, as they are."""
     measured: list[int] = []
     real = outer.square_sum
 
@@ -242,6 +241,13 @@ def test_a_repair_changes_the_clip_and_so_every_chunk_but_no_final_is_measured_t
         return real(values, scratch)
 
     monkeypatch.setattr(outer, "square_sum", counted)
+    return measured
+
+
+def test_a_repair_changes_the_clip_and_so_every_chunk_but_no_final_is_measured_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = measured_squares(monkeypatch)
     monkeypatch.setattr(outer, "SPAN_VALUES", 4096)  # in which steps are made; sums have spans of their own
     before, first = beginning(), finals_of(plan_of())
     repaired = with_chunk(first, 3, finals_of(plan_of(attempt=1), seed=2))
@@ -257,14 +263,7 @@ def test_a_repair_changes_the_clip_and_so_every_chunk_but_no_final_is_measured_t
 
 
 def test_squares_are_added_up_ahead_and_the_step_is_made_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[int] = []
-    real = outer.square_sum
-
-    def counted(values: F32, scratch: Any) -> float:
-        measured.append(values.size)
-        return real(values, scratch)
-
-    monkeypatch.setattr(outer, "square_sum", counted)
+    measured = measured_squares(monkeypatch)
     before, finals = beginning(), finals_of(plan_of())
     after = NextState(before, SETTINGS, GRID, VectorPool(0))
     apply = after.ahead(finals.plan)
