@@ -30,10 +30,16 @@ from shoal.swarm.reaching.punching import Puncher, PunchPort
 
 HELLO_DEADLINE_S = 5.0
 RELAYS_TRIED_LIMIT = 3
+HOLE_OFFERS = 2
+"""So often a peer is asked for a hole that says nothing about it."""
 
 Request = Callable[[PeerId, bytes], Awaitable[bytes]]
 
 logger = logging.getLogger(__name__)
+
+
+class _UnansweredOffer(NetworkError):
+    """The peer did not say whether it makes a hole: it was not asked, does not want to, or the connection went."""
 
 
 class LaneDialler:
@@ -101,18 +107,27 @@ class LaneDialler:
             await trio.aclose_forcefully(stream)  # no effect on a socket that a lane has taken
 
     async def punch(self, peer: PeerId, lanes: int) -> bool:
-        """Bring up one lane through holes in both routers, if that may be tried now; whether it came up."""
-        puncher = self.puncher
-        relay = None if puncher is None else puncher.relay(peer)
-        if puncher is None or relay is None:
-            return False
-        try:
-            await self._punch(puncher, relay, peer, lanes)
-        except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            logger.info("no hole to %s: %s", peer, error)
-            puncher.failed(peer)
-            return False
-        return True
+        """Bring up one lane through holes in both routers, if that may be tried now; whether it came up.
+
+        What the peer does not answer is asked once more, and is no reason to leave it at that: the connection may just
+        have given way to another.
+        """
+        for _ in range(HOLE_OFFERS):
+            puncher = self.puncher
+            relay = None if puncher is None else puncher.relay(peer)
+            if puncher is None or relay is None:
+                return False
+            try:
+                await self._punch(puncher, relay, peer, lanes)
+            except _UnansweredOffer as error:
+                logger.info("no hole to %s: %s", peer, error)
+            except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError) as error:
+                logger.info("no hole to %s: %s", peer, error)
+                puncher.failed(peer)
+                return False
+            else:
+                return True
+        return False
 
     async def _punch(self, puncher: Puncher, relay: PeerId, peer: PeerId, lanes: int) -> None:
         async with puncher.port(relay) as port:
@@ -138,7 +153,11 @@ class LaneDialler:
 
     async def _offer_hole(self, punch: LanePunch, peer: PeerId, lanes: int) -> tuple[LaneAnswer, LaneKeys]:
         proposal = LaneProposal(me=self._me, peer=peer, swarm_id=self._swarm_id, lanes=lanes, punch=punch)
-        answer = decode_answer(await self._request(peer, encode_handshake(proposal.offer)), peer=peer)
+        try:
+            reply = await self._request(peer, encode_handshake(proposal.offer))
+        except NetworkError as error:
+            raise _UnansweredOffer(str(error)) from error
+        answer = decode_answer(reply, peer=peer)
         return answer, proposal.keys(answer)
 
     async def _meet_and_introduce(self, port: PunchPort, keys: LaneKeys) -> None:

@@ -15,10 +15,20 @@ import pytest
 import trio
 
 from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import canonical
+from shoal.swarm.lanes.dial import HOLE_OFFERS
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES
 from shoal.swarm.lanes.listener import PENDING_PER_PEER_LIMIT
-from shoal.swarm.lanes.seal import LANE_ID_BYTES, LaneProposal, LanePunch, encode_handshake, format_address
+from shoal.swarm.lanes.seal import (
+    LANE_ID_BYTES,
+    LaneOffer,
+    LaneProposal,
+    LanePunch,
+    decode_request,
+    encode_handshake,
+    format_address,
+)
 from shoal.swarm.reaching import punching, sightings
 from shoal.swarm.reaching.punching import ALONE_PUNCHES_BURST, PUNCHES_BURST, Puncher, PunchPort
 from shoal.swarm.reaching.sightings import PEER_SIGHTINGS_BURST, SIGHTING_PROTOCOL, AskSighting, ask_seen, sight
@@ -131,6 +141,31 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(punching, "PUNCH_DEADLINE_S", 1.0)
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     monkeypatch.setattr(PunchPort, "_dial", counted)
+    run(main)
+
+
+@pytest.mark.parametrize("lost", [1, HOLE_OFFERS])
+def test_offer_that_a_lost_connection_swallows_is_made_once_more_and_held_against_nobody(lost: int) -> None:
+    async def main() -> None:
+        async with nodes(seen_at=HERE) as (alice, bob, _):
+            lower, higher = in_order(alice, bob)
+            request, offers = lower.lanes._dialler._request, 0
+
+            async def losing(peer: PeerId, data: bytes) -> bytes:
+                nonlocal offers
+                asked = decode_request(data, peer=peer)
+                if isinstance(asked, LaneOffer) and asked.punch is not None:
+                    offers += 1
+                    if offers <= lost:
+                        raise NetworkError(f"{peer} does not answer")
+                return await request(peer, data)
+
+            lower.lanes._dialler._request = losing
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            await until(lambda: offers == HOLE_OFFERS and (lost == HOLE_OFFERS or ways(alice, bob) == [False]))
+            assert ways(alice, bob) == [lost == HOLE_OFFERS]
+            assert puncher(lower).relay(higher.peer) is not None, "it is not left at that"
+
     run(main)
 
 
