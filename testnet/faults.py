@@ -231,18 +231,19 @@ async def _corrupt(fault: Fault, swarm: Field) -> None:
 
 
 def flip_bits(folder: Path, draw: random.Random) -> list[Path]:
-    """Flip a bit in the second half of every state and all finals in a node's folder; returns the files. Blocks.
+    """Flip a bit of a value in every state and all finals in a node's folder; returns the files. Blocks.
 
-    The second half of these files holds values, of which one bit more or less is a value all the same.
+    What these files begin with, and it is less than a quarter, says what they hold. A value with one bit more or less
+    is a value all the same; zeros may be no values, but what fills a page.
     """
     flipped = []
     for path in sorted([*folder.glob("state/*.safetensors"), *folder.glob("finals/*-*")]):
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # a running node removes old ones
-            at = draw.randrange(path.stat().st_size // 2, path.stat().st_size)
+            data = file.read()
+            drawn = (draw.randrange(len(data) // 4, len(data)) for _ in data)
+            at = next(at for at in drawn if data[at])
             file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+            file.write(bytes([data[at] ^ 1 << draw.randrange(8)]))
             flipped.append(path)
     return flipped
 

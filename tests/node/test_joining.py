@@ -5,19 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.node.lab import Node, Swarm, assert_exact, eventually
 
-MODEL: dict[str, str | int | float | bool] = {"inputs": 1024, "outputs": 768}
-"""787,200 parameters: a state of 6.3 MB in 386 chunks, more than is asked for at first."""
-STATE_BYTES = 8 * (1024 * 768 + 768)
+MODEL: dict[str, str | int | float | bool] = {"inputs": 1024, "outputs": 4000}
+"""4,100,000 parameters: a state of 33 MB. Half of it is more chunks than three donors are asked for at once."""
+NUMEL = 1024 * 4000 + 4000
+CHUNK_VALUES = 4096
+CHUNKS = 2002
 ARRIVED = re.compile(r"the state of round (\d+) is here: (\d+) of (\d+) chunks were, (.*)")
 
 
-def kept_bytes(node: Node) -> int:
-    """Of the state on its way, what is on the node's disk."""
-    return sum(path.stat().st_blocks * 512 for path in node.folder.glob("transfer/*/chunks"))
+def kept_chunks(node: Node) -> int:
+    """How many chunks of the state on its way are on the node's disk: what has not come yet is a hole, of zeros."""
+    begins = np.arange(0, NUMEL, CHUNK_VALUES)
+    kept = 0
+    for path in node.folder.glob("transfer/*/chunks"):
+        state = np.zeros(2 * NUMEL, np.float32)
+        came = np.fromfile(path, np.float32)
+        state[: came.size] = came
+        kept += sum(int(np.logical_or.reduceat(vector != 0, begins).sum()) for vector in np.split(state, 2))
+    return kept
 
 
 def donated(node: Node) -> tuple[int, int, dict[str, int]]:
@@ -40,7 +50,7 @@ def test_joiner_outlives_its_own_restart_and_the_death_of_a_donor(tmp_path: Path
 
         joiner.start(join=founders, holds=["2:transfer:0.5"])
         joiner.hold("2:transfer:0.5")
-        eventually(lambda: kept_bytes(joiner) >= STATE_BYTES / 2, "what came is on the disk")
+        eventually(lambda: kept_chunks(joiner) >= CHUNKS // 2, "what came is on the disk")
         joiner.kill()
         joiner.start(join=founders, holds=["2:transfer:0.75"])
         joiner.hold("2:transfer:0.75")
@@ -50,8 +60,9 @@ def test_joiner_outlives_its_own_restart_and_the_death_of_a_donor(tmp_path: Path
 
         assert joiner.wait("round_started", round=2)["role"] == "joiner"
         were, total, sources = donated(joiner)
-        assert (total, total // 2 <= were < total) == (386, True)
-        assert (total - were - 2) * 4 * 4096 <= sum(sources.values()) <= (total - were) * 4 * 4096
+        assert total == CHUNKS
+        assert CHUNKS // 2 <= were < CHUNKS
+        assert (CHUNKS - were - 2) * 4 * CHUNK_VALUES <= sum(sources.values()) <= (CHUNKS - were) * 4 * CHUNK_VALUES
         assert sum(sources.values()) > 0
         assert set(sources) <= {node.peer_id for node in founders}
         assert sources.keys() - {doomed.peer_id}
