@@ -31,6 +31,10 @@ class ExploreOptions:
     members: Annotated[int, option("--members", help="Members of the electorate; member v leads view v.")] = 3
     views: Annotated[int, option("--views", help="How many views there may be, from view 0 on.")] = 3
     crashes: Annotated[int, option("--crashes", help="How often a member may be killed and return.")] = 1
+    returning: Annotated[
+        str | None,
+        option("--returning", help="Of a repair: only these return, each as often as named.", metavar="M,M…"),
+    ] = None
     leaves: Annotated[int, option("--leaves", help="How many members may leave.")] = 0
     plans: Annotated[int, option("--plans", help="How many values a free lead may choose from.")] = 2
     planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
@@ -93,6 +97,7 @@ def _explored_repair(options: ExploreOptions) -> RepairExploration:
         views=options.views,
         attempts=options.attempts,
         crashes=options.crashes,
+        returning=_members(options.returning),
         chunks=options.chunks,
         shift=options.shift,
         late=options.late,
@@ -101,6 +106,13 @@ def _explored_repair(options: ExploreOptions) -> RepairExploration:
         reduced=not options.unreduced,
     )
     return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+
+
+def _members(listed: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, listed.split(","))) if listed is not None else ()
+    except ValueError:
+        raise ConfigError(f"--returning {listed}: write members as in 0,1") from None
 
 
 class ProgressLines:
@@ -168,6 +180,7 @@ def _told_scope(exploration: Exploration | RepairExploration) -> str:
     scope = exploration.scope
     told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"
     if isinstance(scope, RepairScope):
+        told += f" (of {', '.join(map(str, scope.returning))})" if scope.returning else ""
         return f"{told}, {count(scope.attempts, 'plan')} in a view, {scope.codec}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
     return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"

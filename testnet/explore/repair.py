@@ -1,6 +1,6 @@
 """Every schedule of a small round in which participants are lost and the reduction is repaired.
 
-A state is what each member is in (`repair_run.Member`, by number) and how many restarts may still happen. A
+A state is what each member is in (`repair_run.Member`, by number) and who may still return how often. A
 member is the round machine and the reduction that nodes run, its agreement log, and all that it said and posted. It
 begins when all contributions are announced, or one is late, and the lead of view 0 has planned. From then on
 
@@ -41,7 +41,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Vote
 from shoal.testnet.explore.repair_member import Members
 from shoal.testnet.explore.repair_run import Kit
-from shoal.testnet.explore.repair_scope import RepairScope
+from shoal.testnet.explore.repair_scope import RepairScope, Returns
 from shoal.testnet.explore.repair_steps import Outcome
 from shoal.testnet.explore.scope import outweighs
 from shoal.testnet.explore.search import Finding, OnProgress, Search, State, ignore_progress
@@ -74,7 +74,8 @@ class RepairExplorer:
     def __init__(self, scope: RepairScope, kit: Kit | None = None) -> None:
         self.scope = scope
         self.members = Members(scope, kit)
-        self.start: State = (*self.members.start, scope.crashes)
+        self._returns = Returns(scope)
+        self.start: State = (*self.members.start, self._returns.start)
         self._order: list[State] = []
         self._certified: set[bytes] = set()
         self._possible: dict[tuple[int, ...], list[Outcome]] = {}
@@ -119,7 +120,7 @@ class RepairExplorer:
             if possible is None:
                 possible = self._possible[key] = self.members.steps(position, number, voices)
             for outcome in possible:
-                if outcome.crashes <= state[-1]:
+                if not outcome.crashes or self._returns.allowed(state[-1], position):
                     if outcome.last_vote:
                         return [(position, outcome)]
                     steps.append((position, outcome))
@@ -134,7 +135,7 @@ class RepairExplorer:
             return "two digests of one plan"
         if outcome.votes and self._forked(numbers):
             return "fork"
-        return (*numbers, state[-1] - outcome.crashes)
+        return (*numbers, state[-1] - outcome.crashes * self._returns.one(position))
 
     def _two_digests(self, numbers: list[int]) -> bool:
         found = {pair for number in numbers for pair in self.members.states[number].finals}

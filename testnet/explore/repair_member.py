@@ -138,7 +138,7 @@ class Members:
         if plan is not None:
             known = frozenset(f for v in voices for f in self.voices[v].finals if f[0] == plan)
             outcomes += self._remembered(("fetch", number, known), partial(context.fetches, known))
-        if self.scope.crashes:
+        if self.scope.may_return(position):
             outcomes += self._remembered(("return", number), context.returns)
         return outcomes
 
@@ -229,7 +229,7 @@ class Members:
 
     def outcomes(self, step: Step, run: Run) -> Iterator[Outcome]:
         """The step whole, and each way in which the member is killed in it and returns."""
-        if self.scope.crashes and not step.crashes:
+        if self.scope.may_return(step.position) and not step.crashes:
             for cut in run.cuts:
                 for way in self.ways_back(step.position, cut):
                     killed = Run(self.world, self.kit, step.position, cut, {})

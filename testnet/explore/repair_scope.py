@@ -30,10 +30,11 @@ class RepairScope:
     """Which schedules there are. Members are numbered in the order in which they lead: member v leads view v.
 
     `views` are 0 to views − 1, and `attempts` how many plans a lead may make in one; `crashes` is how often a member
-    may be killed and return. Chunk c of the first plan is dealt to the participant `shift` + c places on, in the order
-    of the plan. `late` is the member whose contribution comes too late for the plan, None if there is none.
-    With `stale` a plan that its lead superseded may be heard late by who believed that lead dead for a moment.
-    `reduced` puts arrivals off until they matter (see `repair.py`).
+    may be killed and return. With `returning` only those may who are named there, each as often as it is named: scopes
+    that name every choice of so many members are, together, what `crashes` is alone. Chunk c of the first plan is dealt
+    to the participant `shift` + c places on, in the order of the plan. `late` is the member whose contribution comes
+    too late for the plan, None if there is none. With `stale` a plan that its lead superseded may be heard late by who
+    believed that lead dead for a moment. `reduced` puts arrivals off until they matter (see `repair.py`).
     Raises ConfigError for what is out of range.
     """
 
@@ -41,6 +42,7 @@ class RepairScope:
     views: int = 2
     attempts: int = 2
     crashes: int = 0
+    returning: tuple[int, ...] = ()
     chunks: int = 2
     shift: int = 0
     late: int | None = None
@@ -60,8 +62,36 @@ class RepairScope:
         ):
             if not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
+        if any(not 0 <= member < self.members for member in self.returning):
+            raise ConfigError(f"--returning {_listed(self.returning)}: must be from 0 to {self.members - 1}")
+        if self.returning and len(self.returning) != self.crashes:
+            raise ConfigError(f"--returning {_listed(self.returning)}: must name as many as --crashes, {self.crashes}")
         if self.codec not in CODECS:
             raise ConfigError(f"--codec {self.codec}: must be one of {', '.join(CODECS)}")
+
+    def may_return(self, member: int) -> bool:
+        """Whether this member returns in any schedule."""
+        return self.crashes > 0 and (not self.returning or member in self.returning)
+
+
+class Returns:
+    """How often who may still return, as a number: that of all together, or eight times that of each member named."""
+
+    def __init__(self, scope: RepairScope) -> None:
+        self._named = bool(scope.returning)
+        self.start = sum(map(self.one, scope.returning)) if self._named else scope.crashes
+
+    def one(self, member: int) -> int:
+        """What the return of a member takes."""
+        return 8**member if self._named else 1
+
+    def allowed(self, left: int, member: int) -> bool:
+        """Whether a member may return while so much is left."""
+        return (left // self.one(member)) % 8 > 0
+
+
+def _listed(members: Sequence[int]) -> str:
+    return ",".join(map(str, members))
 
 
 class World:

@@ -89,6 +89,20 @@ def test_arrivals_that_are_put_off_leave_nothing_out() -> None:
     assert reduced.sayings() == plain.sayings()
 
 
+def test_parts_by_who_returns_are_together_the_whole() -> None:
+    scope: dict[str, Any] = {"members": 2, "views": 1, "attempts": 1, "chunks": 1, "crashes": 1}
+    whole = RepairExplorer(RepairScope(**scope))
+    assert whole.run().complete
+    said: set[tuple[int, str]] = set()
+    for returning in ((0,), (1,)):
+        part = RepairExplorer(RepairScope(**scope, returning=returning))
+        assert part.run().complete
+        lives = {(m, part.members.states[n].life) for state in part._order for m, n in enumerate(state[:-1])}
+        assert lives == {(member, life) for member in (0, 1) for life in range(returning.count(member) + 1)}
+        said |= part.sayings()
+    assert said == whole.sayings()
+
+
 def test_search_that_reaches_its_limit_says_that_it_is_not_complete() -> None:
     exploration = explore(limit=50)
     assert not exploration.complete
@@ -96,7 +110,17 @@ def test_search_that_reaches_its_limit_says_that_it_is_not_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"members": 9}, {"views": 0}, {"attempts": 0}, {"crashes": -1}, {"late": 3}, {"codec": "fp8"}]
+    "wrong",
+    [
+        {"members": 9},
+        {"views": 0},
+        {"attempts": 0},
+        {"crashes": -1},
+        {"late": 3},
+        {"codec": "fp8"},
+        {"returning": (3,), "crashes": 1},
+        {"returning": (0, 1), "crashes": 1},
+    ],
 )
 def test_scope_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -343,4 +367,5 @@ def test_command_tells_what_was_visited_and_exercised(capsys: pytest.CaptureFixt
     assert document["complete"] is True
     assert document["violations"] == []
     assert document["revisions"] == document["repaired"] == 2  # with and without a final that stands
+    assert execute([*COMMAND, "--returning", "one"]) == 2
     assert execute([*COMMAND, "--walk", "10"]) == 2
