@@ -133,6 +133,29 @@ def test_finals_can_be_opened_again_from_kept_payloads() -> None:
         Finals.open(mesh.plan, payloads[:-1])
 
 
+def test_final_is_hashed_later_while_others_wait_for_sums() -> None:
+    contributions = [encode(n, "fp32") for n in range(2)]
+    mesh = Mesh(make_plan(contributions, [1, 2]), contributions)
+    mesh.start()
+    held: list[Parcel] = []
+
+    def hold(parcel: Parcel) -> bool:
+        keep = parcel.kind is FrameKind.CONTRIBUTION and parcel.to == peer(1)
+        held.extend([parcel] * keep)
+        return keep
+
+    mesh.run(1, drop=hold)
+    receiver = mesh.reductions[peer(1)]
+    finals = list(receiver._finals.values())
+    assert finals
+    assert not any("result" in vars(final) for final in finals)
+    for parcel in held:
+        deliver(mesh.reductions, parcel)
+    assert receiver.final_chunks == mesh.plan.chunks
+    assert receiver.verify() == []
+    assert all(final.sound for final in finals)
+
+
 def test_final_is_hashed_when_it_arrives_and_checked_later() -> None:
     mesh, parcel = one_final()
     receiver = mesh.reductions[parcel.to]
