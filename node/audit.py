@@ -7,6 +7,7 @@ mean update, little-endian fp32). Under the strategy gossip they are `vector-…
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -46,11 +47,11 @@ class AuditTrail:
         }
         self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
 
-    def applied(self, term: Term, finals: Finals) -> None:
-        """After the certificate: the plan, its finals, and the update that this node applied."""
+    def applied(self, term: Term, finals: Finals) -> float:
+        """After the certificate: the plan, its finals, and the update that was applied here. How long it took, in s."""
         if not self._enabled:
-            return
-        plan = finals.plan
+            return 0.0
+        began, plan = time.perf_counter(), finals.plan
         body = {
             "plan": plan.hash,
             "bitmaps": list(finals.bitmaps),
@@ -59,6 +60,7 @@ class AuditTrail:
         self._write(term, plan.round, "plan", canonical(plan))
         self._write(term, plan.round, "finals", msgspec.msgpack.encode(body))
         self._write(term, plan.round, "applied", finals.decoded().data)
+        return time.perf_counter() - began
 
     def vector(self, vector: GossipVector, delta: F32) -> None:
         """Strategy gossip, before the offer: this node's vector, and the Δ ``(numel,) float32`` that is in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.collectives.finals import Finals
 from shoal.node.reporting.events import EventLog
@@ -135,9 +135,13 @@ class RoundLog:
         )
 
     def certified(
-        self, certificate: Certificate, finals: Finals, *, reduce_s: float, total_s: float, traffic: dict[str, int]
+        self, certificate: Certificate, finals: Finals, *, times: Mapping[str, float], traffic: Mapping[str, int]
     ) -> None:
-        """The round has its certificate, and its state is applied here. `traffic`: bytes since the node started."""
+        """The round has its certificate, and its state is applied here. `traffic`: bytes since the node started.
+
+        times: in seconds: `reduce_s`; `total_s`, until the state was applied; and `kept_s`, how long test mode then
+        took to keep what is recomputed.
+        """
         value = certificate.value
         self._events.write(
             "certified",
@@ -150,8 +154,7 @@ class RoundLog:
             contributors=finals.contributors,
             coverage=finals.coverage,
             tokens=value.tokens,
-            reduce_s=round(reduce_s, 6),
-            total_s=round(total_s, 6),
+            **{name: round(seconds, 6) for name, seconds in times.items()},
             **traffic,
         )
 

@@ -71,10 +71,10 @@ class StateTransition:
         state = await self._candidates.take(candidate)
         await self._custody.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
-        await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
         seconds = trio.current_time() - self._round_started
-        traffic = self._p.traffic_bytes()
-        self._p.log.certified(certificate, finals, reduce_s=candidate.seconds, total_s=seconds, traffic=traffic)
+        kept_s = await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
+        times = {"reduce_s": candidate.seconds, "total_s": seconds, "kept_s": kept_s}
+        self._p.log.certified(certificate, finals, times=times, traffic=self._p.traffic_bytes())
         self._p.on_progress(
             RoundCertified(
                 round=value.round,

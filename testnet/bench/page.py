@@ -27,12 +27,14 @@ _DEFINITIONS: Final = """\
 * **Ratios** are taken within one repetition, in which all systems run one after the other; the table gives the median
   over the repetitions, and the least and the largest in brackets.
 * **Wire bytes** are what a node sent over lanes and control in one round, the mean over nodes and rounds.
-* **Peak memory** is the growth of the daemon's high-water mark from the accepted plan until all finals are decoded,
-  less 4 bytes for each value of the result; of the node for which it is largest.
+* **Peak memory** is the growth of the daemon's high-water mark in its first reduction, from the accepted plan until all
+  finals are decoded, less 4 bytes for each value of the result; of the node for which it is largest. Later reductions
+  find memory that was kept, or made ready, for them.
 * **Error** is the largest of any value of the mean, against the mean in float64 of what the nodes had before encoding
   (values are uniform in ±0.5). *Exact* means that every node's result was recomputed and is the same to the bit.
 * **A fault** strikes one node when half of the chunks are final there; no other node is held. The delay is how much
-  longer that round took, to the last survivor's applied state, than the median of the undisturbed rounds of its run.
+  longer that round took, to the last survivor's applied state, than the median of the undisturbed rounds of its run;
+  where three share the cores of four it may be less than nothing. What is written to be recomputed is not in it.
 * **Sockets** are those of loopback, through which everything goes between nodes that share no memory, as between
   machines (`--no-shared-memory`). Where it does not say so, nodes hand each other large frames, sealed as ever, in
   memory that both see, as nodes of one machine do.

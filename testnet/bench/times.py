@@ -7,7 +7,7 @@
 Each boundary is that of the first or last peer, by the wall clock of the one machine they run on. *Reduce* is from the
 first peer that accepted the plan to the last that had all finals; *work out* is their check, the candidate state, its
 digest and what must be durable before the report; *agree* is report, proposal and vote; *apply* is the certificate, and
-the state adopted and kept.
+the state adopted and kept. What test mode writes of a round, to be recomputed, is not in it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     event: str
     round: int = 0
     seconds: float = 0.0
+    kept_s: float = 0.0
     digest: str = ""
     coverage: float = 0.0
     contributors: int = 0
@@ -99,7 +100,7 @@ def _node_round(lines: dict[str, _Line]) -> NodeRound:
         finals_at=min(lines["reduced_plan"].at + reduced.seconds, reduced.at),
         reduced_at=reduced.at,
         voted_at=lines.get("voted", reduced).at,
-        certified_at=certified.at,
+        certified_at=certified.at - certified.kept_s,
         digest=certified.digest,
         coverage=certified.coverage,
         contributors=certified.contributors,
