@@ -24,7 +24,6 @@ from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
-from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.reach import Way
 from shoal.swarm.lanes.seal import ADDRESS_LIMIT as LANE_ADDRESS_LIMIT
 from shoal.swarm.lanes.seal import format_address as format_lane
@@ -84,8 +83,7 @@ class Reaching:
         self.proven: tuple[str, ...] = ()
         """Control addresses at which members have reached this node."""
         self.proven_lanes: tuple[str, ...] = ()
-        limit = self._config.max_upload
-        self.passages = PassageDesk(self._host, upload=None if limit is None else RateLimit(limit))
+        self.passages = PassageDesk(self._host, upload=self._lanes.upload)
         DialBackDesk(self._host, self._is_linked)
         self.sightings = SightingDesk(self._host)
         self._parted: set[PeerId] = set()

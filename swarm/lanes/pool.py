@@ -39,7 +39,7 @@ from shoal.swarm.lanes.count import LaneCount
 from shoal.swarm.lanes.dial import LaneDialler, Request
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
-from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits
+from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
 from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
@@ -245,6 +245,11 @@ class LanePool:
     def refusals(self) -> Refusals:
         """What was turned away at the lanes' port."""
         return self._listener.refusals
+
+    @property
+    def upload(self) -> RateLimit | None:
+        """The cap on all that this node uploads, for whoever sends beside its lanes."""
+        return self._limits.upload
 
     @property
     def bytes_sent(self) -> int:

@@ -125,7 +125,10 @@ class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured. ok: no value was wrong. notes: what was left out, and why."""
+    """All that was measured. ok: no value was wrong. notes: what was left out, and why.
+
+    rivals: those that the user named, and by which pattern their seconds were found, "" where they print JSON.
+    """
 
     machine: Machine
     repeat: int
@@ -133,6 +136,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     numel: int
     iters: int
     fault_iters: int
+    rivals: dict[str, str]
     samples: tuple[Sample, ...]
     details: tuple[Allreduce, ...]
     faults: tuple[FaultResult, ...]
@@ -160,6 +164,7 @@ async def compare(wanted: Compare, tell: Tell = lambda text: None) -> Comparison
         numel=wanted.numel,
         iters=wanted.iters,
         fault_iters=wanted.fault_iters,
+        rivals={rival.name: rival.pattern.pattern if rival.pattern else "" for rival in wanted.rivals},
         samples=tuple(run.samples),
         details=tuple(run.details),
         faults=tuple(run.faults),

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench.allreduce import Allreduce, FaultResult
-from shoal.testnet.bench.compare import FLOORS, MIB, WAYS, YARDSTICK, Comparison, Row, Sample, Spread
+from shoal.testnet.bench.compare import MIB, Comparison, Row, Sample, Spread
 
 CAMPAIGN_LIMIT_BYTES: Final = 1 << 20
 
@@ -88,17 +88,11 @@ def load_campaign(path: Path) -> dict[str, Any]:
 
 def _command(found: Comparison) -> str:
     peers = ",".join(map(str, found.peers))
+    rivals = [f" --rival '{name}=…'" for name in found.rivals]
+    rivals += [f" --rival-regex '{name}={pattern}'" for name, pattern in found.rivals.items() if pattern]
     return (
         f"shoal bench compare --repeat {found.repeat} --peers {peers} --numel {found.numel} --iters {found.iters} "
-        f"--fault-iters {found.fault_iters}" + "".join(f" --rival '{name}=…'" for name in _rivals(found))
-    )
-
-
-def _rivals(found: Comparison) -> list[str]:
-    """The systems that are neither ours nor always there."""
-    return sorted(
-        {s.system for s in found.samples if s.whole_s is None}
-        - {YARDSTICK, *(name + way for name in FLOORS.values() for way in WAYS)}
+        f"--fault-iters {found.fault_iters}" + "".join(rivals)
     )
 
 

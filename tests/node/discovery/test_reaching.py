@@ -26,6 +26,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.records import NodeRecord
 from shoal.swarm.host import Host
+from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.members import Change
 from shoal.swarm.reaching import networks
@@ -58,12 +59,13 @@ class Member:
             sink=RecordingSink(),
             listen=("127.0.0.1", 0),
             request=self._no_lanes,
+            limits=LaneLimits(upload=RateLimit(64 << 20)),
         )
         self.notices: list[str] = []
         self._swarm = swarm
         self.links = SimpleNamespace(linked=self.host.connected)
         self.members = SimpleNamespace(record_of=self.record_of, announce=lambda: None)
-        self.config = SimpleNamespace(relay=relay, port_mapping=port_mapping, max_upload=None)
+        self.config = SimpleNamespace(relay=relay, port_mapping=port_mapping)
         self.events = EventLog(folder / f"{self.host.peer_id}.jsonl")
         daemon: Any = self
         self.reaching = Reaching(daemon)
@@ -170,6 +172,13 @@ def test_reached_node_relays_and_another_is_reached_through_it(tmp_path: Path, m
             assert hidden.reaching.reachability == "unknown"
 
     run(main)
+
+
+def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> None:
+    member = Member(tmp_path, {})
+    with contextlib.closing(member.events):
+        assert member.lanes.upload is not None
+        assert member.reaching.passages._upload is member.lanes.upload, "two caps would let twice as much out"
 
 
 @pytest.mark.usefixtures("loopback_is_public")

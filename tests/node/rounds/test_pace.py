@@ -31,11 +31,20 @@ class Scene:
     contributions: frozenset[PeerId] = NOBODY
     finals: frozenset[PeerId] = NOBODY
     moves: frozenset[PeerId] = NOBODY
+    queued: frozenset[PeerId] = NOBODY
+    step: int = 1
+    uploads: dict[PeerId, int] = field(default_factory=dict)
+    downloads: dict[PeerId, int] = field(default_factory=dict)
     now: float = 0.0
-    received: dict[PeerId, int] = field(default_factory=dict)
+    bytes: dict[PeerId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plan = msgspec.structs.replace(plan_of(IDENTITIES, LEDGER.chain.head), attempt=self.attempt)
+        plan = plan_of(IDENTITIES, LEDGER.chain.head)
+        participants = tuple(
+            msgspec.structs.replace(p, upload=self.uploads.get(p.peer, 0), download=self.downloads.get(p.peer, 0))
+            for p in plan.participants
+        )
+        plan = msgspec.structs.replace(plan, attempt=self.attempt, participants=participants)
         reduction = SimpleNamespace(plan=plan, received_bytes={}, waiting_for=self.waiting_for)
         self.pace = Pace(reduction, self, ME, 0.0, earlier=self.earlier)  # type: ignore[arg-type]
         self.plan: Plan = plan
@@ -44,18 +53,20 @@ class Scene:
         return Waiting(contributions=self.contributions, finals=self.finals)
 
     def moved(self, peer: PeerId) -> Moved:
-        return Moved(received=self.received.get(peer, 0))
+        moved = self.bytes.get(peer, 0)
+        return Moved(received=0, taken=moved) if self.queued else Moved(received=moved)
 
     def queued_bytes(self, peer: PeerId) -> int:
-        return 0
+        return int(peer in self.queued)
 
     def look(self, seconds: float) -> Stall:
-        """What the pace says after so many seconds, in which a byte of each in `moves` comes at every look."""
+        """What the pace says after so many seconds, in which at every look `step` bytes of each in `moves` come, or,
+        where something is queued, are taken."""
         stall = Stall(NOBODY, NOBODY)
         for _ in range(round(seconds / LOOK_S)):
             self.now += LOOK_S
             for peer in self.moves:
-                self.received[peer] = self.received.get(peer, 0) + 1
+                self.bytes[peer] = self.bytes.get(peer, 0) + self.step
             stall = self.pace.look(self.now)
         return stall
 
@@ -95,3 +106,36 @@ def test_stall_deadline_doubles_with_every_plan_of_the_round(attempt: int, earli
     scene = Scene(attempt=attempt, earlier=earlier, contributions=frozenset({SLOW}))
     assert scene.look(stall_s - LOOK_S).peers == NOBODY
     assert scene.look(3 * LOOK_S).peers == {SLOW}
+
+
+FAST = 3_000_000
+"""Bytes/s of an end; a third of it is for each of three others."""
+
+
+@pytest.mark.parametrize("sending", [False, True], ids=["receiving", "sending"])
+@pytest.mark.parametrize(
+    ("ends", "share", "stalls"),
+    [
+        ((FAST, 0), 0.20, True),
+        ((FAST, 0), 0.30, False),
+        ((0, FAST), 0.20, True),
+        ((0, FAST), 0.30, False),
+        ((FAST, FAST // 2), 0.10, True),
+        ((FAST, FAST // 2), 0.15, False),  # three tenths of what the narrower end lets through
+        ((0, 0), 0.01, False),
+    ],
+)
+def test_who_moves_less_than_a_quarter_of_its_share_of_the_narrower_end_stalls(
+    ends: tuple[int, int], share: float, stalls: bool, sending: bool
+) -> None:
+    giver, taker = (ME, SLOW) if sending else (SLOW, ME)
+    scene = Scene(
+        contributions=NOBODY if sending else frozenset({SLOW}),
+        queued=frozenset({SLOW}) if sending else NOBODY,
+        moves=frozenset({SLOW}),
+        step=round(share * FAST / 3 * LOOK_S),
+        uploads={giver: ends[0]},
+        downloads={taker: ends[1]},
+    )
+    assert scene.look(STALL_S - LOOK_S).peers == NOBODY
+    assert scene.look(3 * LOOK_S).peers == (frozenset({SLOW}) if stalls else NOBODY)

@@ -116,9 +116,9 @@ def line(at: float, event: str, round: int = 3, **fields: object) -> str:
     return json.dumps({"at": at, "event": event, "round": round, **fields})
 
 
-def log(folder: Path, *, late_s: float = 0.0, between: tuple[str, ...] = ()) -> Path:
-    """A node's log of round 3, everything in it `late_s` later."""
-    certified = {"digest": "d", "coverage": 1.0, "contributors": 2, "lanes_sent": 70, "control_sent": 7}
+def log(folder: Path, *, late_s: float = 0.0, between: tuple[str, ...] = (), **more: float) -> Path:
+    """A node's log of round 3, everything in it `late_s` later; what it certified, with `more` of it."""
+    certified = {"digest": "d", "coverage": 1.0, "contributors": 2, "lanes_sent": 70, "control_sent": 7, **more}
     lines = [
         line(10.0 + late_s, "planned"),
         *between,
@@ -140,6 +140,12 @@ def test_times_are_from_the_first_plan_to_the_last_peer(tmp_path: Path) -> None:
     assert (times.reduce_s, times.work_out_s, times.agree_s, times.apply_s) == (2.5, 1.0, 1.0, 2.0)
     assert times.total_s == 6.5
     assert {(peer.digest, peer.contributors, peer.sent_bytes) for peer in peers} == {("d", 2, 77)}
+
+
+def test_what_test_mode_keeps_of_a_round_is_not_in_its_time(tmp_path: Path) -> None:
+    peers = round_at([read_node(log(tmp_path / "a", kept_s=1.25)), read_node(log(tmp_path / "b", kept_s=0.5))], 3)
+    assert [peer.certified_at for peer in peers] == [14.75, 15.5]
+    assert times_of(peers).apply_s == 1.5
 
 
 def test_times_of_a_round_that_was_planned_again_begin_with_its_first_plan(tmp_path: Path) -> None:

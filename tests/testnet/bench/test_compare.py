@@ -225,8 +225,9 @@ def test_a_target_is_reached_at_its_edge(least: bool, value: float, met: bool, a
 
 def comparison(**changes: object) -> Comparison:
     found = Comparison(
-        machine=this_machine(), repeat=3, peers=(2, 4), numel=NUMEL, iters=5, fault_iters=3, samples=SAMPLES,
-        details=(DETAIL,), faults=FAULTS, lane=LANE, rows=tuple(rows().values()), ok=True, notes=(),
+        machine=this_machine(), repeat=3, peers=(2, 4), numel=NUMEL, iters=5, fault_iters=3,
+        rivals={"hivemind": r"span ([0-9.]+)s", "other": ""}, samples=SAMPLES, details=(DETAIL,),
+        faults=FAULTS, lane=LANE, rows=tuple(rows().values()), ok=True, notes=(),
     )  # fmt: skip
     return msgspec.structs.replace(found, **changes)
 
@@ -250,7 +251,8 @@ def test_page_shows_misses_as_misses() -> None:
 def test_page_names_the_command_with_the_rivals_that_somebody_gave() -> None:
     floors = (sample("bare, fp32", 4, 0, 0.2), sample("bare, int8, sockets", 4, 0, 0.3))
     said = render(comparison(samples=(*SAMPLES, *floors)))
-    assert "--fault-iters 3 --rival 'hivemind=…' --rival 'other=…'` on" in said
+    given = "--rival 'hivemind=…' --rival 'other=…' --rival-regex 'hivemind=span ([0-9.]+)s'"
+    assert f"--fault-iters 3 {given}` on" in said
     assert "| bare, int8, sockets | 0.3 |" in said
 
 

@@ -85,7 +85,7 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(
     assert ok(report), told
     assert (report.runs, report.peers, report.codecs) == (20, PEERS, CODECS)
     assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
-    assert (report.late_rounds, report.unverified, report.unrecovered) == (0, 0, 0)
+    assert (report.late_rounds, report.unverified, report.unrecovered, report.evicted_survivors) == (0, 0, 0, 0)
     # Each run has its own round, and after it one at least to which all contribute, the struck included.
     assert report.rounds_checked >= 2 * 20
     assert [record.run for record in records] == list(SHORT.drawn())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -191,6 +192,14 @@ class ChangesContribution(Reduction):
         super()._send(to, kind, chunk, payload)
 
 
+class PostsAnother(Reduction):
+    """Posts another final than the one that it signed."""
+
+    def _post_to_all(self, form: FinalFormat, chunk: int, final: FinalChunk) -> None:
+        payload = np.frombuffer(bytes([final.payload[0] ^ 1, *final.payload[1:]]), np.uint8)
+        super()._post_to_all(form, chunk, replace(final, payload=payload))
+
+
 class HoldsBack(RoundMachine):
     """Says that it holds nothing, whatever it holds."""
 
@@ -248,6 +257,7 @@ BUGS: list[tuple[type, dict[str, Any], str]] = [
     (SignsAgain, SMALL, "two results signed for one chunk"),
     (DividesByThePlan, SMALL, "finals that are not the mean of what they count"),
     (ChangesContribution, SMALL, "a contribution that was changed"),
+    (PostsAnother, SMALL, "a final that its owner did not sign"),
     (HoldsBack, SMALL, "held finals that were not said"),
     (HastyLead, SMALL, "revised without the word of one who remains"),
     (VotesBlindly, SMALL, "a vote without the finals"),
