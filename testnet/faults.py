@@ -241,7 +241,9 @@ def flip_bits(folder: Path, draw: random.Random) -> list[Path]:
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # a running node removes old ones
             data = file.read()
             drawn = (draw.randrange(len(data) // 4, len(data)) for _ in data)
-            at = next(at for at in drawn if data[at])
+            at = next((at for at in drawn if data[at]), None)
+            if at is None:  # a running node has only just begun it
+                continue
             file.seek(at)
             file.write(bytes([data[at] ^ 1 << draw.randrange(8)]))
             flipped.append(path)

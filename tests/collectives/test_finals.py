@@ -15,21 +15,27 @@ from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import Mesh, Parcel, deliver, encode, identity, make_plan, peer
 
 
-def one_final() -> tuple[Mesh, Parcel]:
-    """A mesh of two where everything has arrived but node 0's finals at node 1; and the first of these."""
+def held_back(kind: FrameKind, *, sender: int, to: int) -> tuple[Mesh, list[Parcel]]:
+    """A mesh of two where everything has arrived but these parcels, and what only they bring about; and them."""
     contributions = [encode(n, "fp32") for n in range(2)]
     mesh = Mesh(make_plan(contributions, [1, 2]), contributions)
     mesh.start()
     held: list[Parcel] = []
 
     def hold(parcel: Parcel) -> bool:
-        keep = parcel.kind is FrameKind.FINAL and parcel.sender == peer(0)
+        keep = (parcel.kind, parcel.sender, parcel.to) == (kind, peer(sender), peer(to))
         held.extend([parcel] * keep)
         return keep
 
     mesh.run(1, drop=hold)
-    mesh.parcels += held[1:]
-    return mesh, held[0]
+    return mesh, held
+
+
+def one_final() -> tuple[Mesh, Parcel]:
+    """A mesh of two where everything has arrived but node 0's finals at node 1; and the first of these."""
+    mesh, (first, *others) = held_back(FrameKind.FINAL, sender=0, to=1)
+    mesh.parcels += others
+    return mesh, first
 
 
 def refuse(mesh: Mesh, parcel: Parcel, says: str) -> None:
@@ -134,17 +140,7 @@ def test_finals_can_be_opened_again_from_kept_payloads() -> None:
 
 
 def test_final_is_hashed_later_while_others_wait_for_sums() -> None:
-    contributions = [encode(n, "fp32") for n in range(2)]
-    mesh = Mesh(make_plan(contributions, [1, 2]), contributions)
-    mesh.start()
-    held: list[Parcel] = []
-
-    def hold(parcel: Parcel) -> bool:
-        keep = parcel.kind is FrameKind.CONTRIBUTION and parcel.to == peer(1)
-        held.extend([parcel] * keep)
-        return keep
-
-    mesh.run(1, drop=hold)
+    mesh, held = held_back(FrameKind.CONTRIBUTION, sender=0, to=1)
     receiver = mesh.reductions[peer(1)]
     finals = list(receiver._finals.values())
     assert finals

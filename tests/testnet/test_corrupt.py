@@ -24,7 +24,13 @@ STATE_BYTES = 2 * 4 * (int(MODEL["inputs"]) + 1) * int(MODEL["outputs"])
 def test_flipped_bits_are_one_in_every_state_and_every_final_and_nowhere_else(tmp_path: Path) -> None:
     kept = {name: random.Random(name).randbytes(400) for name in ("state/3.safetensors", "finals/3-ab", "finals/4-cd")}
     kept["finals/5-ef"] = random.Random(5).randbytes(104) + bytes(296)  # most of it fills a page
-    other = {"state/9.partial": b"a" * 100, "rounds/0.0-3/applied": b"b" * 100, "chain.log": b"c" * 100}
+    other = {
+        "finals/6-gh": b"",
+        "finals/7-ij": bytes(400),
+        "state/9.partial": b"a" * 100,
+        "rounds/0.0-3/applied": b"b" * 100,
+        "chain.log": b"c" * 100,
+    }
     for name, data in (kept | other).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
