@@ -400,10 +400,15 @@ class Reduction:
                 raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=final.owner)
         except RemoteError:
             with self._lock:
-                if self.form is form:
+                if self.form is form and chunk not in self._finals:  # a copy may have come meanwhile
                     self._finals_wanted[chunk] = self._final_pieces(form, chunk)
             raise
         self._finish(chunk, final)
+
+    def take_copy(self, final: FinalChunk) -> None:
+        """A sound final of this lineage, had from whoever has it: what its owner signed is the same everywhere."""
+        if final.lineage == self.lineage:
+            self._finish(final.chunk, final)
 
     def _pieces_for(self, sender: PeerId, chunk: int) -> Pieces | None:
         """Where a final belongs that is still wanted, from this sender. The caller holds the lock."""

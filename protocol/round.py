@@ -246,6 +246,12 @@ class RoundMachine:
         mine = self._gathering.get(self.me)
         return Phase.PLAN if mine is not None and mine.role != TRAINING else Phase.TRAIN
 
+    def complete_at(self) -> tuple[PeerId, ...]:
+        """Who else says that it has all finals of the plan that this node is reducing by."""
+        if self.plan is None or self.phase is not Phase.REDUCE:
+            return ()
+        return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
+
     def missing(self) -> tuple[PeerId, ...]:
         """The electorate's members that are not here."""
         here = self._facts.alive | self.agreement.leaves

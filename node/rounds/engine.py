@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
-from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
@@ -235,6 +234,7 @@ class Engine:
             return
         await self._carry_out(machine.peers_alive(self._alive, now, suspected=self._p.suspected()))
         if self.machine is machine and machine.phase is not Phase.DECIDED:
+            self._p.reduce.complete_at(machine.complete_at())
             stall = self._p.reduce.stalled()
             if stall is not None:
                 await self._carry_out(machine.stalled(stall.peers, stall.late, now))
@@ -288,12 +288,9 @@ class Engine:
         if plan.planner == self._p.identity.peer_id:  # once the lanes are at work, what is queued waits for its turn
             await self._p.links.drain(deadline_s=PLAN_OUT_S)
         if isinstance(effect, Repair):
-            self._p.reduce.repair(plan, self._encoded(), dict(effect.held))
+            self._p.reduce.repair(plan, self._part.encoded, dict(effect.held))
         else:
-            self._p.reduce.start(plan, self._encoded())
-
-    def _encoded(self) -> EncodedContribution | None:
-        return None if self._part.made is None else self._part.made.encoded
+            self._p.reduce.start(plan, self._part.encoded)
 
     def _fetch_finals(self, value: Value) -> None:
         """A plan that this node did not reduce is proposed: get its finals from those who did."""

@@ -23,6 +23,8 @@ STALL_LIMIT_S = 16.0
 so that those behind one narrow link are not evicted in turn."""
 LATE_S = 1.0
 """Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
+QUIET_S = 1.0
+"""Finals that others have already are had from them once their owner has moved nothing for so long."""
 RATE_LEAST_S = 0.5
 
 
@@ -69,6 +71,7 @@ class Pace:
         self._receiving = StallWatch(stall_s=stall_s, planned=incoming)
         self._sending = StallWatch(stall_s=stall_s, planned=outgoing)
         self._late = StallWatch(stall_s=stall_s + LATE_S, planned={})
+        self._quiet = StallWatch(stall_s=QUIET_S, planned={})
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
@@ -82,6 +85,7 @@ class Pace:
         queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
         self._receiving.look(now, owing=waiting.contributions, moved=received)
         self._late.look(now, owing=waiting.finals, moved=received)
+        self._quiet.look(now, owing=waiting.finals, moved=received)
         self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
         came, went = _totals(moved.values())
         self._download.look(now, came, busy=bool(waiting.contributions or waiting.finals))
@@ -93,6 +97,10 @@ class Pace:
         if now - self._waited_at < self._stall_s:
             late.add(self._me)
         return Stall(frozenset(direct), frozenset(late))
+
+    def quiet(self) -> set[PeerId]:
+        """Who owes finals and moves nothing, although that is not long enough to blame anybody."""
+        return self._quiet.stalled()
 
     def rates(self) -> tuple[int, int]:
         """Bytes/s up and down, while there was something to move; 0 where there was not enough to tell."""

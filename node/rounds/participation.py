@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.fragments import Fragments
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.contributions import Contributions, Made
@@ -51,6 +52,11 @@ class Participation:
     def made(self) -> Made | None:
         """This node's contribution to the round under way, once it is made."""
         return self._contributions.made
+
+    @property
+    def encoded(self) -> EncodedContribution | None:
+        """What of it goes to the others."""
+        return None if self.made is None else self.made.encoded
 
     def recent_members(self) -> frozenset[PeerId]:
         """Who may come back as a contributor: the members of the last rounds."""

@@ -90,6 +90,9 @@ class ReduceDesk:
         self._fetching: set[bytes] = set()
         self._wanted: dict[bytes, float] = {}
         """By plan, since when its finals are needed for a vote, in this round."""
+        self._complete_at: Sequence[PeerId] = ()
+        self._copying: trio.CancelScope | None = None
+        self._copy_at = float("-inf")
         self._mending: set[PeerId] = set()
         self.unreachable: set[PeerId] = set()
         """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
@@ -151,6 +154,7 @@ class ReduceDesk:
         self._relayed = frozenset(routes.via)
         for peer in self._relayed:
             self._jobs.send_nowait(partial(self._try_again, peer))
+        self._stop_copying()
         self._reduction, self._handed_over = reduction, None
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -180,11 +184,13 @@ class ReduceDesk:
         self._relayed = frozenset(routes.via)
         self._keep_rates()
         self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
+        self._stop_copying()
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
     def stop(self) -> None:
         """Close the reduction under way, if any."""
         self._traffic.end()
+        self._stop_copying()
         self._keep_rates()
         self._reduction = self._pace = None
 
@@ -291,10 +297,46 @@ class ReduceDesk:
             await trio.sleep(LOOK_PERIOD_S)
             if self._pace is not None:
                 self._stall = self._pace.look(time.monotonic())
+                self._copy_what_is_late(self._pace.quiet())
             for peer in self._traffic.owed() - self._mending:
                 if self._reduction is not None:
                     self._mending.add(peer)
                     self._jobs.send_nowait(partial(self._post_again, self._reduction, peer))
+
+    def complete_at(self, peers: Sequence[PeerId]) -> None:
+        """These have all finals of the plan of the reduction under way: what comes late is had from them."""
+        self._complete_at = peers
+
+    def _copy_what_is_late(self, quiet: Iterable[PeerId]) -> None:
+        """Have the finals that `quiet` owners owe from others, if there are some who have them all.
+
+        Else this node reports too late to keep its place, whether or not anybody is at fault.
+        """
+        reduction, now = self._reduction, time.monotonic()
+        if reduction is None or not self._complete_at or self._copying is not None or now < self._copy_at:
+            return
+        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
+        if chunks:
+            self._copying = trio.CancelScope()
+            self._jobs.send_nowait(partial(self._copy, reduction, chunks, self._complete_at, self._copying))
+
+    async def _copy(
+        self, reduction: Reduction, chunks: Sequence[int], peers: Sequence[PeerId], scope: trio.CancelScope
+    ) -> None:
+        form = reduction.form
+        logger.info("round %d: %d finals do not come from their owners", form.plan.round, len(chunks))
+        with scope:
+            try:
+                await self._catchup.copy_finals(form, chunks, peers, reduction.take_copy)
+            except NetworkError as error:
+                logger.info("round %d: %s", form.plan.round, error)
+        if self._copying is scope:
+            self._copying, self._copy_at = None, time.monotonic() + MEND_RETRY_S
+
+    def _stop_copying(self) -> None:
+        if self._copying is not None:
+            self._copying.cancel()
+        self._copying, self._complete_at = None, ()
 
     async def _post_again(self, reduction: Reduction, peer: PeerId) -> None:
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ import trio
 
 from shoal.collectives.codecs import final_codec
 from shoal.collectives.commitment import bitmap_bytes
-from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UseFinal
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
@@ -37,7 +37,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Plan, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Value
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
@@ -186,27 +186,41 @@ class CatchUp:
         return name, Fragments(Grid(numel, chunk_values), self._outer.fragments).of_round(round).numel, chunk_values
 
     async def _finals_by(self, form: FinalFormat, known: PeerId, donors: Sequence[PeerId]) -> Finals:
-        plan: Plan = form.plan
         found: dict[int, FinalChunk] = {}
+
+        def take(final: FinalChunk) -> None:
+            found[final.chunk] = final
+
+        every = range(form.plan.chunks)
+        self.donated = await self.copy_finals(form, every, donors, take, known=known)
+        return Finals(plan=form.plan, chunks=tuple(found[chunk] for chunk in every))
+
+    async def copy_finals(
+        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal, *, known: str = ""
+    ) -> dict[PeerId, int]:
+        """Some finals of a plan, each checked and handed to `take` in any thread; of `known` it is known to have them.
+
+        Returns who brought how many bytes. Raises NetworkError when not all can be had. Cancellation: what was handed
+        over was.
+        """
 
         async def introduce(peer: PeerId) -> None:
             if peer != known:
-                await self._form(peer, plan.hash)
+                await self._form(peer, form.plan.hash)
 
         def accept(ref: ChunkRef, data: memoryview, _: bytes | None) -> None:
-            found[ref.chunk] = form.open(ref.chunk, bytes(data))
+            take(form.open(ref.chunk, bytes(data)))
 
-        scope = plan.hash[:SCOPE_BYTES]
+        scope = form.plan.hash[:SCOPE_BYTES]
         job = Job(
-            what=f"the finals of plan {plan.hash.hex()[:12]}",
-            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), form.payload_bytes(c)) for c in range(plan.chunks)],
+            what=f"the finals of plan {form.plan.hash.hex()[:12]}",
+            wanted=[(ChunkRef(ChunkSpace.FINAL, scope, c), form.payload_bytes(c)) for c in chunks],
             here=(),
             introduce=introduce,
             accept=accept,
             on_progress=_ignore,
         )
-        self.donated = await self._fetcher.fetch(job, donors)
-        return Finals(plan=plan, chunks=tuple(found[chunk] for chunk in range(plan.chunks)))
+        return await self._fetcher.fetch(job, peers)
 
     # -- the state at the head -------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import trio
 
 from shoal.node.config import Hold
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
 from shoal.testnet.bench.node_logs import until_logged
 from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
@@ -144,10 +145,13 @@ class BenchSwarm:
     async def until_certified(self, round: int, nodes: list[NodeProcess]) -> None:
         """Return once these nodes have certified `round` and begun the next. Raises NetworkError."""
         await self.until(
-            lambda: all(node.certified(round) and self.begun(node, round + 1) for node in nodes),
+            lambda: all(self.begun(node, round + 1) for node in nodes),
             f"round {round} is certified",
             self.spec.round_deadline_s,
         )
+        without = [node.index for node in nodes if not node.certified(round)]
+        if without:
+            raise NetworkError(f"node {without[0]} went on after round {round} without having taken part in its end")
 
     async def until_back(self, node: NodeProcess, round: int) -> None:
         """Return once a node that was away has begun `round` and is linked with all others. Raises NetworkError."""

@@ -138,6 +138,10 @@ class Members:
         if plan is not None:
             known = frozenset(f for v in voices for f in self.voices[v].finals if f[0] == plan)
             outcomes += self._remembered(("fetch", number, known), partial(context.fetches, known))
+        going = self._reduces_by(number)
+        if going is not None:
+            known = frozenset(f for _, v in others for f in self.voices[v].finals if f[0] == going)
+            outcomes += self._remembered(("copy", number, known), partial(context.copies, known))
         if self.scope.may_return(position):
             outcomes += self._remembered(("return", number), context.returns)
         return outcomes
@@ -219,6 +223,11 @@ class Members:
             under_way = member.reduction is not None and member.reduction.plan.hash == plan
             self._lacking[number] = None if under_way else plan
         return self._lacking[number]
+
+    def _reduces_by(self, number: int) -> bytes | None:
+        """The plan of which finals lack in this member's reduction."""
+        reduction = self.states[number].reduction
+        return reduction.plan.hash if reduction is not None and reduction._finals_wanted else None
 
     def ways_back(self, position: int, member: Member) -> tuple[WayBack, ...]:
         """How a member may return: with its contribution, if it has one, or without."""

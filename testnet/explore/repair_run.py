@@ -228,10 +228,24 @@ class Run:
         except RemoteError as error:
             self.violation = self.violation or f"an honest member was blamed: {error}"
             return
-        counted = parcel.final and reduction._finals.get(parcel.chunk) is not before
-        if counted and (reduction.lineage, sender) in self.closed:
-            self.violation = self.violation or "a final of the evicted counted after closing off"
+        if parcel.final and reduction._finals.get(parcel.chunk) is not before:
+            self._judge_counted(reduction, sender)
         self._look_at_reduction()
+
+    def copy(self, finals: Finals) -> None:
+        """Those that lack come from somebody who has them all."""
+        reduction = self.reduction
+        assert reduction is not None
+        form = reduction.form
+        for chunk in sorted(reduction._finals_wanted):
+            reduction.take_copy(form.open(chunk, finals.chunks[chunk].payload))
+            if chunk in reduction._finals:
+                self._judge_counted(reduction, form.source(chunk))
+        self._look_at_reduction()
+
+    def _judge_counted(self, reduction: Reduction, source: PeerId) -> None:
+        if (reduction.lineage, source) in self.closed:
+            self.violation = self.violation or "a final of the evicted counted after closing off"
 
     def compute(self, finals: Finals) -> None:
         """All finals of a plan are here, reduced or fetched."""

@@ -170,6 +170,13 @@ class Context:
             run.compute(finals)
             yield from self._members.outcomes(self._step("fetches the finals of what is proposed"), run)
 
+    def copies(self, known: frozenset[tuple[bytes, bytes]]) -> Iterator[Outcome]:
+        """The finals that lack in the reduction under way come from somebody who has them all."""
+        for which in sorted(known):
+            run = self._run()
+            run.copy(self._members.finals[which])
+            yield from self._members.outcomes(self._step("copies the finals that lack"), run)
+
     def returns(self) -> Iterator[Outcome]:
         """Is killed, loses what is not on disk, and returns."""
         for way in self._members.ways_back(self._position, self._members.states[self._number]):

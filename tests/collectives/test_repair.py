@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import Encoded
-from shoal.collectives.finals import FinalChunk, FinalFormat
+from shoal.collectives.finals import FinalChunk, FinalFormat, UnsoundFinal
 from shoal.collectives.partition import owner_by_chunk
-from shoal.collectives.progress import ReduceProgress
+from shoal.collectives.progress import ReduceProgress, Waiting
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import ChunkResults
 from shoal.swarm.lanes.frame import FrameKind
 from tests.collectives.reduce_lab import CODECS, WAIT_S, Parcel, deliver, identity, peer
-from tests.collectives.repair_lab import chunks_of, running, sums, swarm_of
+from tests.collectives.repair_lab import Node, Swarm, chunks_of, running, sums, swarm_of
 
 # --- who is lost ---
 
@@ -189,6 +189,93 @@ def test_final_that_is_being_read_while_its_owner_is_closed_off_is_not_taken(
     lane.join(WAIT_S)
     assert node.reduction.final_chunks == before
     assert swarm.close_off(node, (peer(2),)).chunks == ()
+
+
+# --- what is copied from others than its owner ---
+
+
+def lacking_finals_of(number: int, *, at: int) -> tuple[Swarm, list[FinalChunk]]:
+    """Everyone has all finals but one node, which lacks those of this owner; and these, as the others have them."""
+    swarm = running((1, 2, 3, 4))
+    swarm.deliver(only=lambda p: (p.sender, p.to, p.kind) != (peer(number), peer(at), FrameKind.FINAL))
+    lacking = sorted(swarm.nodes[at].reduction.lacking(peer(number))[1])
+    assert lacking == sorted(chunks_of(swarm.plan, number))
+    assert swarm.nodes[at].reduction.waiting_for().finals == {peer(number)}
+    other = next(node for node in swarm.nodes if node.number not in (number, at)).reduction.result()
+    form = swarm.nodes[at].reduction.form
+    return swarm, [form.open(chunk, other.chunks[chunk].payload.copy()) for chunk in lacking]
+
+
+def completions(node: Node) -> int:
+    return sum(progress.final == progress.total for progress in node.events)
+
+
+def test_copies_of_finals_count_as_if_their_owner_had_sent_them() -> None:
+    swarm, copies = lacking_finals_of(2, at=1)
+    node = swarm.nodes[1]
+    swarm.kill(2, loss=1.0)
+    for final in copies:
+        assert completions(node) == 0
+        node.reduction.take_copy(final)
+    assert completions(node) == 1
+    assert node.reduction.verify() == []
+    assert node.reduction.waiting_for() == Waiting(contributions=frozenset(), finals=frozenset())
+    finals = swarm.check()
+    assert {final.owner for final in copies} == {peer(2)}
+    assert node.reduction.result().concatenated() == finals.concatenated()
+
+
+def test_copy_of_a_final_that_came_meanwhile_changes_nothing() -> None:
+    swarm, copies = lacking_finals_of(2, at=1)
+    swarm.deliver()
+    before = swarm.nodes[1].reduction.result()
+    for final in copies:
+        swarm.nodes[1].reduction.take_copy(final)
+    after = swarm.nodes[1].reduction.result()
+    assert all(ours is theirs for ours, theirs in zip(after.chunks, before.chunks, strict=True))
+    assert completions(swarm.nodes[1]) == 1
+    swarm.check()
+
+
+def test_copy_of_what_the_evicted_owned_is_not_taken_after_the_close_off() -> None:
+    """Who said that it does not hold a final may not have it counted later, wherever it comes from."""
+    swarm, copies = lacking_finals_of(2, at=1)
+    reduction = swarm.nodes[1].reduction
+    swarm.kill(2, loss=1.0)
+    assert swarm.close_off(swarm.nodes[1], (peer(2),)).chunks == ()
+    before = reduction.final_chunks
+    for final in copies:
+        reduction.take_copy(final)
+    assert reduction.final_chunks == before
+
+
+def test_copy_from_another_lineage_is_not_taken() -> None:
+    swarm, copies = lacking_finals_of(2, at=1)
+    before = swarm.nodes[1].reduction.final_chunks
+    for final in copies:
+        swarm.nodes[1].reduction.take_copy(replace(final, lineage=bytes(32)))
+    assert swarm.nodes[1].reduction.final_chunks == before
+
+
+def test_copy_that_comes_while_another_final_of_the_chunk_is_refused_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner sends and what others have may differ; nothing is waited for that is there."""
+    swarm, copies = lacking_finals_of(2, at=1)
+    reduction, final = swarm.nodes[1].reduction, copies[0]
+    read = FinalFormat.read
+
+    def read_and_refuse(form: FinalFormat, chunk: int, data: Encoded) -> FinalChunk:
+        reduction.take_copy(final)
+        raise UnsoundFinal("is nonsense", chunk=chunk, owner=read(form, chunk, data).owner)
+
+    monkeypatch.setattr(FinalFormat, "read", read_and_refuse)
+    of_owner = next(p for p in swarm.posted if (p.sender, p.to, p.chunk) == (peer(2), peer(1), final.chunk))
+    with pytest.raises(UnsoundFinal):
+        deliver({peer(1): reduction}, of_owner)
+    assert final.chunk not in reduction.lacking(peer(2))[1]
+    assert reduction._finals[final.chunk] is final
+
+
+# --- what is not what its owner signed ---
 
 
 def test_final_that_its_owner_did_not_sign_is_not_told() -> None:

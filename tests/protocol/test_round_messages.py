@@ -338,6 +338,24 @@ def test_lead_waits_for_a_slow_report_but_not_for_ever() -> None:
     assert proposed.value.members == tuple(sorted([lead.me, others[0].me, others[1].me]))
 
 
+def test_who_reported_is_told_to_who_is_still_reducing_by_that_plan() -> None:
+    _, machines, leader, plan = planned(4)
+    slow, *others = (machines[n] for n in range(4) if n != leader)
+    report = Report(
+        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
+    )
+    slow.receive(machines[leader].me, plan, 1.5)
+    assert slow.phase is Phase.REDUCE
+    assert slow.complete_at() == ()
+    slow.receive(others[0].me, msgspec.structs.replace(report, plan=domain_hash("another")), 2.0)
+    assert slow.complete_at() == ()
+    slow.receive(others[1].me, report, 2.0)
+    slow.receive(machines[leader].me, report, 2.0)
+    assert set(slow.complete_at()) == {others[1].me, machines[leader].me}
+    slow.reduced(report, 2.5)
+    assert slow.complete_at() == ()
+
+
 def test_report_of_another_digest_is_no_membership() -> None:
     _, machines, leader, plan = planned(3)
     lead = machines[leader]

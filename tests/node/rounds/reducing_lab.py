@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from shoal.collectives.contribution import EncodedContribution
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import FinalFormat, Finals, UseFinal
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.config import Hold
 from shoal.node.holds import Holds
@@ -53,7 +53,27 @@ class FakeCatchUp:
 
     known: dict[bytes, Finals] = field(default_factory=dict)
     asked: list[tuple[bytes, tuple[PeerId, ...]]] = field(default_factory=list)
+    copied: list[tuple[bytes, list[int], list[PeerId]]] = field(default_factory=list)
     error: Exception | None = None
+    hangs: trio.Event | None = None
+    cancelled: bool = False
+
+    async def copy_finals(
+        self, form: FinalFormat, chunks: Iterable[int], peers: Sequence[PeerId], take: UseFinal
+    ) -> None:
+        wanted = list(chunks)
+        self.copied.append((form.plan.hash, wanted, list(peers)))
+        try:
+            await trio.lowlevel.checkpoint()
+            if self.hangs is not None:
+                await self.hangs.wait()
+        except trio.Cancelled:
+            self.cancelled = True
+            raise
+        if self.error is not None:
+            raise self.error
+        for chunk in wanted:
+            take(form.open(chunk, self.known[form.plan.hash].chunks[chunk].payload.copy()))
 
     async def finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
         self.asked.append((plan_hash, tuple(peers)))
@@ -130,7 +150,7 @@ class FakeLanes:
 class Mesh:
     """Desks joined by lanes. A frame for which `lose` is true is lost; who is in `unreachable` has no lane.
 
-    `lose_between` is of sender and receiver.
+    `lose_between` and, for finals only, `lose_final` are of sender and receiver.
     """
 
     def __init__(self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None) -> None:
@@ -143,6 +163,7 @@ class Mesh:
         self.done: list[list[tuple[Finals, float]]] = [[] for _ in self.peers]
         self.lose: Callable[[PeerId, FrameHeader], bool] = lambda sender, header: False
         self.lose_between: Callable[[PeerId, PeerId], bool] = lambda sender, to: False
+        self.lose_final: Callable[[PeerId, PeerId], bool] = lambda sender, to: False
         self.unreachable: set[PeerId] = set()
         self.broken: set[tuple[PeerId, PeerId]] = set()
         self.ensured: list[tuple[PeerId, PeerId]] = []
@@ -177,7 +198,8 @@ class Mesh:
         def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
             if to in self.unreachable or (sender, to) in self.broken:
                 raise NetworkError(f"there is no lane to {to}")
-            if not self.lose(sender, header) and not self.lose_between(sender, to):
+            lost = header.kind is FrameKind.FINAL and self.lose_final(sender, to)
+            if not (lost or self.lose(sender, header) or self.lose_between(sender, to)):
                 threading.Thread(target=self.deliver, args=(sender, to, header, bytes(payload)), daemon=True).start()
 
         return post

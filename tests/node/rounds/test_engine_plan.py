@@ -40,7 +40,7 @@ def engine_of(parts: Parts) -> Engine:
     engine = Engine.__new__(Engine)
     engine._p = parts  # type: ignore[assignment]
     engine.observer = SimpleNamespace(planned=lambda plan: None)  # type: ignore[assignment]
-    engine._part = SimpleNamespace(made=None)  # type: ignore[assignment]
+    engine._part = SimpleNamespace(encoded=None)  # type: ignore[assignment]
     return engine
 
 

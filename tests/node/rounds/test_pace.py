@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.collectives.progress import Waiting
-from shoal.node.rounds.pace import LATE_S, STALL_LIMIT_S, STALL_S, Pace, Stall
+from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_LIMIT_S, STALL_S, Pace, Stall
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.moved import Moved
@@ -91,6 +91,17 @@ def test_it_names_itself_until_its_finals_can_be_under_way() -> None:
     scene.contributions = NOBODY
     assert scene.look(STALL_S - 2 * LOOK_S).late == {ME}
     assert scene.look(4 * LOOK_S).late == NOBODY
+
+
+def test_owner_of_finals_of_whom_nothing_comes_is_quiet_long_before_it_is_blamed() -> None:
+    scene = Scene(finals=frozenset({OWNER, SLOW}), contributions=frozenset({OTHER}), moves=frozenset({SLOW}))
+    scene.look(QUIET_S - LOOK_S)
+    assert scene.pace.quiet() == set()
+    assert scene.look(3 * LOOK_S) == Stall(NOBODY, NOBODY)
+    assert scene.pace.quiet() == {OWNER}
+    scene.moves |= {OWNER}
+    scene.look(LOOK_S)
+    assert scene.pace.quiet() == set()
 
 
 def test_node_that_waits_for_nothing_that_comes_accuses_and_has_no_excuse() -> None:

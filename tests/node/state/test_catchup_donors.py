@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.state import StateAssembly
 from shoal.node.state.catchup import HEADER_PATIENCE_S
 from shoal.node.state.transfer import BAN_S
@@ -19,6 +20,7 @@ from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.donors import Line, World, flipped
 from tests.node.ledger import GRID
 from tests.node.state.catchup_lab import (
+    BAD,
     FINE,
     GOOD,
     PEERS,
@@ -140,6 +142,43 @@ def test_finals_come_from_several_donors_and_a_liar_among_them_is_dropped(tmp_pa
         donated = world.catchup.donated
         assert set(donated) <= {PEERS[0], PEERS[2]}
         assert sum(donated.values()) == sum(chunk.payload.nbytes for chunk in finals.chunks)
+
+    run(main)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_some_finals_are_copied_from_who_has_them_and_a_liar_among_those_is_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 1)
+        world.donors[PEERS[1]].spoil = lambda header, data: flipped(data)
+        want, wanted = world.ledger.finals[1], range(5, FINE.chunks, 3)
+        got: dict[int, FinalChunk] = {}
+
+        def take(final: FinalChunk) -> None:
+            assert final.sound
+            assert final.chunk not in got
+            got[final.chunk] = final
+
+        brought = await world.catchup.copy_finals(FinalFormat(want.plan), wanted, PEERS, take)
+        assert {chunk: final.payload.tobytes() for chunk, final in got.items()} == {
+            chunk: want.chunks[chunk].payload.tobytes() for chunk in wanted
+        }
+        assert set(brought) <= {PEERS[0], PEERS[2]}
+        assert sum(brought.values()) == sum(want.chunks[chunk].payload.nbytes for chunk in wanted)
+
+    run(main)
+
+
+def test_finals_that_nobody_has_are_not_copied(tmp_path: Path) -> None:
+    """Whoever says that it has them."""
+
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(1))
+        world.donor(GOOD, rounds=0)
+        got: list[FinalChunk] = []
+        with pytest.raises(NetworkError):
+            await world.catchup.copy_finals(FinalFormat(world.ledger.finals[1].plan), [0], [GOOD, BAD], got.append)
+        assert got == []
 
     run(main)
 

@@ -70,13 +70,16 @@ def test_every_schedule_keeps_every_promise(scope: dict[str, Any]) -> None:
 
 
 def test_repairs_of_three_members_are_made_and_certified() -> None:
-    exploration = explore(members=3, views=1, attempts=2, chunks=1)
+    explorer = RepairExplorer(RepairScope(members=3, views=1, attempts=2, chunks=1))
+    exploration = explorer.run(limit=60_000)
     assert exploration.violations == ()
     assert exploration.complete
     # What was not broken was exercised.
     assert exploration.revisions >= 2
     assert exploration.repaired >= 2
     assert exploration.certified >= 2
+    steps = {outcome.text for possible in explorer._possible.values() for outcome in possible}
+    assert "copies the finals that lack" in steps
 
 
 def test_arrivals_that_are_put_off_leave_nothing_out() -> None:
@@ -146,6 +149,15 @@ class OpenWhenBegun(Reduction):
 
     def close_off(self, evicted: Iterable[PeerId]) -> tuple[ChunkResults, ...]:
         return super().close_off(evicted) if self._started else ()
+
+
+class CopiesRegardless(Reduction):
+    """Takes copies of finals of the evicted although it said what it holds of them."""
+
+    def take_copy(self, final: FinalChunk) -> None:
+        before, self._closed_to = self._closed_to, frozenset()
+        super().take_copy(final)
+        self._closed_to = before
 
 
 class SignsAgain(Reduction):
@@ -254,6 +266,7 @@ def forgets_finals(plan: Plan, seat: PlanSeat, helds: Mapping[PeerId, Held], dea
 BUGS: list[tuple[type, dict[str, Any], str]] = [
     (OpenAfterClosing, SMALL, "a final of the evicted counted after closing off"),
     (OpenWhenBegun, SMALL, "a final of the evicted counted after closing off"),
+    (CopiesRegardless, SMALL, "a final of the evicted counted after closing off"),
     (SignsAgain, SMALL, "two results signed for one chunk"),
     (DividesByThePlan, SMALL, "finals that are not the mean of what they count"),
     (ChangesContribution, SMALL, "a contribution that was changed"),
