@@ -282,6 +282,7 @@ class _Attempt:
             last=last,
             released_at=self._released_at,
             struck=struck,
+            cut=self._run.kind in CUTS,
             bound_s=self._bound_s,
             codec=self._run.group.codec,
         )
@@ -296,7 +297,8 @@ class _Attempt:
             struck_at=strike.at,
             round_s=round_s,
             delay_s=None if round_s is None else round_s - self._calm_s,
-            evicted=len(self._fault.survivors) - len(ends),
+            evicted=found.evicted,
+            coverage=found.coverage,
             whole_s=self._whole_s,
             bound_s=self._bound_s,
             rounds_checked=found.rounds_checked,

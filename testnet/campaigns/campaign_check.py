@@ -3,7 +3,8 @@
 * every certified round is recomputed (`check.py`), and every element of every applied update compared;
 * a fork is a (term, round) that was certified with two different digests or values;
 * nobody voted or proposed twice in a view, or below a view that it had moved to, over all its lives;
-* no round took a node longer than the protocol's own deadlines allow (`round_bound_s`).
+* no round took a node longer than the protocol's own deadlines allow (`round_bound_s`);
+* who only lost lanes was neither evicted nor left out of any sum.
 """
 
 from __future__ import annotations
@@ -72,20 +73,26 @@ class Window:
     """What to judge: the rounds of one run, the faulted one first.
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
-    nodes that faults struck in it; how long it took those says nothing about the protocol. codec: of all rounds.
+    nodes that faults struck in it; how long it took those says nothing about the protocol. cut: of the others some had
+    their lanes cut. codec: of all rounds.
     """
 
     first: int
     last: int
     released_at: float
     struck: frozenset[int]
+    cut: bool
     bound_s: float
     codec: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words."""
+    """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words.
+
+    evicted: nodes that no fault struck and that the faulted round went on without. coverage: of that round, where lanes
+    were cut and it was certified.
+    """
 
     rounds_checked: int
     wrong_values: int
@@ -93,6 +100,8 @@ class Findings:
     broken_votes: int
     late_rounds: int
     unverified: int
+    evicted: int
+    coverage: float | None
     problems: tuple[str, ...]
 
 
@@ -125,6 +134,13 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
         ),
         *(f"nobody certified round {number}" for number in sorted(missing)),
     ]
+    faulted = next((event for _, event in certified if event.round == window.first), None)
+    kept = set() if faulted is None else faulted.members
+    evicted = [m.index for m in members if m.index not in window.struck and m.peer_id not in kept]
+    coverage = faulted.coverage if faulted is not None and window.cut else None
+    lost = [f"round {window.first}: node {index} lost only lanes and was evicted" for index in evicted if window.cut]
+    if coverage is not None and coverage < 1.0:
+        lost.append(f"round {window.first}: covers {coverage:.1%} for want of lanes")
     return Findings(
         rounds_checked=len(rounds),
         wrong_values=checked.wrong_values,
@@ -132,11 +148,14 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
         broken_votes=len(broken),
         late_rounds=len({number for number, _ in late}),
         unverified=len(unverified),
+        evicted=len(evicted),
+        coverage=coverage,
         problems=(
             *(f"round {r.round}: {r.wrong_values} wrong values" for r in checked.rounds if r.wrong_values),
             *(f"round {number}: certified with more than one digest or value" for _, number in forks),
             *broken,
             *(text for _, text in late),
+            *lost,
             *unverified,
         ),
     )

@@ -17,9 +17,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     released_at, struck_at: wall clock. round_s: from the beginning of the faulted round to its certificate, in the
     median of the survivors, without the time that the victim stood still to be struck. delay_s: how much longer that
-    was than the group's undisturbed rounds. evicted: survivors that the round went on without. whole_s: from the fault
-    until all contributed again and had begun another round. late_rounds: rounds that took somebody longer than
-    `bound_s`. Each problem is also said in words.
+    was than the group's undisturbed rounds. evicted: survivors that are no members after the round. coverage: of the
+    round, if only lanes were cut. whole_s: from the fault until all contributed again and had begun another round.
+    late_rounds: rounds that took somebody longer than `bound_s`. Each problem is also said in words.
     """
 
     run: Run
@@ -30,6 +30,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float | None = None
     delay_s: float | None = None
     evicted: int = 0
+    coverage: float | None = None
     whole_s: float | None = None
     bound_s: float = 0.0
     rounds_checked: int = 0
@@ -71,7 +72,10 @@ class KindReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole campaign. runs: how many were done, of `runs_drawn`. calm_s: by group. failed_runs: their numbers."""
+    """The whole campaign. runs: how many were done, of `runs_drawn`. calm_s: by group. failed_runs: their numbers.
+
+    cut_coverage: the least coverage of a round in which lanes were cut.
+    """
 
     seed: int
     runs: int
@@ -86,6 +90,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     unverified: int
     unrecovered: int
     evicted_survivors: int
+    cut_coverage: float | None
     failed_runs: tuple[int, ...]
     by_fault: dict[str, KindReport]
     calm_s: dict[str, float]
@@ -118,6 +123,7 @@ def report_of(
         unverified=sum(record.unverified for record in records),
         unrecovered=sum(record.unrecovered for record in records),
         evicted_survivors=sum(record.evicted for record in records),
+        cut_coverage=min((record.coverage for record in records if record.coverage is not None), default=None),
         failed_runs=tuple(record.run.number for record in records if record.failed),
         by_fault={
             kind: KindReport(runs=len(of_kind), delay_s=spread([r.delay_s for r in of_kind if r.delay_s is not None]))

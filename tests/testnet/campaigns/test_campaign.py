@@ -86,6 +86,7 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(
     assert (report.runs, report.peers, report.codecs) == (20, PEERS, CODECS)
     assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
     assert (report.late_rounds, report.unverified, report.unrecovered, report.evicted_survivors) == (0, 0, 0, 0)
+    assert report.cut_coverage == 1.0
     # Each run has its own round, and after it one at least to which all contribute, the struck included.
     assert report.rounds_checked >= 2 * 20
     assert [record.run for record in records] == list(SHORT.drawn())
@@ -147,6 +148,7 @@ class Remains:
             last=last.round + last.rounds_checked - 1,
             released_at=last.released_at,
             struck=frozenset(),
+            cut=False,
             bound_s=last.bound_s,
             codec=last.run.group.codec,
         )
@@ -218,6 +220,31 @@ def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
     found = remains.examine()
     assert found.late_rounds == 1
     assert "took node 1" in found.problems[0]
+
+
+def test_a_survivor_that_is_no_member_afterwards_was_evicted(remains: Remains) -> None:
+    gone = remains.members[2]
+    kept = [member.peer_id for member in remains.members if member is not gone]
+    for index in range(len(remains.members)):
+        remains.change_log(lambda e: [e | {"members": kept} if e["event"] == "certified" else e], index)
+    found = remains.examine()
+    assert (found.evicted, found.coverage, found.problems) == (1, None, ())
+    remains.window = replace(remains.window, struck=frozenset({gone.index}))
+    assert remains.examine().evicted == 0
+    remains.window = replace(remains.window, struck=frozenset(), cut=True)
+    found = remains.examine()
+    assert (found.evicted, found.coverage) == (1, 1.0)
+    assert found.problems == (f"round {remains.window.first}: node 2 lost only lanes and was evicted",)
+
+
+def test_a_round_that_cut_lanes_left_something_out_of_is_a_problem(remains: Remains) -> None:
+    for index in range(len(remains.members)):
+        remains.change_log(lambda e: [e | {"coverage": 0.875} if e["event"] == "certified" else e], index)
+    assert remains.examine().problems == ()
+    remains.window = replace(remains.window, cut=True)
+    found = remains.examine()
+    assert (found.evicted, found.coverage) == (0, 0.875)
+    assert found.problems == (f"round {remains.window.first}: covers 87.5% for want of lanes",)
 
 
 @pytest.mark.parametrize("name", ["applied", "plan", "finals"])
