@@ -472,10 +472,11 @@ class Reduction:
     def lacking(self, peer: PeerId) -> tuple[set[int], set[int]]:
         """The chunks of which `peer`'s contribution lacks here, and those of which a final does that it is to send."""
         with self._lock:
+            if peer in self._closed_to:
+                return set(), set()
             place = self._places.get(peer)
             contributions = {chunk for chunk, inbox in self._inboxes.items() if place in inbox.owing}
-            finals = {chunk for chunk in self._finals_wanted if self.form.source(chunk) == peer}
-        return contributions, finals
+            return contributions, {chunk for chunk in self._finals_wanted if self.form.source(chunk) == peer}
 
     @property
     def final_chunks(self) -> int:

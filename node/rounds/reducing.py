@@ -22,6 +22,7 @@ from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
+from shoal.node.rounds.copying import Copying
 from shoal.node.rounds.pace import STALL_S, Pace, Stall
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
@@ -90,9 +91,7 @@ class ReduceDesk:
         self._fetching: set[bytes] = set()
         self._wanted: dict[bytes, float] = {}
         """By plan, since when its finals are needed for a vote, in this round."""
-        self._complete_at: Sequence[PeerId] = ()
-        self._copying: trio.CancelScope | None = None
-        self._copy_at = float("-inf")
+        self._copying = Copying(catchup, self._jobs.send_nowait)
         self._mending: set[PeerId] = set()
         self.unreachable: set[PeerId] = set()
         """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
@@ -154,7 +153,7 @@ class ReduceDesk:
         self._relayed = frozenset(routes.via)
         for peer in self._relayed:
             self._jobs.send_nowait(partial(self._try_again, peer))
-        self._stop_copying()
+        self._copying.stop()
         self._reduction, self._handed_over = reduction, None
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -162,6 +161,7 @@ class ReduceDesk:
 
     async def close_off(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[ChunkResults, ...]:
         """Take nothing more from these, close their lanes, and tell which finals of that reduction are here."""
+        self._copying.stop()
         for peer in evicted:
             self._lanes.drop(peer)
         if lineage in self._closed_to or len(self._closed_to) < LINEAGE_LIMIT:
@@ -184,13 +184,13 @@ class ReduceDesk:
         self._relayed = frozenset(routes.via)
         self._keep_rates()
         self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
-        self._stop_copying()
+        self._copying.stop()
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
     def stop(self) -> None:
         """Close the reduction under way, if any."""
         self._traffic.end()
-        self._stop_copying()
+        self._copying.stop()
         self._keep_rates()
         self._reduction = self._pace = None
 
@@ -295,48 +295,23 @@ class ReduceDesk:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
             await trio.sleep(LOOK_PERIOD_S)
-            if self._pace is not None:
-                self._stall = self._pace.look(time.monotonic())
-                self._copy_what_is_late(self._pace.quiet())
-            for peer in self._traffic.owed() - self._mending:
-                if self._reduction is not None:
-                    self._mending.add(peer)
-                    self._jobs.send_nowait(partial(self._post_again, self._reduction, peer))
+            self._look()
+
+    def _look(self) -> None:
+        reduction, now = self._reduction, time.monotonic()
+        if self._pace is not None:
+            self._stall = self._pace.look(now)
+            if reduction is not None and reduction.plan.hash not in self._fetching:
+                closed_to = self._closed_to.get(reduction.lineage, frozenset())
+                self._copying.look(reduction, self._pace.quiet(), now, closed_to=closed_to)
+        for peer in self._traffic.owed() - self._mending:
+            if reduction is not None:
+                self._mending.add(peer)
+                self._jobs.send_nowait(partial(self._post_again, reduction, peer))
 
     def complete_at(self, peers: Sequence[PeerId]) -> None:
-        """These have all finals of the plan of the reduction under way: what comes late is had from them."""
-        self._complete_at = peers
-
-    def _copy_what_is_late(self, quiet: Iterable[PeerId]) -> None:
-        """Have the finals that `quiet` owners owe from others, if there are some who have them all.
-
-        Else this node reports too late to keep its place, whether or not anybody is at fault.
-        """
-        reduction, now = self._reduction, time.monotonic()
-        if reduction is None or not self._complete_at or self._copying is not None or now < self._copy_at:
-            return
-        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
-        if chunks:
-            self._copying = trio.CancelScope()
-            self._jobs.send_nowait(partial(self._copy, reduction, chunks, self._complete_at, self._copying))
-
-    async def _copy(
-        self, reduction: Reduction, chunks: Sequence[int], peers: Sequence[PeerId], scope: trio.CancelScope
-    ) -> None:
-        form = reduction.form
-        logger.info("round %d: %d finals do not come from their owners", form.plan.round, len(chunks))
-        with scope:
-            try:
-                await self._catchup.copy_finals(form, chunks, peers, reduction.take_copy)
-            except NetworkError as error:
-                logger.info("round %d: %s", form.plan.round, error)
-        if self._copying is scope:
-            self._copying, self._copy_at = None, time.monotonic() + MEND_RETRY_S
-
-    def _stop_copying(self) -> None:
-        if self._copying is not None:
-            self._copying.cancel()
-        self._copying, self._complete_at = None, ()
+        """These hold all finals of the plan of the reduction under way: what comes late is had from them."""
+        self._copying.complete_at = peers
 
     async def _post_again(self, reduction: Reduction, peer: PeerId) -> None:
         try:
@@ -389,6 +364,7 @@ class ReduceDesk:
         """
         since = self._wanted.setdefault(value.plan, time.monotonic())
         if value.plan not in self._fetching and not self._brings(value.plan, since):
+            self._copying.stop()
             self._fetching.add(value.plan)
             self._jobs.send_nowait(partial(self._fetch, value, peers))
 
@@ -400,7 +376,7 @@ class ReduceDesk:
         """
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         stalls = (self._stall.peers | self._stall.late) - {self._identity.peer_id}
-        return under_way and not stalls and time.monotonic() - since < FETCH_PATIENCE_S
+        return under_way and (self._copying.under_way or not stalls) and time.monotonic() - since < FETCH_PATIENCE_S
 
     async def _fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         started = time.monotonic()

@@ -138,9 +138,10 @@ class Members:
         if plan is not None:
             known = frozenset(f for v in voices for f in self.voices[v].finals if f[0] == plan)
             outcomes += self._remembered(("fetch", number, known), partial(context.fetches, known))
-        going = self._reduces_by(number)
-        if going is not None:
-            known = frozenset(f for _, v in others for f in self.voices[v].finals if f[0] == going)
+        lineage = self._lacks_finals_of(number)
+        if lineage is not None:
+            found = (which for _, v in others for which in self.voices[v].finals)
+            known = frozenset(which for which in found if self.finals[which].plan.lineage == lineage)
             outcomes += self._remembered(("copy", number, known), partial(context.copies, known))
         if self.scope.may_return(position):
             outcomes += self._remembered(("return", number), context.returns)
@@ -224,10 +225,10 @@ class Members:
             self._lacking[number] = None if under_way else plan
         return self._lacking[number]
 
-    def _reduces_by(self, number: int) -> bytes | None:
-        """The plan of which finals lack in this member's reduction."""
+    def _lacks_finals_of(self, number: int) -> bytes | None:
+        """The lineage of this member's reduction, if finals lack in it."""
         reduction = self.states[number].reduction
-        return reduction.plan.hash if reduction is not None and reduction._finals_wanted else None
+        return reduction.lineage if reduction is not None and reduction._finals_wanted else None
 
     def ways_back(self, position: int, member: Member) -> tuple[WayBack, ...]:
         """How a member may return: with its contribution, if it has one, or without."""

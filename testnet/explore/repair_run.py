@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.collectives.arrivals import Kept
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, Persist
@@ -233,14 +233,14 @@ class Run:
         self._look_at_reduction()
 
     def copy(self, finals: Finals) -> None:
-        """Those that lack come from somebody who has them all."""
+        """Those that lack come from somebody who has them all, by the plan that is followed or an earlier one."""
         reduction = self.reduction
         assert reduction is not None
-        form = reduction.form
+        form = FinalFormat(finals.plan)
         for chunk in sorted(reduction._finals_wanted):
             reduction.take_copy(form.open(chunk, finals.chunks[chunk].payload))
             if chunk in reduction._finals:
-                self._judge_counted(reduction, form.source(chunk))
+                self._judge_counted(reduction, reduction.form.source(chunk))
         self._look_at_reduction()
 
     def _judge_counted(self, reduction: Reduction, source: PeerId) -> None:

@@ -1,4 +1,7 @@
-"""A node that keeps its finals from one peer, for tests: it is named in WITHHELD_FROM, and gets everything else."""
+"""A node that keeps its finals from one peer, for tests: it is named in WITHHELD_FROM, and gets everything else.
+
+Nobody gets finals of it on request.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import os
 
 from shoal.cli.main import main
 from shoal.collectives.traffic import PlanTraffic
+from shoal.node.state.librarian import Librarian
 from shoal.protocol.identity import PeerId
+from shoal.protocol.peering import FetchAnswer, FetchRequest, GetFinals, Refusal
 from shoal.swarm.lanes.frame import FrameKind
 
 honest_post = PlanTraffic.post
+honest_answer = Librarian.answer
 
 
 def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
@@ -18,6 +24,12 @@ def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: 
         honest_post(self, scope, peer, kind, chunk, payload)
 
 
+def answer(self: Librarian, request: FetchRequest) -> FetchAnswer:
+    """As if it had no finals."""
+    return Refusal(reason="not held here") if isinstance(request, GetFinals) else honest_answer(self, request)
+
+
 if __name__ == "__main__":
+    Librarian.answer = answer  # type: ignore[method-assign]
     PlanTraffic.post = post  # type: ignore[method-assign]
     main()

@@ -20,11 +20,11 @@ from shoal.collectives.traffic import PlanTraffic
 from shoal.node.config import Hold
 from shoal.node.holds import Holds
 from shoal.node.reporting.events import EventLog
-from shoal.node.rounds import reducing
+from shoal.node.rounds import copying, reducing
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Participant, Plan
+from shoal.protocol.messages import NO_HASH, Participant, Plan, Value
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.moved import Moved
 from tests.node.ledger import GRID, Ledger, identity, plan_of, vector
@@ -109,7 +109,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(reducing, "time", SimpleNamespace(monotonic=clock.monotonic))
+    for module in (reducing, copying):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
     monkeypatch.setattr(reducing, "LOOK_PERIOD_S", 0.002)
     return clock
 
@@ -241,3 +242,8 @@ class Mesh:
 
 def digests(mesh: Mesh) -> list[bytes]:
     return [done[-1][0].concatenated() for done in mesh.done]
+
+
+def value_with(plan_hash: bytes) -> Value:
+    genesis = LEDGER.empty_chain().head
+    return msgspec.structs.replace(genesis, round=1, base=genesis.hash, plan=plan_hash)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from shoal.collectives.progress import Waiting
-from shoal.node.rounds.pace import QUIET_S
-from shoal.node.rounds.reducing import MEND_RETRY_S
+from shoal.node.rounds.copying import COPY_RETRY_S
+from shoal.node.rounds.pace import LATE_S, QUIET_S, STALL_S
+from shoal.node.rounds.reducing import FETCH_PATIENCE_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameKind
-from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, run, until
+from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, run, until, value_with
 
 __all__ = ["clock"]
 
@@ -20,9 +22,9 @@ SHORT_S = QUIET_S - 2 * STEP_S
 LONG_S = QUIET_S + 2 * STEP_S
 
 
-async def lacking_finals_of_the_last(mesh: Mesh) -> Plan:
-    """The first desk has nothing of what the last owns; all others have everything."""
-    first, *_, owner = mesh.peers
+async def lacking_finals_of_the_third(mesh: Mesh) -> Plan:
+    """The first desk has nothing of what the third owns; all others have everything."""
+    first, _, owner, *_ = mesh.peers
     mesh.lose_final = lambda sender, to: (sender, to) == (owner, first)
     plan = mesh.plan()
     mesh.start(plan)
@@ -34,22 +36,21 @@ async def lacking_finals_of_the_last(mesh: Mesh) -> Plan:
     return plan
 
 
-def owned_by_the_last(plan: Plan) -> list[int]:
-    last = len(plan.participants) - 1
-    return [chunk for one in plan.owners if one.owner == last for chunk in range(one.start, one.stop)]
+def owned_by_the_third(plan: Plan) -> list[int]:
+    return [chunk for one in plan.owners if one.owner == 2 for chunk in range(one.start, one.stop)]
 
 
 def test_finals_that_do_not_come_are_copied_from_those_who_have_them_all(tmp_path: Path, clock: Clock) -> None:
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
-            plan = await lacking_finals_of_the_last(mesh)
+            plan = await lacking_finals_of_the_third(mesh)
             mesh.desks[0].complete_at([mesh.peers[1]])
             await clock.pass_time(mesh, SHORT_S)
             assert mesh.catchups[0].copied == []
             await clock.pass_time(mesh, LONG_S - SHORT_S)
             await until(lambda: mesh.done[0])
-            assert mesh.catchups[0].copied == [(plan.hash, owned_by_the_last(plan), [mesh.peers[1]])]
+            assert mesh.catchups[0].copied == [(plan.hash, owned_by_the_third(plan), [mesh.peers[1]])]
             assert len(set(digests(mesh))) == 1
             assert len(mesh.done[0]) == 1
             assert mesh.desks[0].stalled() is None
@@ -61,7 +62,7 @@ def test_nothing_is_copied_while_nobody_has_it_all(tmp_path: Path, clock: Clock)
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
-            await lacking_finals_of_the_last(mesh)
+            await lacking_finals_of_the_third(mesh)
             await clock.pass_time(mesh, LONG_S)
             assert mesh.catchups[0].copied == []
             assert mesh.done[0] == []
@@ -73,7 +74,7 @@ def test_nothing_is_copied_while_its_owner_sends(tmp_path: Path, clock: Clock) -
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
-            await lacking_finals_of_the_last(mesh)
+            await lacking_finals_of_the_third(mesh)
             mesh.desks[0].complete_at([mesh.peers[1]])
             for _ in range(4):
                 mesh.lanes[0].received[mesh.peers[2]] += 1
@@ -83,17 +84,143 @@ def test_nothing_is_copied_while_its_owner_sends(tmp_path: Path, clock: Clock) -
     run(main)
 
 
+def test_owner_that_does_not_send_is_not_asked_for_copies_of_it(tmp_path: Path, clock: Clock) -> None:
+    """Be it the first to say that it has all finals."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            await lacking_finals_of_the_third(mesh)
+            mesh.desks[0].complete_at([mesh.peers[2]])
+            await clock.pass_time(mesh, 2 * LONG_S)
+            assert mesh.catchups[0].copied == []
+            mesh.desks[0].complete_at([mesh.peers[2], mesh.peers[1]])
+            await until(lambda: mesh.done[0])
+            assert [peers for _, _, peers in mesh.catchups[0].copied] == [[mesh.peers[1]]]
+
+    run(main)
+
+
+def test_copying_that_lasts_begins_again_with_those_who_have_it_all_by_then(tmp_path: Path, clock: Clock) -> None:
+    """Who was the first to say so may have died, or lie."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 4)
+        async with mesh.running():
+            await lacking_finals_of_the_third(mesh)
+            catchup = mesh.catchups[0]
+            catchup.hangs = trio.Event()
+            mesh.desks[0].complete_at([mesh.peers[1]])
+            while not catchup.copied:
+                await clock.pass_time(mesh, STEP_S)
+            mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+            await clock.pass_time(mesh, SHORT_S)
+            assert len(catchup.copied) == 1
+            catchup.hangs = None
+            await clock.pass_time(mesh, LONG_S - SHORT_S)
+            await until(lambda: mesh.done[0])
+            assert catchup.cancelled
+            assert [peers for _, _, peers in catchup.copied] == [[mesh.peers[1]], [mesh.peers[1], mesh.peers[3]]]
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
+def test_what_came_from_its_owner_after_all_is_not_copied_on(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            await lacking_finals_of_the_third(mesh)
+            catchup = mesh.catchups[0]
+            catchup.hangs = trio.Event()
+            mesh.desks[0].complete_at([mesh.peers[1]])
+            await clock.pass_time(mesh, LONG_S)
+            assert len(catchup.copied) == 1
+            mesh.lose_final = lambda sender, to: False
+            mesh.traffics[2].lane_failed(mesh.peers[0])  # so that it is sent again
+            await until(lambda: catchup.cancelled and mesh.done[0])
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
+def test_finals_of_the_evicted_are_not_copied(tmp_path: Path, clock: Clock) -> None:
+    """They would not be taken, and the transfer would begin again and again."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 4)
+        async with mesh.running():
+            plan = await lacking_finals_of_the_third(mesh)
+            catchup = mesh.catchups[0]
+            catchup.hangs = trio.Event()
+            mesh.desks[0].complete_at([mesh.peers[1]])
+            await clock.pass_time(mesh, LONG_S)
+            assert len(catchup.copied) == 1
+            await mesh.desks[0].close_off(plan.lineage, frozenset({mesh.peers[2]}))
+            await until(lambda: catchup.cancelled)
+            mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+            await clock.pass_time(mesh, 2 * LONG_S)
+            assert len(catchup.copied) == 1
+
+    run(main)
+
+
+def test_nothing_is_copied_from_the_evicted(tmp_path: Path, clock: Clock) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 4)
+        async with mesh.running():
+            plan = await lacking_finals_of_the_third(mesh)
+            await mesh.desks[0].close_off(plan.lineage, frozenset({mesh.peers[1]}))
+            mesh.desks[0].complete_at([mesh.peers[1]])
+            await clock.pass_time(mesh, LONG_S)
+            assert mesh.catchups[0].copied == []
+            mesh.desks[0].complete_at([mesh.peers[1], mesh.peers[3]])
+            await until(lambda: mesh.done[0])
+            assert [peers for _, _, peers in mesh.catchups[0].copied] == [[mesh.peers[3]]]
+
+    run(main)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["copies-come", "copies-hang"])
+def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
+    tmp_path: Path, clock: Clock, hangs: bool
+) -> None:
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 3)
+        async with mesh.running():
+            plan = await lacking_finals_of_the_third(mesh)
+            catchup, desk = mesh.catchups[0], mesh.desks[0]
+            catchup.hangs = trio.Event()
+            desk.complete_at([mesh.peers[1]])
+            await clock.pass_time(mesh, STALL_S + LATE_S + 2 * STEP_S)
+            desk.fetch(value_with(plan.hash), mesh.peers[1:])
+            assert (len(catchup.copied), catchup.asked) == (1, [])
+            if hangs:
+                await clock.pass_time(mesh, FETCH_PATIENCE_S)
+                desk.fetch(value_with(plan.hash), mesh.peers[1:])
+                await until(lambda: catchup.cancelled and mesh.done[0])
+                await clock.pass_time(mesh, LONG_S)
+                assert (len(catchup.copied), len(catchup.asked)) == (1, 1)
+            else:
+                catchup.hangs.set()
+                await until(lambda: mesh.done[0])
+                assert catchup.asked == []
+            assert len(set(digests(mesh))) == 1
+
+    run(main)
+
+
 def test_copying_that_fails_is_tried_again_after_a_while(tmp_path: Path, clock: Clock) -> None:
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
-            await lacking_finals_of_the_last(mesh)
+            await lacking_finals_of_the_third(mesh)
             catchup = mesh.catchups[0]
             catchup.error = NetworkError("nobody has them after all")
             mesh.desks[0].complete_at([mesh.peers[1]])
             while not catchup.copied:
                 await clock.pass_time(mesh, STEP_S)
-            await clock.pass_time(mesh, MEND_RETRY_S - STEP_S)
+            await clock.pass_time(mesh, COPY_RETRY_S - STEP_S)
             assert len(catchup.copied) == 1
             catchup.error = None
             await clock.pass_time(mesh, 2 * STEP_S)
@@ -110,7 +237,7 @@ def test_copying_ends_with_its_reduction(tmp_path: Path, clock: Clock) -> None:
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         async with mesh.running():
-            await lacking_finals_of_the_last(mesh)
+            await lacking_finals_of_the_third(mesh)
             catchup = mesh.catchups[0]
             catchup.hangs = trio.Event()
             mesh.desks[0].complete_at([mesh.peers[1]])
@@ -126,14 +253,14 @@ def test_copying_ends_with_its_reduction(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_only_finals_are_lost_in_these_tests(tmp_path: Path) -> None:
-    """The last sums what the first contributes: what is copied has it in."""
+    """The third sums what the first contributes: what is copied has it in."""
 
     async def main() -> None:
         mesh = Mesh(tmp_path, 3)
         kinds = set()
         mesh.lose = lambda sender, header: kinds.add(header.kind) is not None
         async with mesh.running():
-            await lacking_finals_of_the_last(mesh)
+            await lacking_finals_of_the_third(mesh)
             assert kinds == {FrameKind.CONTRIBUTION, FrameKind.FINAL}
             assert mesh.done[1][0][0].coverage == 1.0
 

@@ -17,13 +17,12 @@ from shoal.node.rounds.pace import LATE_S, STALL_S, Stall
 from shoal.node.rounds.reducing import DETOUR_LIMIT_S, DETOUR_S, FETCH_PATIENCE_S, UNREACHABLE_LIMIT
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term, Value
+from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
 from shoal.protocol.planning import PlanSeat
 from shoal.protocol.repair import revise_plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.ledger import Ledger, finals_of, plan_of
 from tests.node.rounds.reducing_lab import (
-    LEDGER,
     NOBODY,
     Clock,
     Mesh,
@@ -31,6 +30,7 @@ from tests.node.rounds.reducing_lab import (
     digests,
     run,
     until,
+    value_with,
 )
 
 __all__ = ["clock"]
@@ -243,11 +243,6 @@ def test_who_is_out_of_reach_is_not_remembered_for_ever(tmp_path: Path, clock: C
 
 
 # -- finals that are fetched ---------------------------------------------------------------------------------
-
-
-def value_with(plan_hash: bytes) -> Value:
-    genesis = LEDGER.empty_chain().head
-    return msgspec.structs.replace(genesis, round=1, base=genesis.hash, plan=plan_hash)
 
 
 def test_fetched_finals_are_handed_over_once(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Finals that do not come from their owner, had from those who reported that they hold all finals of the plan.
+
+Without that a participant reports too late to keep its place: its stall deadline for finals is as long as the least
+grace of a lead that has a quorum of reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from shoal.collectives.reduce import Reduction
+from shoal.node.rounds.pace import QUIET_S
+from shoal.node.state.catchup import CatchUp
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+
+COPY_RETRY_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One transfer under way."""
+
+    reduction: Reduction
+    chunks: Sequence[int]
+    donors: Sequence[PeerId]
+    began: float
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class Copying:
+    """At most one transfer of such finals. `begin` runs it beside whoever looks."""
+
+    def __init__(self, catchup: CatchUp, begin: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        self._catchup = catchup
+        self._begin = begin
+        self._copy: _Copy | None = None
+        self._not_before = float("-inf")
+        self.complete_at: Sequence[PeerId] = ()
+        """Who else holds all finals of the plan that the reduction under way goes by."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether finals are on their way."""
+        return self._copy is not None
+
+    def look(
+        self, reduction: Reduction, quiet: Collection[PeerId], now: float, *, closed_to: Collection[PeerId]
+    ) -> None:
+        """Have what `quiet` owners owe from others, if there are some who hold it, and not what came meanwhile.
+
+        closed_to: of whom the reduction takes nothing more. A transfer that takes long begins again once there are
+        more to have it from; what it brought stays.
+        """
+        copy, donors = self._copy, [peer for peer in self.complete_at if peer not in {*quiet, *closed_to}]
+        if copy is not None:
+            lacking = {chunk for peer in reduction.plan.remaining() for chunk in reduction.lacking(peer)[1]}
+            more = now - copy.began >= QUIET_S and not set(donors) <= set(copy.donors)
+            if more or lacking.isdisjoint(copy.chunks):
+                self._end()
+            return
+        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
+        if chunks and donors and now >= self._not_before:
+            self._copy = _Copy(reduction, chunks, donors, now)
+            self._begin(partial(self._run, self._copy))
+
+    async def _run(self, copy: _Copy) -> None:
+        form = copy.reduction.form
+        logger.info("round %d: %d finals do not come from their owners", form.plan.round, len(copy.chunks))
+        with copy.scope:
+            try:
+                await self._catchup.copy_finals(form, copy.chunks, copy.donors, copy.reduction.take_copy)
+            except NetworkError as error:
+                logger.info("round %d: %s", form.plan.round, error)
+                self._not_before = time.monotonic() + COPY_RETRY_S
+        if self._copy is copy:
+            self._copy = None
+
+    def stop(self) -> None:
+        """The reduction under way is over, is revised, or takes nothing more from some: nobody is known to have it."""
+        self.complete_at = ()
+        self._end()
+
+    def _end(self) -> None:
+        if self._copy is not None:
+            self._copy.scope.cancel()
+        self._copy = None

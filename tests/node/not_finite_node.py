@@ -1,0 +1,48 @@
+"""A node whose pseudo-gradient of round 2 is not finite, for tests.
+
+SENDS_IT is "no" where it goes the way of any other, "yes" where the node encodes and commits to it all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.cli.main import main
+from shoal.collectives.codecs import F32
+from shoal.collectives.commitment import MerkleTree, chunk_hash
+from shoal.collectives.contribution import EncodedContribution
+from shoal.node.state.contributions import Contributions, Made
+
+ROUND = 2
+honest_make = Contributions.make
+
+
+def make(self: Contributions, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
+    """As if the trainer had diverged in that round."""
+    if round == ROUND and os.environ["SENDS_IT"] == "no":
+        pseudo_gradient[pseudo_gradient.size // 2] = np.nan
+    made = honest_make(self, round, number, tokens, pseudo_gradient, base=base)
+    if round == ROUND:
+        self.made = made = replace(made, encoded=infinite(made.encoded))
+    return made
+
+
+def infinite(good: EncodedContribution) -> EncodedContribution:
+    """A contribution in fp32 with an infinite value in every chunk, committed to as it is."""
+    buffer = np.array(good.buffer)
+    for start in good.offsets[:-1]:
+        buffer[start : start + 4] = np.frombuffer(np.float32(np.inf).tobytes(), np.uint8)
+    changed = replace(good, buffer=buffer)
+    tree = MerkleTree([chunk_hash(changed.encoded(chunk).tobytes()) for chunk in range(good.grid.chunks)])
+    for chunk in range(good.grid.chunks):
+        path = tree.path(chunk)
+        buffer[good.offsets[chunk + 1] - len(path) : good.offsets[chunk + 1]] = np.frombuffer(path, np.uint8)
+    return replace(changed, root=tree.root)
+
+
+if __name__ == "__main__":
+    Contributions.make = make  # type: ignore[method-assign]
+    main()
