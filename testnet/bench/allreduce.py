@@ -7,8 +7,9 @@ One run has three parts, each skipped if it was not asked for:
     recompute  the digest of every undisturbed round from the seed alone, see `exact`
     inspect    another swarm, in test mode: its values and its memory, see `inspect`
 
-What is measured of a round is said in `times`. Wire bytes are what a node sent over lanes and control, per round,
-the mean over all peers and measured rounds.
+What is measured of a round is said in `times`. A reduce ends when the last node has its finals decoded; how long that
+takes after their arrival is measured alone (`decoding`), since nodes decode while they make the next state. Wire bytes
+are what a node sent over lanes and control, per round, the mean over all peers and measured rounds.
 
 A fault strikes the last node while it holds when half of the chunks are final there (test mode, but no other node
 holds). Its delay is how much longer that round took, from the first accepted plan until the last survivor had applied,
@@ -34,6 +35,7 @@ import trio
 from shoal.collectives.codecs import codec
 from shoal.node.config import Hold
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.testnet.bench.decoding import decode_s
 from shoal.testnet.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.testnet.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.testnet.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
@@ -108,6 +110,8 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
 class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
     """What `shoal bench allreduce --json` prints. Times in seconds, medians over the measured rounds.
 
+    median_s and times_s: from the first accepted plan until the last node has all finals, and decode_s more. breakdown:
+    of a round, in which decoding is a part of working out.
     identical: all nodes certified the same digest in every undisturbed round. exact: what was recomputed is the same to
     the bit. max_abs_error: the largest of a mean update, against the mean in float64 of what nodes had before encoding.
     None where it was not asked for, or the system does not tell.
@@ -119,6 +123,7 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
     durability: str
     median_s: float
     times_s: tuple[float, ...]
+    decode_s: float
     round_s: float
     rounds_s: tuple[float, ...]
     beyond_reduce_s: float
@@ -164,7 +169,14 @@ async def measure(bench: Bench, tell: Tell = lambda text: None, *, folder: Path 
             tell("looking at values and memory")
             inspection = await inspect(_spec(bench), folder / "inspected")
             evidence.append((inspection.exact, inspection.max_abs_error))
-    return _result(bench, rounds, fault, inspection, evidence)
+        tell("decoding alone")
+        decoding_s = await trio.to_thread.run_sync(_decoding_s, bench)
+    return _result(bench, rounds, fault, inspection, evidence, decoding_s)
+
+
+def _decoding_s(bench: Bench) -> float:
+    chunk_values = _spec(bench).chunk_values
+    return decode_s(peers=bench.peers, numel=bench.numel, chunk_values=chunk_values, codec=bench.codec)
 
 
 def _spec(bench: Bench) -> BenchSpec:
@@ -186,8 +198,10 @@ def _result(
     fault: FaultResult,
     inspection: Inspection | None,
     evidence: list[tuple[bool, float]],
+    decoding_s: float,
 ) -> Allreduce:
     times = [times_of(peers) for peers in rounds[WARM_UP:]]
+    reduces_s = [t.reduce_s + decoding_s for t in times]
     middle = median_times(times)
     round_s = statistics.median(t.total_s for t in times)
     sent = [
@@ -200,11 +214,12 @@ def _result(
         numel=bench.numel,
         codec=bench.codec,
         durability=bench.durability,
-        median_s=middle.reduce_s,
-        times_s=tuple(t.reduce_s for t in times),
+        median_s=statistics.median(reduces_s),
+        times_s=tuple(reduces_s),
+        decode_s=decoding_s,
         round_s=round_s,
         rounds_s=tuple(t.total_s for t in times),
-        beyond_reduce_s=statistics.median(t.total_s - t.reduce_s for t in times),
+        beyond_reduce_s=statistics.median(t.total_s - s for t, s in zip(times, reduces_s, strict=True)),
         breakdown={name: getattr(middle, name) for name in RoundTimes.__dataclass_fields__},
         wire_bytes_per_peer=round(statistics.fmean(sent)),
         peak_extra_bytes=None if inspection is None else inspection.extra_bytes,

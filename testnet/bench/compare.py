@@ -117,11 +117,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What `shoal bench lane --json` prints."""
+    """Of what `shoal bench lane --json` prints: the rates of all runs, in the order in which they alternated."""
 
-    encrypted_mb_per_s: float
-    shared_mb_per_s: float
-    plaintext_mb_per_s: float
+    encrypted_runs_mb_per_s: tuple[float, ...]
+    shared_runs_mb_per_s: tuple[float, ...]
+    plaintext_runs_mb_per_s: tuple[float, ...]
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,8 +310,8 @@ def rows_of(
         ),
         _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
         *(
-            _at_least(f"one encrypted lane{way} beside plaintext", "× plaintext's rate", 0.8, None, Spread.of([rate]))
-            for way, rate in _lane_ratios(lane)
+            _at_least(f"one encrypted lane{way} beside plaintext", "× plaintext's rate", 0.8, None, Spread.of(ratios))
+            for way, ratios in _lane_ratios(lane)
         ),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),
         _at_most("SIGKILL of one of 4 in mid-reduce: added delay", "s", 2.0, 0.5, delays["sigkill"]),
@@ -327,13 +327,14 @@ def rows_of(
     return tuple(rows)
 
 
-def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, float]]:
-    """Of a lane to the same machine, and of one that shares no memory."""
+def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
+    """Of a lane to the same machine, and of one that shares no memory: one for each turn."""
     if lane is None:
         return []
+    plain = lane.plaintext_runs_mb_per_s
     return [
-        ("", lane.shared_mb_per_s / lane.plaintext_mb_per_s),
-        (SOCKETS, lane.encrypted_mb_per_s / lane.plaintext_mb_per_s),
+        (way, [ours / other for ours, other in zip(rates, plain, strict=True)])
+        for way, rates in (("", lane.shared_runs_mb_per_s), (SOCKETS, lane.encrypted_runs_mb_per_s))
     ]
 
 

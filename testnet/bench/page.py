@@ -15,10 +15,11 @@ from shoal.testnet.bench.compare import MIB, Comparison, Row, Sample, Spread
 CAMPAIGN_LIMIT_BYTES: Final = 1 << 20
 
 _DEFINITIONS: Final = """\
-* **A reduce** begins when the first node has accepted the plan and ends when the last has every final chunk.
-  Contributions were encoded before; that finals are what their owners signed is checked afterwards. Of the yardstick it
-  is the time between two barriers around the all-reduce. The times are medians over the measured iterations of a run;
-  {warm_up} before them warm up.
+* **A reduce** begins when the first node has accepted the plan and ends when the last has every final chunk, decoded.
+  Nodes decode while they make the next state; so that part is measured alone, for all nodes at once on all cores, and
+  added. Contributions were encoded before; that finals are what their owners signed is checked afterwards. Of the
+  yardstick it is the time between two barriers around the all-reduce. The times are medians over the measured
+  iterations of a run; {warm_up} before them warm up.
 * **The bare exchange** moves the same bytes in the same frames with the same cipher, hashes, codec and additions, by
   threads that do nothing else, and survives no fault: what an encrypted and checked reduce in Python costs on this
   machine at best. Its time too begins with encoded contributions and ends with encoded means.

@@ -141,9 +141,10 @@ def test_small_run_over_a_home_line_gives_every_figure(tmp_path: Path) -> None:
     # No program gets more of a line than full frames have payload.
     for rate in ("payload_mbit_s", "cubic_mbit_s", "bbr_mbit_s", "many_bbr_mbit_s", "with_pauses_mbit_s"):
         assert 0 < printed[rate] < 20 * 1448 / 1514 * 1.15, rate
-    assert printed["with_pauses_mbit_s"] < printed["payload_mbit_s"]
     assert printed["link_share"] == pytest.approx(printed["payload_mbit_s"] / 20)
     measured = [round for round in printed["rounds"] if round["measured"]]
+    paused = printed["with_pauses_mbit_s"]  # between rounds: where the machine is slow one is long enough
+    assert paused < printed["payload_mbit_s"] if len(measured) > 1 else paused == printed["payload_mbit_s"]
     assert sum(round["reduce_s"] for round in measured) >= 1.0
     assert all(round["at_s"] >= 1.0 and round["lanes"] >= 1 and round["sent_ratio"] > 1 for round in measured)
     assert not printed["rounds"][0]["measured"]
