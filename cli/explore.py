@@ -61,8 +61,6 @@ def explore(options: ExploreOptions) -> None:
     for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
         if bound is not None and bound < 1:
             raise ConfigError(f"{name} {bound}: must be 1 or more")
-    if options.walk is not None and options.what == "repair":
-        raise ConfigError("--walk: only an agreement is walked at random; bound a repair by --limit")
     exploration = _explored_repair(options) if options.what == "repair" else _explored_agreement(options)
     typer.echo(to_json(exploration) if options.as_json else "\n".join(lines_of(exploration)))
     raise typer.Exit(1 if exploration.violations else 0)
@@ -91,6 +89,7 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
 def _explored_repair(options: ExploreOptions) -> RepairExploration:
     from shoal.testnet.explore.repair import RepairExplorer
     from shoal.testnet.explore.repair_scope import RepairScope
+    from shoal.testnet.explore.repair_walk import walk_repair
 
     scope = RepairScope(
         members=options.members,
@@ -105,7 +104,9 @@ def _explored_repair(options: ExploreOptions) -> RepairExploration:
         stale=options.stale,
         reduced=not options.unreduced,
     )
-    return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    if options.walk is None:
+        return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_repair(scope, options.walk, options.seed, on_progress=ProgressLines())
 
 
 def _members(listed: str | None) -> tuple[int, ...]:

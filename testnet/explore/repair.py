@@ -78,7 +78,8 @@ class RepairExplorer:
         self._returns = Returns(scope)
         self.start: State = (*self.members.start, self._returns.start)
         self._order: list[State] = []
-        self._certified: set[bytes] = set()
+        self.certified: set[bytes] = set()
+        """Values that gathered a quorum of votes in some schedule."""
         self._possible: dict[tuple[int, ...], list[Outcome]] = {}
 
     def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> RepairExploration:
@@ -98,7 +99,7 @@ class RepairExplorer:
             plans=len(plans),
             revisions=len(revisions),
             repaired=len(revisions.intersection(plan for plan, _ in self.members.finals)),
-            certified=len(self._certified),
+            certified=len(self.certified),
             violations=() if search.finding is None else (search.finding,),
         )
 
@@ -121,11 +122,15 @@ class RepairExplorer:
             if possible is None:
                 possible = self._possible[key] = self.members.steps(position, number, voices)
             for outcome in possible:
-                if not outcome.crashes or self._returns.allowed(state[-1], position):
+                if not outcome.crashes or self.may_return(state, position):
                     if outcome.last_vote:
                         return [(position, outcome)]
                     steps.append((position, outcome))
         return steps
+
+    def may_return(self, state: State, position: int) -> bool:
+        """Whether this member may be killed and return once more."""
+        return self._returns.allowed(state[-1], position)
 
     def after(self, state: State, position: int, outcome: Outcome) -> State | str:
         """The state after a step, or what must never happen and happened in it."""
@@ -151,5 +156,5 @@ class RepairExplorer:
                 if isinstance(message, Vote):
                     voters.setdefault((message.view, message.value), set()).add(peer)
         certified = {value for (_, value), peers in voters.items() if outweighs(world.previous, peers)}
-        self._certified |= certified
+        self.certified |= certified
         return len(certified) > 1

@@ -19,6 +19,9 @@ from shoal.testnet.explore.repair_run import Kit, Member, Run, WayBack, new_mach
 from shoal.testnet.explore.repair_scope import RepairScope, World
 from shoal.testnet.explore.repair_steps import Context, Doing, Outcome, Step, Voice
 
+LOUD = Plan | Evict | Propose | Ready
+"""What any member may act on when it hears it; on other words a lead does, when it acts."""
+
 
 class Members:
     """All states of members that were met, by number, and what follows from each."""
@@ -112,7 +115,7 @@ class Members:
         said = {self._id(message): message for message in voice.said}
         self.messages |= said
         self._said.append(sorted(said))
-        self._loud.append([m for m in sorted(said) if isinstance(said[m], Plan | Evict | Propose | Ready)])
+        self._loud.append([m for m in sorted(said) if isinstance(said[m], LOUD)])
         self._plans |= {m for m in said if isinstance(said[m], Plan)}
         self._helds.append(self._id(frozenset(m for m in said if isinstance(said[m], Held))))
 
@@ -120,9 +123,9 @@ class Members:
 
     def steps(self, position: int, number: int, voices: tuple[int, ...]) -> list[Outcome]:
         """All that a member may do when the members said what is numbered in `voices`."""
-        others = [(i, v) for i, v in enumerate(voices) if i != position]
+        others = _others(position, voices)
         wanted = tuple(p for _, v in others for p in self._wanted_of(position, number, v))
-        context = Context(self, position, number, [(i, self.voices[v]) for i, v in others])
+        context = self.context(position, number, voices)
         outcomes = list(self._remembered((number, wanted), partial(context.arrives, wanted)))
         closed_off = self.states[number].machine._closed_off is not None
         for sender, v in others:
@@ -132,20 +135,38 @@ class Members:
                     continue
                 key = ("hear", number, sender, which, held, bool(self.voices[v].old))
                 outcomes += self._done(key, context, wanted, partial(context.hears, sender, self.messages[which]))
-        quiet = tuple((i, m) for i, v in others for m in self._minded_of(number, v))
+        quiet = self.minded(position, number, voices)
         outcomes += self._done(("act", number, quiet), context, wanted, partial(context.acts, quiet))
-        plan = self._lacks(number)
-        if plan is not None:
-            known = frozenset(f for v in voices for f in self.voices[v].finals if f[0] == plan)
+        known = self.to_fetch(number, voices)
+        if known:
             outcomes += self._remembered(("fetch", number, known), partial(context.fetches, known))
-        lineage = self._lacks_finals_of(number)
-        if lineage is not None:
-            found = (which for _, v in others for which in self.voices[v].finals)
-            known = frozenset(which for which in found if self.finals[which].plan.lineage == lineage)
+        known = self.to_copy(position, number, voices)
+        if known:
             outcomes += self._remembered(("copy", number, known), partial(context.copies, known))
         if self.scope.may_return(position):
             outcomes += self._remembered(("return", number), context.returns)
         return outcomes
+
+    def context(self, position: int, number: int, voices: tuple[int, ...]) -> Context:
+        """A member in this state, when the members said what is numbered in `voices`."""
+        return Context(self, position, number, [(i, self.voices[v]) for i, v in _others(position, voices)])
+
+    def minded(self, position: int, number: int, voices: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Words of others, by sender and number, on which this member may act although hearing them says nothing."""
+        return tuple((i, m) for i, v in _others(position, voices) for m in self._minded_of(number, v))
+
+    def to_fetch(self, number: int, voices: tuple[int, ...]) -> frozenset[tuple[bytes, bytes]]:
+        """The finals of what is proposed that somebody has, if this member needs them for a vote."""
+        plan = self._lacks(number)
+        return frozenset(f for v in voices for f in self.voices[v].finals if f[0] == plan)
+
+    def to_copy(self, position: int, number: int, voices: tuple[int, ...]) -> frozenset[tuple[bytes, bytes]]:
+        """The finals of its reduction's lineage that others have, if some lack there."""
+        reduction = self.states[number].reduction
+        if reduction is None or not reduction._finals_wanted:
+            return frozenset()
+        found = (which for _, v in _others(position, voices) for which in self.voices[v].finals)
+        return frozenset(which for which in found if self.finals[which].plan.lineage == reduction.lineage)
 
     def _stale(self, number: int, voice: int, which: int) -> bool:
         """Whether a message is a plan that its maker forgot, and this member follows a later one of the same maker."""
@@ -225,11 +246,6 @@ class Members:
             self._lacking[number] = None if under_way else plan
         return self._lacking[number]
 
-    def _lacks_finals_of(self, number: int) -> bytes | None:
-        """The lineage of this member's reduction, if finals lack in it."""
-        reduction = self.states[number].reduction
-        return reduction.lineage if reduction is not None and reduction._finals_wanted else None
-
     def ways_back(self, position: int, member: Member) -> tuple[WayBack, ...]:
         """How a member may return: with its contribution, if it has one, or without."""
         has_one = position != self.scope.late and not member.lost
@@ -290,6 +306,10 @@ class Members:
         if isinstance(message, Propose):
             return f"propose in view {message.view}"
         return type(message).__name__.lower()
+
+
+def _others(position: int, voices: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(i, v) for i, v in enumerate(voices) if i != position]
 
 
 def _only_later(plan: Plan, revision: Plan) -> bool:

@@ -81,10 +81,14 @@ class Context:
             if run.interrupted:
                 interrupting.append((text, act))
 
+    def does(self, text: str, act: Act) -> Iterator[Outcome]:
+        """One thing."""
+        return self.plainly([(text, act)], [])
+
     def after_arrivals(self, doings: Iterable[Doing], wanted: tuple[int, ...]) -> Iterator[Outcome]:
         """Each of these, when any part of what is wanted has arrived before; of two for one place only one."""
         for arrived in _parts(self._sorted(wanted), all_of_them=False):
-            what = ", ".join(map(_told_parcel, arrived))
+            what = ", ".join(map(told_parcel, arrived))
             for text, act in doings:
                 run = self._run()
                 for parcel in arrived:
@@ -111,7 +115,7 @@ class Context:
             for parcel in arrived:
                 run.deliver(parcel)
             if not self._members.scope.reduced or run.posted != before or run.computed or run.violation:
-                text = f"gets {', '.join(map(_told_parcel, arrived))}"
+                text = f"gets {', '.join(map(told_parcel, arrived))}"
                 yield from self._members.outcomes(self._step(text), run)
 
     def hears(self, sender: int, message: Message) -> Iterator[Doing]:
@@ -155,11 +159,16 @@ class Context:
         beliefs = [frozenset({me, *some}) for size in range(len(others) + 1) for some in combinations(others, size)]
         words = [(sender, self._members.messages[which]) for sender, which in quiet]
         for heard in _subsets(words):
-            said = "" if not heard else f"with word from {', '.join(f'member {i}' for i, _ in heard)} "
             for alive in beliefs:
-                dead = ", ".join(world.name(p) for p in world.peers if p not in alive) or "nobody"
                 for passed in Passed:
-                    yield f"{said}finds {dead} dead{passed.value}", partial(_look, heard, alive, passed)
+                    yield self.looks(heard, alive, passed)
+
+    def looks(self, heard: tuple[tuple[int, Message], ...], alive: frozenset[PeerId], passed: Passed) -> Doing:
+        """With these words, this belief and this much time passed."""
+        world = self._members.world
+        said = "" if not heard else f"with word from {', '.join(f'member {i}' for i, _ in heard)} "
+        dead = ", ".join(world.name(p) for p in world.peers if p not in alive) or "nobody"
+        return f"{said}finds {dead} dead{passed.value}", partial(_look, heard, alive, passed)
 
     def fetches(self, known: frozenset[tuple[bytes, bytes]]) -> Iterator[Outcome]:
         """All finals of a proposed plan come from somebody who has them."""
@@ -222,6 +231,6 @@ def _subsets(words: list[tuple[int, Message]]) -> Iterator[tuple[tuple[int, Mess
         yield tuple(one for one in choice if one is not None)
 
 
-def _told_parcel(parcel: Parcel) -> str:
+def told_parcel(parcel: Parcel) -> str:
     what = "final" if parcel.final else "contribution to"
     return f"{what} {parcel.chunk} of member {parcel.sender}"

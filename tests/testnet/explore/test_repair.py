@@ -391,4 +391,4 @@ def test_command_tells_what_was_visited_and_exercised(capsys: pytest.CaptureFixt
     assert document["violations"] == []
     assert document["revisions"] == document["repaired"] == 2  # with and without a final that stands
     assert execute([*COMMAND, "--returning", "one"]) == 2
-    assert execute([*COMMAND, "--walk", "10"]) == 2
+    assert execute([*COMMAND, "--walk", "0"]) == 2
