@@ -61,13 +61,13 @@ class Copying:
         more to have it from; what it brought stays.
         """
         copy, donors = self._copy, [peer for peer in self.complete_at if peer not in {*quiet, *closed_to}]
+        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
         if copy is not None:
             lacking = {chunk for peer in reduction.plan.remaining() for chunk in reduction.lacking(peer)[1]}
             more = now - copy.began >= QUIET_S and not set(donors) <= set(copy.donors)
-            if more or lacking.isdisjoint(copy.chunks):
-                self._end()
-            return
-        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
+            if not lacking.isdisjoint(copy.chunks) and not (more and chunks):
+                return
+            self._end()
         if chunks and donors and now >= self._not_before:
             self._copy = _Copy(reduction, chunks, donors, now)
             self._begin(partial(self._run, self._copy))

@@ -90,8 +90,8 @@ class Window:
 class Findings:
     """What was found. Everything but rounds_checked is to be zero or empty; problems says each in words.
 
-    evicted: nodes that no fault struck and that the faulted round went on without. coverage: of that round, where lanes
-    were cut and it was certified.
+    evicted: nodes that no fault struck and that the faulted round went on without. coverage: the share of what all
+    nodes contributed that this round included, where lanes were cut and it was certified.
     """
 
     rounds_checked: int
@@ -135,9 +135,11 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
         *(f"nobody certified round {number}" for number in sorted(missing)),
     ]
     faulted = next((event for _, event in certified if event.round == window.first), None)
-    kept = set() if faulted is None else faulted.members
-    evicted = [m.index for m in members if m.index not in window.struck and m.peer_id not in kept]
-    coverage = faulted.coverage if faulted is not None and window.cut else None
+    others = [] if faulted is None else [member for member in members if member.index not in window.struck]
+    evicted = [m.index for m in others if faulted is not None and m.peer_id not in faulted.members]
+    coverage = None
+    if faulted is not None and window.cut:  # of the contributions of all, those that were planned with
+        coverage = faulted.coverage * min(1.0, faulted.contributors / len(members))
     lost = [f"round {window.first}: node {index} lost only lanes and was evicted" for index in evicted if window.cut]
     if coverage is not None and coverage < 1.0:
         lost.append(f"round {window.first}: covers {coverage:.1%} for want of lanes")

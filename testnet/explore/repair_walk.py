@@ -1,7 +1,8 @@
 """Random schedules of a round with repairs that is too large to walk whole, with the same checks at every step.
 
-What was said to a member, and posted to it, lies in its bag; one of it is lost, taken, or taken and kept for another
-time. A lead acts on some of what it was told, and on what it happens to believe. A seed gives the same walks again.
+What was said to a member, and posted to it, lies in its bags; one of it is taken, or taken and kept for another time,
+and a payload may be lost. Who returns is told and sent everything again. A lead acts on some of what it was told, and
+on what it happens to believe. A seed gives the same walks again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from shoal.testnet.explore.search import Finding, OnProgress, State, ignore_prog
 STEPS_PER_MEMBER_LIMIT = 80
 """A walk this long ends, and the next begins."""
 
-LOSS, REPEAT = 0.05, 0.1
+LOSS, REPEAT = 0.02, 0.1
+"""Of a payload, and of anything that is taken."""
 BELIEVED_ALIVE = (0.99, 0.95, 0.8)
 """Of another member, in a walk."""
 PASSED = {Passed.NOTHING: 12.0, Passed.DEADLINES: 4.0, Passed.PATIENCE: 0.5}
@@ -54,7 +56,7 @@ def walk_repair(
                 found.finding = Finding(kind=kind, schedule=tuple(one.path))
             if one.over or kind is not None:
                 break
-        found.add(one.explorer)
+        found.add(one)
     return RepairExploration(
         scope=scope,
         states=taken,
@@ -81,14 +83,14 @@ class _Found:
     certified: set[bytes] = field(default_factory=set)
     finding: Finding | None = None
 
-    def add(self, explorer: RepairExplorer) -> None:
-        members = explorer.members
-        plans = {m for member in members.states for m in member.said if isinstance(m, Plan)}
-        self.member_states += len(members.states)
+    def add(self, walk: _Walk) -> None:
+        visited = [walk.explorer.members.states[number] for number in walk.visited]
+        plans = {m for member in visited for m in member.said if isinstance(m, Plan)}
+        self.member_states += len(visited)
         self.plans |= {plan.hash for plan in plans}
         self.revisions |= {plan.hash for plan in plans if plan.lineage != plan.hash}
-        self.reduced |= {plan for plan, _ in members.finals}
-        self.certified |= explorer.certified
+        self.reduced |= {plan for member in visited for plan, _ in member.finals}
+        self.certified |= walk.explorer.certified
 
 
 _Kind = Callable[[int, tuple[int, ...], Context], Iterable[Outcome]]
@@ -106,8 +108,10 @@ class _Walk:
         self._alive = rng.choice(BELIEVED_ALIVE)
         self._words: list[list[tuple[int, Message]]] = [[] for _ in range(scope.members)]
         self._parcels: list[list[Parcel]] = [[] for _ in range(scope.members)]
+        self.visited = set(self.state[:-1])
+        """The states of members that it came through, by number."""
         for position in range(scope.members):
-            self._hand_out(position, frozenset(), frozenset())
+            self._fill(position)
         weights: list[tuple[_Kind, float]] = [
             (self._arrives, 20.0),
             (self._hears, 8.0),
@@ -137,25 +141,40 @@ class _Walk:
         possible = [o for o in found if not o.crashes or self.explorer.may_return(self.state, position)]
         if not possible:
             return None
-        outcome = possible[0] if rng.random() >= KILLED_WITHIN else rng.choice(possible)
+        wrong = [o for o in possible if o.violation is not None]
+        whole = possible[-1]  # what comes before are kills within it
+        outcome = rng.choice(wrong or possible) if wrong or rng.random() < KILLED_WITHIN else whole
         self.path.append(f"member {position} {outcome.text}")
         after = self.explorer.after(self.state, position, outcome)
         if isinstance(after, str):
             return after
         before, self.state = members.states[self.state[position]], after
+        self.visited.add(after[position])
         self._hand_out(position, before.said, before.posted)
+        if outcome.crashes:  # it is told and sent everything again
+            self._fill(position)
         return None
 
-    def _hand_out(self, position: int, said: frozenset[Message], posted: frozenset[Parcel]) -> None:
-        """What a member has said and posted since goes into the bags."""
+    def _fill(self, position: int) -> None:
+        """All that others have said and posted to a member by now."""
+        self._words[position], self._parcels[position] = [], []
+        for sender in range(len(self._words)):
+            if sender != position:
+                self._hand_out(sender, frozenset(), frozenset(), only=position)
+
+    def _hand_out(
+        self, position: int, said: frozenset[Message], posted: frozenset[Parcel], *, only: int | None = None
+    ) -> None:
+        """What a member has said and posted beyond that goes into the bags, or into that of one."""
         member = self._members.states[self.state[position]]
         # In an order that does not depend on hashes, which differ between processes.
         for message in sorted(member.said - said, key=repr):
             for receiver, bag in enumerate(self._words):
-                if receiver != position and isinstance(message, LOUD):
+                if receiver != position and only in (None, receiver) and isinstance(message, LOUD):
                     bag.append((position, message))
         for parcel in sorted(member.posted - posted, key=repr):
-            self._parcels[parcel.to].append(parcel)
+            if only in (None, parcel.to):
+                self._parcels[parcel.to].append(parcel)
 
     # -- what a member does --------------------------------------------------------------------------------------
 
@@ -170,7 +189,11 @@ class _Walk:
         parcel = self._rng.choice(here)
         if self._rng.random() > REPEAT:
             bag.remove(parcel)
-        return () if self._lost() else context.does(f"gets {told_parcel(parcel)}", lambda run: run.deliver(parcel))
+        return (
+            ()
+            if self._rng.random() < LOSS
+            else context.does(f"gets {told_parcel(parcel)}", lambda run: run.deliver(parcel))
+        )
 
     def _hears(self, position: int, voices: tuple[int, ...], context: Context) -> Iterable[Outcome]:
         bag, rng = self._words[position], self._rng
@@ -181,7 +204,7 @@ class _Walk:
         if rng.random() > REPEAT:
             bag[at] = bag[-1]
             bag.pop()
-        return () if self._lost() else context.does(*rng.choice(list(context.hears(sender, message))))
+        return context.does(*rng.choice(list(context.hears(sender, message))))
 
     def _acts(self, position: int, voices: tuple[int, ...], context: Context) -> Iterable[Outcome]:
         rng, members = self._rng, self._members
@@ -205,6 +228,3 @@ class _Walk:
 
     def _one_of(self, known: frozenset[tuple[bytes, bytes]]) -> frozenset[tuple[bytes, bytes]]:
         return frozenset([self._rng.choice(sorted(known))]) if known else known
-
-    def _lost(self) -> bool:
-        return self._rng.random() < LOSS

@@ -194,6 +194,8 @@ def test_finals_that_a_vote_lacks_are_fetched_only_if_copying_leads_to_nothing(
             desk.complete_at([mesh.peers[1]])
             await clock.pass_time(mesh, STALL_S + LATE_S + 2 * STEP_S)
             desk.fetch(value_with(plan.hash), mesh.peers[1:])
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
             assert (len(catchup.copied), catchup.asked) == (1, [])
             if hangs:
                 await clock.pass_time(mesh, FETCH_PATIENCE_S)

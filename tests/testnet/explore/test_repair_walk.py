@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from shoal.cli.main import execute
 from shoal.testnet.explore.repair_run import Kit
 from shoal.testnet.explore.repair_scope import RepairScope
-from shoal.testnet.explore.repair_walk import walk_repair
+from shoal.testnet.explore.repair_walk import _Walk, walk_repair
 from tests.testnet.explore.test_repair import ChangesContribution, DividesByThePlan, HoldsBack, OpenAfterClosing
 
 FOUR = RepairScope(members=4, chunks=4, views=3, crashes=2, attempts=3)
@@ -47,10 +48,17 @@ def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(kit: Kit, kind: str
     assert other.violations != first.violations
 
 
-def test_nobody_returns_where_nobody_may() -> None:
-    exploration = walk_repair(replace(FOUR, crashes=0), 1500, seed=1)
-    assert exploration.violations == ()
-    assert exploration.certified
+@pytest.mark.parametrize("crashes", [0, 2])
+def test_so_many_return_as_may(crashes: int) -> None:
+    most, rng = 0, random.Random(1)
+    for _ in range(6):
+        one = _Walk(replace(FOUR, crashes=crashes, reduced=False), rng, None)
+        while not one.over and len(one.path) < 300:
+            assert one.step() is None
+        lives = [one.explorer.members.states[number].life for number in one.state[:-1]]
+        assert sum(lives) == sum("is killed" in step for step in one.path) <= crashes
+        most = max(most, sum(lives))
+    assert most == crashes
 
 
 def test_command_walks_a_repair_at_random(capsys: pytest.CaptureFixture[str]) -> None:
