@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.lab import Swarm, assert_exact, assert_votes_once, shoal
-from tests.node.test_joining import MODEL, donated
+from tests.node.test_joining import CHUNKS, MODEL, donated
 
 
 @pytest.mark.long
@@ -33,7 +33,7 @@ def test_joiner_whose_donor_leaves_arrives_in_the_middle_of_a_reduce(tmp_path: P
         assert joiner.wait("round_started", round=3)["role"] == "joiner"
         assert not any(node.events("certified", round=3) for node in staying)
         _, total, sources = donated(joiner)
-        assert total == 386
+        assert total == CHUNKS
         assert {node.peer_id for node in staying} & sources.keys()
         for node in staying:
             node.release()
