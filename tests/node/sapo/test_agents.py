@@ -77,7 +77,7 @@ def test_nodes_train_on_each_others_groups_and_one_that_was_killed_goes_on_where
         other.kill()
         held, lived = groups_on_disk(other), newest_round(other)
         goes_on(one)
-        after = lived + 25
+        after = lived + 100  # some seconds: the others cannot take anything of it when it has ended
         other.start("--rounds", str(after), join=[one])
         began = other.wait("agent_started")
         assert lived <= began["round"] <= lived + 1

@@ -216,6 +216,6 @@ def test_two_values_with_a_quorum_of_votes_are_seen(played: Round) -> None:
     assert not played.explorer._forked([one, one, voting((1, plan.hash))])
     assert played.explorer._forked([one, both, other])
     spread = [voting((0, OTHER)), voting((1, OTHER)), voting((2, OTHER))]
-    played.explorer._certified.clear()
+    played.explorer.certified.clear()
     assert not played.explorer._forked(spread)
-    assert played.explorer._certified == set(), "votes of different views do not count together"
+    assert played.explorer.certified == set(), "votes of different views do not count together"
