@@ -170,8 +170,9 @@ class NodeProcess:
         Cancellation: the process is killed, with all its group, and reaped.
         """
         self.stopped, self.struck = False, None
+        started_at = time.time()  # before the process is there: it may have logged something when `start` returns
         process = self._runtime.start(self._runtime.command(launch), self.folder / "log.txt")
-        life = Life(pid=process.pid, started_at=time.time())
+        life = Life(pid=process.pid, started_at=started_at)
         self.lives.append(life)
         self._journal.poke()
         try:

@@ -7,16 +7,20 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
 
 from shoal.node.config import Hold
 from shoal.testnet import nodes
 from shoal.testnet.faults import FaultRecord, holds_for
+from shoal.testnet.journal import Journal, Listening
 from shoal.testnet.links.namespaces import Place
-from shoal.testnet.nodes import Launch, node_command
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 from shoal.testnet.scenario import DEMO
 from shoal.testnet.tether import tethered
 
@@ -63,6 +67,37 @@ def test_holds_are_those_of_faults_whose_moment_is_to_come() -> None:
     assert holds_for(DEMO, 1, records) == ()
     records[0].at = 1.0
     assert holds_for(DEMO, 2, records) == ()
+
+
+def test_what_a_node_logs_before_its_start_has_returned_counts(tmp_path: Path) -> None:
+    """The node is quick, or this process does not get a processor just then."""
+    listening = """import json, signal, sys, time
+with open(sys.argv[1], "a") as log:
+    print(json.dumps({"at": time.time(), "event": "listening", "addresses": ["/fake"]}), file=log)
+signal.pause()
+"""
+    log = tmp_path / "events.jsonl"
+
+    def start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, start_new_session=True)
+        give_up_at = time.monotonic() + DEADLINE_S
+        while not (log.exists() and log.read_text().endswith("\n")):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.005)
+        return process
+
+    async def main() -> None:
+        journal = Journal()
+        runtime = Runtime(command=lambda launch: [sys.executable, "-S", "-c", listening, str(log)], start=start)
+        node = NodeProcess(0, tmp_path, journal, runtime)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run, Launch(manifest=tmp_path, data_dir=tmp_path))
+            with trio.fail_after(DEADLINE_S):
+                await journal.until(lambda: bool(journal.of(Listening, 0)))
+            assert node.addresses == ("/fake",)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 TESTNET = """

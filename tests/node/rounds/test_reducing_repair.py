@@ -72,9 +72,10 @@ def test_repair_goes_on_without_the_lost_from_what_is_there(tmp_path: Path) -> N
         async with mesh.running():
             plan = mesh.plan()
             mesh.start(plan)
-            reduction = mesh.desks[0]._reduction
+            reduction, others = mesh.desks[0]._reduction, mesh.desks[1]._reduction
             assert reduction is not None
-            await until(lambda: reduction.waiting_for().contributions == {mute})
+            assert others is not None
+            await until(lambda: reduction.waiting_for().contributions == others.waiting_for().contributions == {mute})
             again, helds = await revised(mesh, plan, 2)
             assert [lanes.dropped for lanes in mesh.lanes[:2]] == [[mute], [mute]]
             mesh.desks[0]._stall = Stall(frozenset({mute}), NOBODY)
