@@ -93,6 +93,13 @@ class Codec(Protocol):
         """
         ...
 
+    def in_place(self, out: U8) -> F32 | None:
+        """The bytes that a chunk takes when encoded, seen as its values, for who works these out where they will lie.
+
+        `encode` then takes them with this `out`. None for a codec that writes them in another form.
+        """
+        ...
+
     def decode_into(self, encoded: Encoded, out: F32) -> None:
         """The values into `out` (n,) float32.
 
@@ -168,8 +175,13 @@ class _Fp32(SpanCodec):
     def _written_bytes(self, n: int) -> int:
         return 4 * n
 
+    def in_place(self, out: U8) -> F32 | None:
+        return out.view("<f4")
+
     def _encode(self, values: F32, start: int, out: U8, n: int, dither: ChunkDither | None) -> None:
-        np.copyto(out[4 * start : 4 * (start + values.size)].view("<f4"), in_range(values))
+        kept, place = in_range(values), _fp32(out, start, start + values.size)
+        if kept.__array_interface__["data"] != place.__array_interface__["data"]:  # else they lie there already
+            np.copyto(place, kept)
 
     def _decode(self, source: U8, n: int, start: int, out: F32) -> None:
         np.copyto(out, _checked_fp32(source, start, start + out.size))

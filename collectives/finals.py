@@ -26,7 +26,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.partition import owner_by_chunk
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.robust import Aggregate
-from shoal.collectives.summing import check_encoded
+from shoal.collectives.summing import check_encoded, chunk_scratch
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from shoal.protocol.messages import ChunkStatement, Plan
@@ -133,17 +133,19 @@ class FinalFormat:
         """How long the final payload of `chunk` is."""
         return self.encoded_bytes(chunk) + self._trailer_bytes
 
+    def draft(self, chunk: int, memory: PayloadPool) -> tuple[U8, F32]:
+        """The payload of a final to be, and where to work out its mean: in it, if values are written as they lie."""
+        payload = memory.take(self.payload_bytes(chunk))
+        mean = self.codec.in_place(payload[: self.encoded_bytes(chunk)])
+        return payload, chunk_scratch(self.grid.length(chunk)) if mean is None else mean
+
     def sign(
-        self,
-        identity: Identity,
-        chunk: int,
-        mean: F32,
-        included: Sequence[int],
-        memory: PayloadPool | None = None,
+        self, identity: Identity, chunk: int, mean: F32, included: Sequence[int], payload: U8 | None = None
     ) -> FinalChunk:
-        """Encode `mean`, once and for all, and sign what came out."""
+        """Encode `mean`, once and for all, and sign what came out; both into the payload of a `draft`, if given."""
         size = self.encoded_bytes(chunk)
-        payload = (memory or PayloadPool(0)).take(self.payload_bytes(chunk))
+        if payload is None:
+            payload = np.empty(self.payload_bytes(chunk), np.uint8)
         dither = Dither(self.plan.base, "final", identity.peer_id).chunk(chunk)
         self.codec.encode(mean, out=payload[:size], dither=dither)
         bits = bitmap(included, len(self.plan.participants))

@@ -38,7 +38,7 @@ from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.pieces import Pieces
 from shoal.collectives.progress import Exclusion, Reason, ReduceProgress, Waiting
 from shoal.collectives.robust import combine
-from shoal.collectives.summing import Term, chunk_scratch
+from shoal.collectives.summing import Term
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan
@@ -323,12 +323,12 @@ class Reduction:
             for place in self._contributors
             if place in inbox.arrived
         ]
-        mean = chunk_scratch(form.grid.length(chunk))
+        payload, mean = form.draft(chunk, self._memory)
         included, undecodable = combine(form.contributed, terms, form.aggregate, mean)
         for place in undecodable:
-            payload = inbox.payloads[place].tobytes() if place in inbox.payloads else b""
-            inbox.excluded.append(Exclusion(form.plan.participants[place].peer, Reason.UNDECODABLE, payload))
-        return form.sign(self._identity, chunk, mean, included, self._memory)
+            proof = inbox.payloads[place].tobytes() if place in inbox.payloads else b""
+            inbox.excluded.append(Exclusion(form.plan.participants[place].peer, Reason.UNDECODABLE, proof))
+        return form.sign(self._identity, chunk, mean, included, payload)
 
     def _finish(self, chunk: int, final: FinalChunk, excluded: tuple[Exclusion, ...] = ()) -> None:
         """Post the final if it is this node's own, then count it and say so; all behind the gate."""

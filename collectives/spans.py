@@ -56,6 +56,10 @@ class SpanCodec(ABC):
         out[self._written_bytes(values.size) :] = 0
         return out
 
+    def in_place(self, out: U8) -> F32 | None:
+        """Bytes that an encoded chunk will take, as its values; None where it holds them in another form."""
+        return None
+
     def decode_into(self, encoded: Encoded, out: F32) -> None:
         """The values into `out` (n,) float32."""
         source = self._source(encoded, out.size)

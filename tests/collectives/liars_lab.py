@@ -13,11 +13,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, U8
 from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import FinalChunk, FinalFormat
-from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.proofs import is_unsound, is_wrong, top_of, verify_evidence
 from shoal.collectives.reduce import Reduction
@@ -59,10 +58,10 @@ class LyingFormat(FinalFormat):
     """Signs what nobody's contributions come to."""
 
     def sign(
-        self, identity: Identity, chunk: int, mean: F32, included: Iterable[int], memory: PayloadPool | None = None
+        self, identity: Identity, chunk: int, mean: F32, included: Iterable[int], payload: U8 | None = None
     ) -> FinalChunk:
         mean[0] += 1
-        return super().sign(identity, chunk, mean, list(included), memory)
+        return super().sign(identity, chunk, mean, list(included), payload)
 
 
 @dataclass

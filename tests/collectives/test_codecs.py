@@ -339,6 +339,27 @@ def test_encode_takes_only_flat_float32() -> None:
         codec("fp32").encode(np.ones(4, np.float32), out=np.empty(8, np.uint8))
 
 
+@pytest.mark.parametrize("n", [1, 300_001])
+def test_values_that_lie_where_they_will_be_encoded_are_encoded_there(n: int) -> None:
+    out = np.zeros(4 * n, np.uint8)
+    values = codec("fp32").in_place(out)
+    assert values is not None
+    values[:] = pattern(n, 2.0**-20)
+    values[-1] = 3e38
+    apart = codec("fp32").encode(values.copy())
+    assert codec("fp32").encode(values, out) is out
+    assert out.tobytes() == apart.tobytes()
+    assert values[-1] == LIMIT
+    values[0] = np.nan
+    with pytest.raises(LocalError, match="NaN"):
+        codec("fp32").encode(values, out)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fp32"])
+def test_bytes_of_other_codecs_are_not_their_values(name: str) -> None:
+    assert codec(name).in_place(np.zeros(codec(name).encoded_bytes(64), np.uint8)) is None
+
+
 def test_check_denormals_catches_a_thread_that_flushes_them() -> None:
     check_denormals()
     caught: list[LocalError] = []

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.collectives.commitment import chunk_hash
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.payloads import PayloadPool
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import ChunkStatement
 from shoal.swarm.lanes.frame import FrameKind
@@ -111,6 +112,21 @@ def test_final_that_includes_who_does_not_contribute_is_refused() -> None:
         parcel = Parcel(peer(1), peer(0), FrameKind.FINAL, 0, final.payload.tobytes())
         with pytest.raises(RemoteError, match="does not contribute"):
             deliver(mesh.reductions, parcel, 0, len(parcel.payload))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
+def test_mean_worked_out_in_a_draft_is_signed_as_any_other(name: str) -> None:
+    contributions = [encode(n, name) for n in range(2)]
+    form = FinalFormat(make_plan(contributions, [1, 2]))
+    values = np.linspace(-3, 3, form.grid.length(0), dtype=np.float32)
+    payload, mean = form.draft(0, PayloadPool(0))
+    mean[:] = values
+    final = form.sign(identity(0), 0, mean, [0, 1], payload)
+    apart = form.sign(identity(0), 0, values, [0, 1])
+    assert np.shares_memory(final.payload, payload)
+    assert final.payload.tobytes() == apart.payload.tobytes()
+    assert np.shares_memory(mean, payload) is (name == "fp32")
+    assert form.read(0, payload).statement.valid()
 
 
 def test_final_of_another_plan_is_refused() -> None:

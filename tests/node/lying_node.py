@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.cli.main import main
-from shoal.collectives.codecs import F32
+from shoal.collectives.codecs import F32, U8
 from shoal.collectives.finals import FinalChunk, FinalFormat
-from shoal.collectives.payloads import PayloadPool
 from shoal.protocol.identity import Identity
 
 
@@ -15,10 +14,10 @@ class LyingFormat(FinalFormat):
     """Signs what nobody's contributions come to."""
 
     def sign(
-        self, identity: Identity, chunk: int, mean: F32, included: Sequence[int], memory: PayloadPool | None = None
+        self, identity: Identity, chunk: int, mean: F32, included: Sequence[int], payload: U8 | None = None
     ) -> FinalChunk:
         mean[0] += 1
-        return super().sign(identity, chunk, mean, included, memory)
+        return super().sign(identity, chunk, mean, included, payload)
 
 
 if __name__ == "__main__":
