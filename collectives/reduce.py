@@ -391,11 +391,10 @@ class Reduction:
             if not pieces.add(offset, region):
                 return
             del self._finals_wanted[chunk]  # taken by this thread
-            form, sums_lack = self.form, bool(self._inboxes or self._summing)
+            form = self.form
         try:
             final = form.read(chunk, pieces.joined())
-            if not sums_lack:  # else others wait for this node
-                final.hash_now()  # it was just deciphered, and is in this core's cache
+            final.hash_now()  # it was just deciphered, and is in this core's cache
             if not form.accepts(final):
                 raise UnsoundFinal("is not the one that stands", chunk=chunk, owner=final.owner)
         except RemoteError:
