@@ -43,7 +43,7 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
     Vote,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
@@ -84,7 +84,7 @@ def in_force(chain: Chain) -> InForce:
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS[:3]) -> Certificate:
     signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for key in signing)
+    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
     return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
 
 

@@ -21,7 +21,7 @@ from shoal.protocol.certificate import (
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, vote_preimage
+from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
 from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
 
 KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
@@ -45,7 +45,7 @@ def certified(
         value=value,
         view=view,
         signers=tuple(key.peer_id for key in by_peer),
-        signatures=tuple(key.sign(VOTE_DOMAIN, vote_preimage(view, value.hash)) for key in by_peer),
+        signatures=tuple(key.sign(VOTE_DOMAIN, step_preimage(view, value.hash)) for key in by_peer),
     )
 
 
@@ -229,7 +229,7 @@ def test_value_that_does_not_follow_is_refused(wrong: dict[str, object]) -> None
 
 def test_vote_is_bound_to_its_view_value_and_voter() -> None:
     value = value_of(start(3), plan_hash("p"), KEYS[0].peer_id)
-    signature = KEYS[0].sign(VOTE_DOMAIN, vote_preimage(2, value.hash))
+    signature = KEYS[0].sign(VOTE_DOMAIN, step_preimage(2, value.hash))
     assert verify_vote(KEYS[0].peer_id, 2, value.hash, signature)
     assert not verify_vote(KEYS[0].peer_id, 1, value.hash, signature)
     assert not verify_vote(KEYS[1].peer_id, 2, value.hash, signature)

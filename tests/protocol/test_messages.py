@@ -44,7 +44,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
     domain_hash,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.wire import HASH_BYTES, MESSAGE_LIMIT_BYTES, canonical, decode
 
@@ -116,7 +116,7 @@ VOTE = Vote(
     base=filled(2),
     view=VIEW_LIMIT - 1,
     value=VALUE.hash,
-    signature=ALICE.sign(VOTE_DOMAIN, vote_preimage(VIEW_LIMIT - 1, VALUE.hash)),
+    signature=ALICE.sign(VOTE_DOMAIN, step_preimage(VIEW_LIMIT - 1, VALUE.hash)),
 )
 STATEMENT = ChunkStatement.sign(ALICE, plan=PLAN.hash, chunk=3, bitmap=b"\x05", result=filled(7))
 EVERY_MESSAGE: list[Message] = [
@@ -228,7 +228,7 @@ def test_hashes_are_what_they_always_were() -> None:
     assert PLAN.hash.hex() == GOLDEN_PLAN
     assert REVISED.hash.hex() == GOLDEN_REVISED_PLAN
     assert START.hash.hex() == GOLDEN_GENESIS
-    assert vote_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
+    assert step_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
 
 
 GOLDEN_VALUE = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"

@@ -26,7 +26,7 @@ from shoal.protocol.messages import (
     Term,
     Value,
     ViewChange,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
@@ -40,7 +40,7 @@ PEERS = [key.peer_id for key in KEYS]
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS) -> Certificate:
     signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for key in signing)
+    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
     return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
 
 
