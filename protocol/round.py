@@ -143,9 +143,10 @@ class RoundMachine:
     # -- inputs of this node ---------------------------------------------------------------------------------
 
     def restore(self, records: Iterable[DurableRecord]) -> list[Effect]:
-        """Take up what this node bound itself to before a restart, and what it still has to do about it."""
+        """Take up what this node bound itself to before a restart; says it again, and does what follows from it."""
         self.agreement.restore(records)
-        return self._of_agreement(self.agreement.resume())
+        said = [Broadcast(message) for message in self.agreement.current()]
+        return [*said, *self._of_agreement(self.agreement.resume())]
 
     def ready(self, ready: Ready, now: float) -> list[Effect]:
         """Announce this node's role or its finished contribution, in this machine's life."""

@@ -351,10 +351,11 @@ class Ledger:
         prepared = self.prepared.setdefault((prepare.base, sender), {})
         if prepared.setdefault(prepare.view, prepare.value) != prepare.value:
             self._break("two prepares in one view", f"{sender} in view {prepare.view}")
-        if any(prepare.view < view for view in self.promised.get((prepare.base, sender), {})):
-            if prepare.view not in self.before_moving.get((prepare.base, sender), set()):
-                self._break("prepare below a promise", f"{sender} in view {prepare.view}")
-        self.before_moving.setdefault((prepare.base, sender), set()).add(prepare.view)
+        said = self.before_moving.setdefault((prepare.base, sender), set())
+        is_below = any(prepare.view < view for view in self.promised.get((prepare.base, sender), {}))
+        if is_below and prepare.view not in said:
+            self._break("prepare below a promise", f"{sender} in view {prepare.view}")
+        said.add(prepare.view)
         if (prepare.base, sender) in self.left:
             self._break("prepare after leaving", sender)
         self.prepares.setdefault((prepare.base, prepare.view, prepare.value), set()).add(sender)

@@ -56,9 +56,7 @@ class ForgetfulLeadSeen(Agreement):
 
 
 @contextmanager
-def _carrying(
-    machine: Agreement, instead: Callable[[PreparedValue | None], PreparedValue | None]
-) -> Iterator[None]:
+def _carrying(machine: Agreement, instead: Callable[[PreparedValue | None], PreparedValue | None]) -> Iterator[None]:
     """What view changes carry is replaced while the lead looks at them."""
     stored = machine._changes
     machine._changes = {
