@@ -307,8 +307,8 @@ class Agreement:
             messages.append(change)
         if self.view in self._proposed:
             messages.append(self._proposed[self.view])
-        if self._my_prepares:
-            messages.append(self._my_prepares[max(self._my_prepares)])
+        if self.view in self._my_prepares:
+            messages.append(self._my_prepares[self.view])
         if self._my_votes:
             messages.append(self._my_votes[max(self._my_votes)])
         return messages

@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
     Message,
+    Prepare,
     Propose,
     Report,
     Target,
@@ -179,6 +180,7 @@ class Values:
             plan=value.plan,
             digest=domain_hash("explored digest", value.plan),
             bitmaps=NO_HASH,
+            tokens=value.tokens,
         )
 
     def name(self, value_hash: bytes) -> str:
@@ -192,10 +194,12 @@ class Values:
         """What a message says, for people."""
         if isinstance(message, Propose):
             return f"propose {self.name(message.value.hash)} in view {message.view}"
+        if isinstance(message, Prepare):
+            return f"prepare {self.name(message.value)} in view {message.view}"
         if isinstance(message, Vote):
             return f"vote for {self.name(message.value)} in view {message.view}"
         if isinstance(message, ViewChange):
-            cast = message.highest
-            carried = "no vote" if cast is None else f"the vote for {self.name(cast.value.hash)} of view {cast.view}"
+            one = message.prepared
+            carried = "nothing" if one is None else f"{self.name(one.value.hash)}, prepared in view {one.prepared.view}"
             return f"move to view {message.view} with {carried}"
         return f"show a certificate of {self.name(message.value.hash)}" if isinstance(message, Certificate) else "leave"

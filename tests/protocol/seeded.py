@@ -12,7 +12,7 @@ from shoal.protocol import agreement as agreement_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, Persist, Standing
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Message, PreparedValue, Propose, Report, Value, ViewChange, Vote
+from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange, Vote
 
 
 def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreement:
@@ -135,6 +135,15 @@ class MixesViews(Agreement):
         return effects
 
 
+class CountsPrepares(Agreement):
+    """Takes a Prepare for a vote."""
+
+    def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
+        effects = super()._receive_prepare(sender, message)
+        self._votes.setdefault((message.view, message.value), {})[sender] = message.signature
+        return effects or self._tally(message.view, message.value)
+
+
 class BreaksPromises(Agreement):
     """Prepares in views below the one it promised."""
 
@@ -149,6 +158,13 @@ class BreaksPromises(Agreement):
         promised, self.view = self.view, 0
         try:
             return super()._receive_propose(sender, message)
+        finally:
+            self.view = max(self.view, promised)
+
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
+        promised, self.view = self.view, view
+        try:
+            return super()._try_vote(view, value_hash)
         finally:
             self.view = max(self.view, promised)
 
