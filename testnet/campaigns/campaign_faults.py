@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.protocol.certificate import is_quorum, lead
+from shoal.protocol.quorum import is_quorum, lead
 from shoal.protocol.messages import Value
 from shoal.testnet.campaigns.campaign_plan import CUTS, PAIRED, Run
 from shoal.testnet.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm

@@ -126,10 +126,10 @@ class Judge:
 
     def _change(self, sender: PeerId, change: ViewChange) -> None:
         self.view(sender, change.base, change.view)
-        carried = -1 if change.highest is None else change.highest.view
+        carried = -1 if change.prepared is None else change.prepared.prepared.view
         self._promised.setdefault((change.base, sender), {})[change.view] = carried
-        if change.highest is not None:
-            self.values[change.highest.value.hash] = change.highest.value
+        if change.prepared is not None:
+            self.values[change.prepared.value.hash] = change.prepared.value
         for view in self._cast.get((change.base, sender), {}):
             if carried < view < change.view:
                 raise Violation("no double vote", f"a move to {change.view} that hides the vote in {view}")
