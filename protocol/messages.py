@@ -226,8 +226,8 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def hash(self) -> bytes:
-        """What values and reports refer to."""
-        return domain_hash("plan", canonical(self))
+        """What values and reports refer to: the plan, whichever quorum shows that its view was entered."""
+        return domain_hash("plan", canonical(msgspec.structs.replace(self, moves=msgspec.UNSET)))
 
     @property
     def lineage(self) -> bytes:

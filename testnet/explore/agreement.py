@@ -68,6 +68,17 @@ class Exploration:
     violations: tuple[Finding, ...] = ()
 
 
+def _without_later(steps: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
+    """Only the first step that signs in the last view, if there is one; before a vote also what would come too late."""
+    last = [step for step in steps if step[1].in_last_view]
+    if not last:
+        return steps
+    first = min(last, key=lambda step: step[1].rank)
+    if not first[1].votes:
+        return [first]
+    return [step for step in steps if step is first or step[1].rank < first[1].rank]
+
+
 class Explorer:
     """Walks the schedules of a scope.
 
@@ -152,8 +163,7 @@ class Explorer:
             for outcome in outcomes:
                 if outcome.rank >= now and outcome.crashes <= standing.crashes and outcome.leaves <= standing.leaves:
                     steps.append((position, outcome))
-        last = [step for step in steps if step[1].in_last_view]
-        return [min(last, key=lambda step: step[1].rank)] if last else steps
+        return _without_later(steps)
 
     def _learn(self) -> None:
         """Take note of what others may see of the Members that are new."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,6 @@ from shoal.protocol.agreement import (
     AgreementEffect,
     Broadcast,
     Decided,
-    DurableRecord,
     NeedFinals,
     NeedState,
     Persist,
@@ -45,8 +43,8 @@ from shoal.protocol.messages import (
     Vote,
     step_preimage,
 )
-from shoal.protocol.quorum import FaultModel
-from shoal.protocol.view_change import are_sound, is_prepared, sign_move
+from shoal.protocol.view_change import sign_move
+from shoal.testnet.explore.proofs import Proofs
 from shoal.testnet.explore.scope import Scope, Values, abandoned_log, electorate, explored_digest, outweighs
 from shoal.testnet.explore.word import (
     Log,
@@ -90,8 +88,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash) said for the first time; `in_last_view` if it signs something
-    in a view after which there is none. A `violation` ends the search."""
+    """What a step leads to. `votes` are (view, value hash) said for the first time; `in_last_view` if it signs
+    something in a view after which there is none. A `violation` ends the search."""
 
     text: str
     after: int
@@ -129,8 +127,7 @@ class Members:
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
-        self._certificates: dict[tuple[int, bytes], Prepared] = {}
-        self._moves: dict[tuple[int, object], Moves] = {}
+        self._proofs = Proofs(self.previous)
         log, everyone = abandoned_log(self.previous), range(scope.members)
         self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
 
@@ -254,7 +251,7 @@ class Members:
         """Whether others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
         machine = member.machine
         return (
-            machine.standing is Standing.OPEN
+            machine.standing is not Standing.DECIDED
             and machine.view in machine._my_prepares
             and machine.view not in machine._my_votes
         )
@@ -369,7 +366,7 @@ class Members:
                 if self.scope.crashes and not step.crashes and (log, said) != started:
                     text = f"{step.text}, is killed before it writes its {effect.record.kind}, and returns"
                     yield from self._returned(replace(step, text=text), log, said)
-                log += (self._plain_record(effect.record),)
+                log += (self._proofs.record(effect.record),)
             elif isinstance(effect, Broadcast):
                 message = self._plain(effect.message)
                 if message in said:
@@ -440,47 +437,10 @@ class Members:
         """Without what saves work only, and, where votes are counted and not heard, without whose key made them."""
         if isinstance(message, Propose):
             self.values.by_hash[message.value.hash] = message.value
-            proofs = self._plain_proofs(message.view, message.value, message.moves, message.prepared)
-            return msgspec.structs.replace(message, **proofs)
-        if isinstance(message, ViewChange):
-            one = message.prepared
-            same = None if one is None else PreparedValue(one.value, self._same_certificate(one.value, one.prepared))
-            return msgspec.structs.replace(message, report=None, prepared=same)
-        if isinstance(message, Prepare | Vote) and self.scope.reduced:
+        message = self._proofs.message(message)
+        if isinstance(message, Prepare | Vote | ViewChange) and self.scope.reduced:
             return msgspec.structs.replace(message, signature=b"")
         return message
-
-    def _plain_record(self, record: DurableRecord) -> DurableRecord:
-        if record.value is None:
-            return record
-        proofs = self._plain_proofs(record.view, record.value, record.moves, record.prepared)
-        return msgspec.structs.replace(record, **proofs)
-
-    def _plain_proofs(
-        self,
-        view: int,
-        value: Value,
-        moves: Moves | msgspec.UnsetType,
-        prepared: Prepared | msgspec.UnsetType,
-    ) -> dict[str, Any]:
-        """With the first proofs that were met of the same thing: which quorum it was changes nothing that follows."""
-        highest = None if isinstance(prepared, msgspec.UnsetType) else prepared.view
-        return {
-            "moves": moves if isinstance(moves, msgspec.UnsetType) else self._same_moves(view, highest, value, moves),
-            "prepared": prepared
-            if isinstance(prepared, msgspec.UnsetType)
-            else self._same_certificate(value, prepared),
-        }
-
-    def _same_certificate(self, value: Value, prepared: Prepared) -> Prepared:
-        if not is_prepared(prepared, value, self.previous, FaultModel.CRASH):
-            return prepared
-        return self._certificates.setdefault((prepared.view, value.hash), prepared)
-
-    def _same_moves(self, view: int, highest: int | None, value: Value, moves: Moves) -> Moves:
-        if not are_sound(moves, view, self.previous, FaultModel.CRASH):
-            return moves
-        return self._moves.setdefault((view, None if highest is None else (highest, value.hash)), moves)
 
 
 def _changes_to(view: int, message: Message) -> bool:

@@ -185,7 +185,9 @@ class Values:
 
     def name(self, value_hash: bytes) -> str:
         """What a value is called."""
-        value = self.by_hash[value_hash]
+        value = self.by_hash.get(value_hash)
+        if value is None:
+            return f"what nobody proposed ({value_hash.hex()[:8]})"
         gone = [str(self._peers.index(PeerId(peer))) for peer in value.leaves]
         what = f"R{value.rollback.target.round}/" if value.rollback else chr(ord("A") + value.tokens)
         return "-".join([f"{what}{self._peers.index(PeerId(value.planner))}", *gone])

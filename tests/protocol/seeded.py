@@ -122,6 +122,16 @@ class VotesAfterLeaving(Agreement):
             if self.standing is Standing.OPEN:
                 self.standing = standing
 
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
+        standing = self.standing
+        if standing is Standing.LEFT:
+            self.standing = Standing.OPEN
+        try:
+            return super()._try_vote(view, value_hash)
+        finally:
+            if self.standing is Standing.OPEN:
+                self.standing = standing
+
 
 class MixesViews(Agreement):
     """Counts votes of all views together."""

@@ -681,7 +681,7 @@ def found(
     return set()
 
 
-@pytest.mark.parametrize("bug", [seeded.ForgetfulLead, seeded.VainLead])
+@pytest.mark.parametrize("bug", [seeded.ForgetfulLead, seeded.VainLead, seeded.BreaksPromises])
 def test_seeded_bug_forks(bug: type[Agreement]) -> None:
     assert found(bug, forks_only=True) == {"fork"}
 

@@ -179,18 +179,20 @@ def test_a_rollback_takes_the_place_of_a_plan_and_changes_nothing_else() -> None
         (seeded.GoesBackAnyway, "fork"),
         (seeded.StaysAnyway, "fork"),
         (seeded.VainLead, "fork"),
-        (seeded.RemembersAbandoned, "a prepare below a promise"),
+        (seeded.RemembersAbandoned, "an honest member was blamed"),
         (seeded.GrowsBack, "a rollback with another electorate"),
     ],
 )
 def test_seeded_bug_of_going_back_is_found(bug: type[Agreement], kind: str) -> None:
-    assert kinds(explore(bug, members=3, views=2, crashes=1, rollbacks=1)) == [kind]
+    in_order = bug is not seeded.RemembersAbandoned  # which returns to a view that it was never in
+    scope = {"members": 3 if in_order else 2, "views": 2, "crashes": 1, "rollbacks": 1}
+    assert kinds(explore(bug, **scope, reduced=in_order)) == [kind]
 
 
 # -- random schedules --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("members", "steps"), [(3, 1500), (7, 3000), (16, 3000)])
+@pytest.mark.parametrize(("members", "steps"), [(3, 1500), (7, 3000), (16, 9000)])
 def test_walks_of_more_members_keep_every_promise(members: int, steps: int) -> None:
     exploration = walk(Scope(members=members, views=5, crashes=4, leaves=1, plans=2), steps, seed=1)
     assert exploration.violations == ()
@@ -200,7 +202,7 @@ def test_walks_of_more_members_keep_every_promise(members: int, steps: int) -> N
 
 @pytest.mark.parametrize("bug", [seeded.ForgetfulLead, seeded.VainLead])
 def test_walks_find_forks_and_a_seed_finds_the_same_again(bug: type[Agreement]) -> None:
-    scope = Scope(members=7, views=4, crashes=3, leaves=1, plans=2)
+    scope = Scope(members=3, views=3, crashes=1, plans=2)
     first, again = (walk(scope, 6000, 1, partial(seeded.made_by, bug)) for _ in range(2))
     assert kinds(first) == ["fork"]
     assert first.violations == again.violations
@@ -235,7 +237,9 @@ ALONE_HARMLESS = (
     seeded.CountsPrepares,  # who believes it decided; no certificate says so
     seeded.WaveringLead,  # of two proposals in a view one at most is prepared by a quorum
     seeded.ForgetsProposals,
+    seeded.ForgetsPrepares,  # three are too few for a fork of it
     seeded.ForgetfulLeadSeen,  # refused by who looks at the view changes
+    seeded.BreaksPromises,  # walks find its fork (tests/protocol): states are told apart from their view on
 )
 
 
