@@ -252,7 +252,8 @@ class Run:
         """All finals of a plan are here, reduced or fetched."""
         report = report_of(finals)
         self.finals.add((report.plan, report.digest))
-        self.carry_out(self.machine.reduced(report, NOW))
+        participants = [participant.peer for participant in finals.plan.participants]
+        self.carry_out(self.machine.reduced(report, NOW, participants=participants))
 
     # -- effects -------------------------------------------------------------------------------------------------
 
