@@ -175,8 +175,8 @@ class Agreement:
                 self._take_proposal(record.view, record.value)
 
     def resume(self) -> list[AgreementEffect]:
-        """After `restore`, and from time to time: a proposal without this member's own vote still wants one."""
-        return self._try_vote()
+        """After `restore`, and from time to time: the votes may be enough; a proposal may want this member's own."""
+        return [*(effect for vote in list(self._votes) for effect in self._tally(*vote)), *self._try_vote()]
 
     def _take_vote(self, view: int, value: Value) -> Vote:
         value_hash = value.hash
@@ -217,6 +217,11 @@ class Agreement:
     def proposed(self) -> bool:
         """Whether a proposal of the current view is known here."""
         return self.view in self._proposals
+
+    @property
+    def something_binds(self) -> bool:
+        """Whether a value was proposed or voted for in this round, by anybody, as far as is known here."""
+        return bool(self._values or self._votes)
 
     def promised(self) -> dict[PeerId, int]:
         """Below which view each member votes no more, as far as it said so by a move or a vote."""

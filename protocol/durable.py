@@ -8,6 +8,9 @@ import msgspec
 
 from shoal.protocol.messages import Term, Value
 
+BINDING = frozenset({"propose", "prepare", "vote"})
+"""Kinds of records by which a value may be decided."""
+
 
 class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the agreement log: what this member has bound itself to in a round.

@@ -354,6 +354,8 @@ class Engine:
         alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
         proofs = [machine.proven(*one, trio.current_time()) for one in self.observer.proven(chain).items()]
         await self._carry_out([*unfinished, *alive, *(effect for effects in proofs for effect in effects)])
+        if self.machine is not machine:  # its own vote of before a restart was enough
+            return
         await self._carry_out(machine.ready(self._part.announcement(role), trio.current_time()))
         if self.machine is not machine:
             return

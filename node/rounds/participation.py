@@ -17,7 +17,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.contributions import Contributions, Made
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
-from shoal.protocol.durable import DurableRecord
+from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Rebase, Value
@@ -67,7 +67,7 @@ class Participation:
     def role(self, *, finished: bool) -> str:
         """As what it takes part in the round under way. finished: the rounds asked for are done."""
         # A contribution that was announced before a restart, and is not on disk, is not announced as another.
-        lost = self.made is None and self._announced and not self._alone
+        lost = self.made is None and (self._bound or (self._announced and not self._alone))
         if lost or self._desk.paused or finished:
             return OBSERVER
         if self.made is not None:
@@ -77,11 +77,18 @@ class Participation:
     @property
     def _announced(self) -> bool:
         """Whether a contribution to the round under way was announced, in this life or an earlier one."""
+        return "ready" in self._kinds()
+
+    @property
+    def _bound(self) -> bool:
+        """Whether this node proposed or voted for a value of the round under way: it may have what was contributed."""
+        return not self._kinds().isdisjoint(BINDING)
+
+    def _kinds(self) -> set[str]:
+        """Of what is on disk about the round under way."""
         position = next_position(self._custody.head)
-        return any(
-            (record.term, record.round) == position and record.kind == "ready"
-            for record in self._p.store.durable_records()
-        )
+        records = self._p.store.durable_records()
+        return {record.kind for record in records if (record.term, record.round) == position}
 
     @property
     def _alone(self) -> bool:
@@ -96,7 +103,7 @@ class Participation:
         chain, resumption = self._custody.chain, self._p.resumption
         position = next_position(chain.head)
         # What was announced after the newest work on disk may have taken the residual of that work along.
-        countable = self._alone or not self._announced
+        countable = not self._bound and (self._alone or not self._announced)
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
             return

@@ -1,7 +1,8 @@
 """What a member does when the others do not let it go on: without a quorum, or when nobody makes a contribution.
 
 no quorum for ALONE_S            say so once; when this node has contributed already, train on locally all the while
-nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all
+nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
+                                 of this round is known: it may have the contribution of before, and be decided
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Solitude:
         self.without_quorum = alone
         train_on = alone and contributed and may_train and resting
         waiting = machine.agreement.member and machine.phase is Phase.PLAN and not contributed and may_train
-        if not waiting or not machine.nobody_trains():
+        if not waiting or machine.agreement.something_binds or not machine.nobody_trains():
             self._idle_since = now
         contribute = now - self._idle_since >= IDLE_S
         if contribute:

@@ -473,6 +473,28 @@ def test_lead_restarted_before_it_voted_stands_by_its_proposal() -> None:
     assert [type(e) for e in effects] == [Decided]
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_member_that_is_a_quorum_finds_its_own_vote_enough_when_it_returns(members: int) -> None:
+    """Killed between its vote and the certificate: nobody else has to say anything, and no patience has to end."""
+    lab = Lab(members)
+    planner = lab.number(lab.start.planner)
+    leading = next(view for view in range(members) if lab.lead(view) == planner)
+    lab.move(planner, leading)
+    machine = lab.machine(planner)
+    value = value_of(lab.start, plan_hash("one"), lab.members[planner].peer)
+    machine.computed(honest_report(lab.start, value.plan))
+    effects = machine.propose(value)
+    written = [type(effect) for effect in effects].index(Decided)
+    lab.carry_out(planner, effects, stop_after=written)
+    assert [record.kind for record in lab.members[planner].log][-2:] == ["propose", "vote"]
+    lab.restart(planner)
+    assert lab.machine(planner).something_binds
+    (decided,) = lab.machine(planner).resume()
+    assert isinstance(decided, Decided)
+    assert decided.certificate.value == value
+    assert lab.machine(planner).resume() == []
+
+
 def test_last_planner_of_two_goes_on_alone() -> None:
     lab = Lab(2)
     planner = lab.number(lab.start.planner)
