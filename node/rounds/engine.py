@@ -2,12 +2,12 @@
 
 Everything that happens to a round arrives here as one input after the other: messages of peers, who is alive, what the
 trainer made, finals that are complete, the clock, the user's orders. The machine answers with effects, and these are
-carried out in order: a `Persist` is on disk before anything after it is sent. What takes long (a reduction, fetching
-finals) runs beside the engine and comes back as an input.
+carried out in order: a `Persist` is on disk before anything after it is sent. What takes long or waits for a peer (a
+reduction, fetching finals, catching up) runs beside the engine and comes back as an input.
 
-    obtain state ─► begin round ─► machine: ready, plan, reduce, propose, vote ─► certificate ─► apply ─► begin round
-         ▲                                                                             │
-         └──────────────── behind, or the state cannot be computed here ◄──────────────┘
+    state is here ─► begin round ─► machine: ready, plan, reduce, propose, vote ─► certificate ─► apply ─► begin round
+         ▲                                                                              │
+         └── obtained, beside the engine ◄── the state cannot be computed here ◄────────┘
 """
 
 from __future__ import annotations
@@ -27,7 +27,21 @@ from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.departure import LINGER_S, Departure, Parting
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.going_back import GoingBack
-from shoal.node.rounds.inbox import Heard, Inbox, Input, Linked, Ordered, Own, Reduced, SetPaused, StateHeld, Tick
+from shoal.node.rounds.inbox import (
+    AnotherGenesis,
+    CaughtUp,
+    Fetched,
+    Heard,
+    Inbox,
+    Input,
+    Linked,
+    Ordered,
+    Own,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    Tick,
+)
 from shoal.node.rounds.orders import obeyed
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
@@ -61,7 +75,7 @@ class Engine:
         self._custody = parts.custody
         self._desk = parts.desk
         self._inbox = Inbox()
-        self._sync = StateSync(parts)
+        self._sync = StateSync(parts, put=self.put, look_up=lambda peers: self._part.look_up(peers))
         self._transition = StateTransition(parts)
         self.departure = Departure(rounds=parts.config.rounds, tell=parts.on_progress)
         self._solitude = Solitude()
@@ -71,6 +85,7 @@ class Engine:
         self._part: Participation
         self._fragments: Fragments
         self.machine: RoundMachine | None = None
+        self._resumed = False
         self._alive: frozenset[PeerId] = frozenset()
         self._shown_phase = ""
 
@@ -162,16 +177,13 @@ class Engine:
         self._fragments = Fragments(grid, manifest.sync.fragments)
         self._part = Participation(self._p, self._fragments)
         self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
-        await self._sync.obtain(self._before_attempt)
-        await self._part.resume()
-        await self._begin_round_or_finish()
-        while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
-            await self._handle(await self._inbox.next())
-
-    def _before_attempt(self) -> None:
-        self._show_phase()
-        if self.leaving:
-            self.left.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sync.run)
+            await self._sync.load()
+            await self._go_on()
+            while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
+                await self._handle(await self._inbox.next())
+            nursery.cancel_scope.cancel()
 
     async def _handle(self, event: Input) -> None:
         if isinstance(event, Heard):
@@ -181,8 +193,7 @@ class Engine:
         elif isinstance(event, SetPaused):
             await self._set_paused(event.paused)
         elif isinstance(event, Linked):
-            if event.certified > (self._custody.head.term, self._custody.head.round):
-                self._sync.ahead(event.peer)
+            self._sync.ahead(event.peer, (event.certified[0], event.certified[1] + 1))
             for message in () if self.machine is None else self.machine.current():
                 self._p.links.send(event.peer, message)  # type: ignore[arg-type]
         elif isinstance(event, Tick):
@@ -191,6 +202,14 @@ class Engine:
             await event.carry_out()
         elif isinstance(event, StateHeld):
             await self._carry_out(self._going_back.held(event, self.machine))
+        elif isinstance(event, Fetched):
+            if await self._sync.take(event):
+                self._abandon_round()
+        elif isinstance(event, CaughtUp):
+            await self._sync.caught_up(event)
+            await self._go_on()
+        elif isinstance(event, AnotherGenesis):
+            await self._take_genesis(event)
         else:
             await self._handle_trainer(event)
 
@@ -209,9 +228,10 @@ class Engine:
         elif position > current or machine is None:
             self._inbox.keep_for_later(heard)
             if position > current:
-                self._sync.ahead(heard.peer)
+                self._sync.ahead(heard.peer, position)
         elif isinstance(message, Ready) and self._sync.another_genesis(heard.peer, message):
-            await self._take_genesis(heard.peer)
+            self._inbox.keep_for_later(heard)
+            self._sync.fetch_genesis(heard.peer)
         else:
             try:
                 if isinstance(message, Ready):
@@ -225,8 +245,7 @@ class Engine:
     async def _handle_tick(self) -> None:
         now = trio.current_time()
         self._show_phase()
-        if self._sync.due(now, in_round=self.machine is not None):
-            await self._catch_up()
+        self._sync.advance(in_round=self.machine is not None)
         machine = self.machine
         if machine is None:
             if self.leaving:
@@ -299,21 +318,22 @@ class Engine:
 
     # -- state -----------------------------------------------------------------------------------------------
 
-    async def _catch_up(self) -> None:
-        """Bring chain and state up to date, as far as peers can help, and go on from there."""
-        if await self._sync.catch_up(in_round=self.machine is not None):
-            self._abandon_round()
-        if self.machine is None and self._custody.current:
-            await self._part.settle(peers=tuple(self._p.links.linked()))
+    async def _go_on(self) -> None:
+        """Take part from here, if the state at the head is here and no round is under way."""
+        if self.machine is not None or not self._custody.current:
+            return
+        if self._resumed:
+            await self._part.settle()
             self._p.log.caught_up(self._custody.head.state_round)
-            await self._begin_round_or_finish()
+        else:
+            self._resumed = True
+            await self._part.resume()
+        await self._begin_round_or_finish()
 
-    async def _take_genesis(self, founder: PeerId) -> None:
+    async def _take_genesis(self, event: AnotherGenesis) -> None:
         """Begin the first round again, on the first founder's S(0)."""
-        state = await self._sync.fetch_genesis(founder)
-        if state is not None:
+        if await self._sync.take_genesis(event):
             self._abandon_round()
-            await self._sync.adopt(state)
             await self._begin_round()
 
     def _abandon_round(self) -> None:
@@ -418,9 +438,9 @@ class Engine:
         self._p.reduce.stop()
         if value.rollback or candidate is None:
             self.machine = None  # after a rollback, the next term begins on a state of long ago
-            await (self._go_on_or_catch_up() if value.rollback else self._catch_up())
+            await self._go_on_or_catch_up()
             return
-        await self._part.settle(peers=())
+        await self._part.settle()
         await self._transition.apply(certificate, candidate)
         await self._begin_round_or_finish()
 
@@ -431,8 +451,7 @@ class Engine:
             await self.rebase(rebase)
         except RemoteError as error:
             logger.info("%s: %s", peer, error)
-            if rebase.value.term > self._custody.head.term:
-                self._sync.ahead(peer)  # it may stand on what is not here yet
+            self._sync.ahead(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
     async def rebase(self, rebase: Rebase) -> None:
         """Go on in the term that the authority opened. Raises RemoteError if it cannot have, StorageError."""
@@ -443,10 +462,10 @@ class Engine:
         await self._go_on_or_catch_up()
 
     async def _go_on_or_catch_up(self) -> None:
-        if not self._custody.current:
-            await self._catch_up()
+        if not self._custody.current or not self._resumed:
+            self._sync.hurry()
             return
-        await self._part.settle(peers=())
+        await self._part.settle()
         await self._begin_round_or_finish()
 
     async def _begin_round_or_finish(self) -> None:

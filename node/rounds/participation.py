@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class Participation:
-    """What this node gives to the round after the head, whose state is here. All of it runs in the engine's task."""
+    """What this node gives to the round after the head, whose state is here. It runs in the engine's task, but
+    `look_up`, which waits for peers."""
 
     def __init__(self, parts: EngineParts, fragments: Fragments) -> None:
         manifest = parts.config.manifest
@@ -112,7 +113,7 @@ class Participation:
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
         if not again and found.files.position == position:
             return  # what the trainer knows is ahead of what is going to be made
-        await self.settle(peers=())
+        await self.settle()
         spent = not countable and found.files.position != position
         await resumption.restore_trainer(found, spent=spent)
 
@@ -189,8 +190,19 @@ class Participation:
         values = self._desk.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
-    async def settle(self, *, peers: Sequence[PeerId]) -> None:
-        """Count this node's contribution as the chain says; `peers` are asked for the finals that it names.
+    async def look_up(self, peers: Sequence[PeerId]) -> None:
+        """Have the finals here by which `settle` counts, as far as `peers` can help. Runs beside the engine."""
+        made, chain = self.made, self._custody.chain
+        entry = None if made is None else chain.after_base(made.base)
+        if made is None or entry is None or isinstance(entry, Rebase) or not chain.on_branch(entry.value):
+            return
+        try:
+            await self._custody.finals(made.round, list(peers))
+        except NetworkError as error:
+            logger.info("whether this node's work of round %d was counted: %s", made.round, error)
+
+    async def settle(self) -> None:
+        """Count this node's contribution as the chain says, by finals that are here.
 
         Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
         dropped where the state on which it stands was abandoned.
@@ -202,13 +214,13 @@ class Participation:
         if isinstance(entry, Rebase):
             await trio.to_thread.run_sync(self._contributions.settle, made.round, None)
         elif entry is not None and chain.on_branch(entry.value):
-            await self._settle(made, peers)
+            await self._settle(made)
         else:
             self._contributions.drop()
 
-    async def _settle(self, made: Made, peers: Sequence[PeerId]) -> None:
+    async def _settle(self, made: Made) -> None:
         try:
-            finals = await self._custody.finals(made.round, list(peers))
+            finals = await self._custody.finals(made.round, [])
         except NetworkError:
             # Nobody can say whether it was counted; once is the limit, so it was.
             included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks

@@ -28,6 +28,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
+from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateShelf
@@ -103,7 +104,8 @@ class CatchUp:
         self._ask = ask
         self._shelf = shelf
         self._outer = outer
-        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=DonorScores())
+        self.scores = DonorScores()
+        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
         self._folder = TransferFolder(shelf.folder)
         self._unfinished: _Unfinished | None = None
         self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
@@ -148,18 +150,22 @@ class CatchUp:
                 self._fetching_finals.pop(plan_hash, None)
 
     async def _fetch_finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
-        scores = self._fetcher.scores
-        ranked = scores.ranked(peers, trio.current_time())
-        for number, peer in enumerate(ranked):
+        ranked, found = self.scores.ranked(peers, trio.current_time()), dict[PeerId, FinalFormat]()
+
+        async def ask(peer: PeerId) -> float | None:
             try:
-                form = await self._form(peer, plan_hash)
+                found[peer] = await self._form(peer, plan_hash)
             except NetworkError as error:
                 logger.info("finals from %s: %s", peer, error)
             except RemoteError as error:
                 logger.warning("finals from %s: %s", peer, error)
-                scores.offended(peer, trio.current_time())
-            else:
-                return await self._finals_by(form, peer, ranked[number : number + FINALS_DONORS])
+                self.scores.offended(peer, trio.current_time())
+            return 0.0 if peer in found else None
+
+        await ask_in_turn(ranked, ask)
+        for known, form in found.items():
+            donors = [known, *(peer for peer in ranked if peer != known)]
+            return await self._finals_by(form, known, donors[:FINALS_DONORS])
         raise NetworkError(f"no peer has the finals of plan {plan_hash.hex()[:12]}")
 
     async def _form(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
@@ -410,7 +416,7 @@ class CatchUp:
     ) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
         """Who holds the state of `round`, and who does not, of those who say so soon enough."""
         value, certified = chain.value(round), chain.digest(round)
-        scores, found, others = self._fetcher.scores, dict[PeerId, StateHeader](), list[PeerId]()
+        scores, found, others = self.scores, dict[PeerId, StateHeader](), list[PeerId]()
         ranked = scores.ranked(peers, trio.current_time())[:ASKED_LIMIT]
         async with trio.open_nursery() as nursery:
 

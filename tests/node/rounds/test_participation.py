@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -106,7 +105,7 @@ class Part:
         self.part._contributions.make(head.next_round, 1, 100, vector(5), base=head.hash)
 
     def settle(self) -> None:
-        trio.run(partial(self.part.settle, peers=()))
+        trio.run(self.part.settle)
 
     @property
     def residual(self) -> bool:
