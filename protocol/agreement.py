@@ -17,6 +17,7 @@ What a member may do in its state, for view v of an incoming message and p = the
     state      Propose(v ≥ p)       move to v > p        leave           certificate
     OPEN       vote, if computed    promise, announce    LEFT if unsigned   DECIDED
     LEFT       ignore               ignore               ignore          DECIDED
+    ABSTAINING ignore               ignore               refused         DECIDED
     DECIDED    ignore               ignore               refused         ignore
 
 Everything that binds the future is a `Persist` effect and stands before the message that depends on it; the caller must
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from shoal.protocol.amending import InForce, check_amended, may_amend
 from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, unproven
 from shoal.protocol.certificate import check_certificate, follows, is_quorum, lead_order, verify_vote
+from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.durable import DurableRecord as DurableRecord
 from shoal.protocol.durable import Persist as Persist
 from shoal.protocol.errors import LocalError, RemoteError
@@ -112,6 +114,8 @@ class Standing(enum.Enum):
 
     OPEN = "open"
     LEFT = "left"
+    ABSTAINING = "abstaining"
+    """It may have signed what it no longer knows, so it signs nothing, and waits for the certificate."""
     DECIDED = "decided"
 
 
@@ -166,6 +170,8 @@ class Agreement:
             if record.kind == "leave":
                 self.standing = Standing.LEFT
                 self.leaves.add(self._me)
+            elif record.kind == ABSTAIN:
+                self.standing = Standing.ABSTAINING
             elif record.kind == "promise":
                 self._signed = True
                 self._changes.setdefault(record.view, {})[self._me] = self._view_change()
@@ -219,9 +225,14 @@ class Agreement:
         return self.view in self._proposals
 
     @property
+    def abstains(self) -> bool:
+        """Whether this member signs nothing, for what it signed in this round may be lost."""
+        return self.standing is Standing.ABSTAINING
+
+    @property
     def something_binds(self) -> bool:
-        """Whether a value was proposed or voted for in this round, by anybody, as far as is known here."""
-        return bool(self._values or self._votes)
+        """Whether a value was proposed or voted for in this round, by anybody, as far as is known here; or may be."""
+        return bool(self._values or self._votes) or self.abstains
 
     def promised(self) -> dict[PeerId, int]:
         """Below which view each member votes no more, as far as it said so by a move or a vote."""

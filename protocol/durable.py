@@ -8,15 +8,17 @@ import msgspec
 
 from shoal.protocol.messages import Term, Value
 
-BINDING = frozenset({"propose", "prepare", "vote"})
-"""Kinds of records by which a value may be decided."""
+ABSTAIN, PASSED = "abstain", "passed"
+BINDING = frozenset({"propose", "prepare", "vote", ABSTAIN})
+"""Kinds of records by which a value may be decided; or it is not known any more whether there was one."""
 
 
 class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the agreement log: what this member has bound itself to in a round.
 
     `kind` is "promise" (nothing below `view`), "vote", "propose" (both with `value`), "leave" (the round),
-    or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round).
+    "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round),
+    "abstain" (what was signed up to this round may be lost: nothing is signed in it), or "passed" (all before is over).
     """
 
     kind: str

@@ -13,7 +13,6 @@ reduction, fetching finals, catching up) runs beside the engine and comes back a
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 
 import trio
@@ -21,8 +20,7 @@ import trio
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import deal
-from shoal.node.outcome import PhaseChanged
+from shoal.node.outcome import Notice, PhaseChanged
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.departure import LINGER_S, Departure, Parting
 from shoal.node.rounds.engine_parts import EngineParts
@@ -42,10 +40,11 @@ from shoal.node.rounds.inbox import (
     StateHeld,
     Tick,
 )
+from shoal.node.rounds.machines import machine_after_head
 from shoal.node.rounds.orders import obeyed
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
-from shoal.node.rounds.solitude import Solitude, no_quorum
+from shoal.node.rounds.solitude import Solitude, abstaining, no_quorum
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.state.state_sync import StateSync
 from shoal.node.training.trainer import Restarted, TrainerEvent
@@ -54,13 +53,12 @@ from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, N
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
-from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce, batched
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Value
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
-from shoal.protocol.wire import HASH_BYTES
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
@@ -158,9 +156,17 @@ class Engine:
             return "leaving"
         if self.machine is None:
             return "done" if self.finished else "joining"
+        if self.abstains is not None:
+            return "abstaining"
         if self._solitude.without_quorum:
             return "no quorum"
         return "paused" if self._desk.paused else self.machine.phase.value
+
+    @property
+    def abstains(self) -> str | None:
+        """Why this node signs nothing in the round under way, and what helps; None if it may sign."""
+        machine = self.machine
+        return abstaining(machine.round) if machine is not None and machine.agreement.abstains else None
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -269,10 +275,11 @@ class Engine:
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
         decided: Certificate | None = None
         closing: list[CloseOff] = []
-        for effect in effects:
-            if isinstance(effect, Persist):
-                await trio.to_thread.run_sync(self._p.store.persist, effect.record)
-                self._p.log.persisted(effect.record)
+        for effect in batched(effects):
+            if isinstance(effect, tuple):
+                await trio.to_thread.run_sync(self._p.store.persist, *effect)
+                for record in effect:
+                    self._p.log.persisted(record)
             elif isinstance(effect, Broadcast):
                 self._p.links.broadcast(effect.message)  # type: ignore[arg-type]
             elif isinstance(effect, StartReduce | Repair):
@@ -348,20 +355,11 @@ class Engine:
         manifest = chain.amended(head.next_round) or self._p.config.manifest
         self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)
         self.observer.began(head, self._settings)
-        self.machine = machine = RoundMachine(
-            identity=self._p.identity,
-            previous=head,
-            state=self._custody.digest,
-            life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
-            settings=self._settings,
-            deal=deal,
-            returners=self._part.recent_members(),
-            in_force=chain.in_force,
-            banned=chain.banned,
+        machine, unfinished = machine_after_head(
+            self._p, self._settings, returners=self._part.recent_members(), newcomers=self._sync.newcomers
         )
-        machine.expect(self._sync.newcomers)
-        records = [r for r in self._p.store.durable_records() if (r.term, r.round) == next_position(head)]
-        unfinished = machine.restore(records)
+        self.machine = machine
+        self._tell_of_abstaining(machine)
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
         self.departure.begin_round()
@@ -385,6 +383,11 @@ class Engine:
             await self._part.train()
         for heard in self._inbox.take_early():
             await self._handle_heard(heard)
+
+    def _tell_of_abstaining(self, machine: RoundMachine) -> None:
+        if machine.agreement.abstains:
+            logger.error("%s", abstaining(machine.round))
+            self._p.on_progress(Notice(text=abstaining(machine.round)))
 
     async def _set_paused(self, paused: bool) -> None:
         """Pausing before the contribution is made makes this node an observer of the round; after it, of the next."""
@@ -491,7 +494,7 @@ class Engine:
         contributed, resting = self._part.made is not None, self._desk.resting
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
-        if advice.say_no_quorum:
+        if advice.say_no_quorum and machine.missing():
             self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
         if advice.train_on and not gradients:
             await self._part.train(contribute=False)

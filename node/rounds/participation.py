@@ -82,14 +82,13 @@ class Participation:
 
     @property
     def _bound(self) -> bool:
-        """Whether this node proposed or voted for a value of the round under way: it may have what was contributed."""
+        """Whether this node proposed or voted for a value of the round under way, or may have: it may have what was
+        contributed."""
         return not self._kinds().isdisjoint(BINDING)
 
     def _kinds(self) -> set[str]:
         """Of what is on disk about the round under way."""
-        position = next_position(self._custody.head)
-        records = self._p.store.durable_records()
-        return {record.kind for record in records if (record.term, record.round) == position}
+        return {record.kind for record in self._p.store.bound_in(next_position(self._custody.head))}
 
     @property
     def _alone(self) -> bool:

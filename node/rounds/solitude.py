@@ -25,6 +25,14 @@ def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> Notice:
     return Notice(text=f"no quorum, {meanwhile}; {help}: {', '.join(missing)}")
 
 
+def abstaining(round: int) -> str:
+    """What to tell the user of a node whose log was damaged."""
+    return (
+        f"a log was damaged, and promises of round {round} may be lost: this node signs nothing until the others have "
+        "certified that round; where they cannot without it, start it once with --forget-promises"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What to do now; nothing by default."""

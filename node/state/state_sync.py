@@ -25,7 +25,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
 from shoal.node.state.hints import Hints
-from shoal.protocol.chain import Position
+from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import BINDING
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -207,8 +207,8 @@ class StateSync:
         return differs and self._genesis_is_open()
 
     def _genesis_is_open(self) -> bool:
-        bound = any(record.kind in BINDING for record in self._p.store.durable_records())
-        return not self._custody.head.round and not bound
+        head = self._custody.head
+        return not head.round and not any(r.kind in BINDING for r in self._p.store.bound_in(next_position(head)))
 
     def fetch_genesis(self, founder: PeerId) -> None:
         """Have S(0) as the first founder has it, unless that is under way; it is tried as often as it is heard of."""

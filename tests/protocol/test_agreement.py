@@ -28,6 +28,7 @@ from shoal.protocol.agreement import (
     Standing,
 )
 from shoal.protocol.certificate import check_certificate, genesis, is_quorum, lead
+from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.identity import verify as real_verify
@@ -493,6 +494,34 @@ def test_member_that_is_a_quorum_finds_its_own_vote_enough_when_it_returns(membe
     assert isinstance(decided, Decided)
     assert decided.certificate.value == value
     assert lab.machine(planner).resume() == []
+
+
+def test_member_that_may_have_forgotten_what_it_signed_signs_nothing_and_learns_the_outcome() -> None:
+    lab = Lab(3)
+    mute = lab.lead(1)
+    lab.members[mute].log.append(DurableRecord(kind=ABSTAIN, term=lab.start.next_term, round=1))
+    lab.restart(mute)
+    machine = lab.machine(mute)
+    assert machine.abstains
+    assert machine.something_binds
+    leader = lab.lead(0)
+    one = lab.propose(leader, "one")
+    proposal = propose(lab.start, 0, one)
+    effects = machine.receive(lab.members[leader].peer, proposal)
+    effects += machine.computed(honest_report(lab.start, one.plan))
+    effects += machine.move_to(1) + machine.leave() + machine.resume()
+    for peer in lab.start.members:
+        if peer != machine._me:
+            effects += machine.receive(peer, change(lab.start, 1))
+    assert effects == []
+    assert machine.current() == []
+    assert not machine.leading
+    for number in (lab.lead(0), lab.lead(2)):
+        lab.carry_out(number, lab.compute(number, one.plan))
+    lab.settle()
+    assert lab.members[mute].chain[-1] == one
+    assert [record.kind for record in lab.members[mute].log] == [ABSTAIN]
+    assert not lab.machine(mute).abstains
 
 
 def test_last_planner_of_two_goes_on_alone() -> None:

@@ -50,7 +50,7 @@ class Part:
             identity=me,
             custody=self.custody,
             desk=self.desk,
-            store=SimpleNamespace(durable_records=lambda: self.records),
+            store=SimpleNamespace(bound_in=lambda at: [r for r in self.records if (r.term, r.round) == at]),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
