@@ -30,11 +30,13 @@ async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable
 
         async def ask_one(peer: PeerId, answered: trio.Event) -> None:
             patience_s = await ask(peer)
-            answered.set()
             if patience_s is not None:
                 scope.deadline = min(scope.deadline, trio.current_time() + patience_s)
+            answered.set()
 
         for peer in peers:
+            if trio.current_time() >= scope.deadline:
+                break
             answered = trio.Event()
             nursery.start_soon(ask_one, peer, answered)
             with trio.move_on_after(HEDGE_S):

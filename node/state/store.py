@@ -184,14 +184,16 @@ class RecordLog:
             reading = read_frames(path.read_bytes() if path.exists() else b"")
             self.recovered, self.later, self._number = reading.records, reading.later, reading.number
             self.damaged = reading.fault is Fault.DAMAGED
-            self._file = path.open("ab", buffering=0)
-            if reading.fault is Fault.TORN:  # by a crash: it was never acted upon
-                logger.warning("%s: its last record was cut short by a crash, and is cut off", path)
-                self._file.truncate(reading.good)
-            # A process that was killed may have written the last record and not synced it; what is read here binds. And
-            # a file that is new is found again after a power cut only once its folder is synced.
-            os.fsync(self._file.fileno())
-            sync_folder(path.parent)
+            with contextlib.ExitStack() as opened:
+                self._file = opened.enter_context(path.open("ab", buffering=0))
+                if reading.fault is Fault.TORN:  # by a crash: it was never acted upon
+                    logger.warning("%s: its last record was cut short by a crash, and is cut off", path)
+                    self._file.truncate(reading.good)
+                # A process that was killed may have written the last record and not synced it; what is read here binds.
+                # And a file that is new is found again after a power cut only once its folder is synced.
+                os.fsync(self._file.fileno())
+                sync_folder(path.parent)
+                opened.pop_all()
 
     def append(self, *payloads: bytes) -> None:
         """Write these records as one batch and return when they are on disk. Raises StorageError; then none is."""

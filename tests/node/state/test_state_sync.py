@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import trio
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
 from shoal.node.state.state_sync import StateSync
+from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Message
+from shoal.protocol.messages import Message, Term
 from shoal.protocol.newcomers import coming
-from shoal.protocol.peering import FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
-from tests.node.custody_lab import GOOD, Home, home, ledger_of, run
+from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
+from tests.node.custody_lab import GOOD, Home, home, ledger_of, liar, run
 from tests.node.donors import Donor, World
-from tests.node.ledger import identity
+from tests.node.ledger import forged, identity, state_of
 
 GRACE_S = 4.0
 NEWCOMER = identity(50)
@@ -211,5 +214,101 @@ def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
                 node.world.certify()
                 await node.catch_up()
                 assert len(node.said) == said
+
+    run(main)
+
+
+# -- claims, beside a round ----------------------------------------------------------------------------------
+
+
+async def look(node: Here) -> None:
+    """Let time pass in a round, as the engine's ticks do."""
+    for _ in range(20):
+        node.sync.advance(in_round=True)
+        await trio.sleep(0.1)
+
+
+def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            asked, node.ended = len(node.donor.asked), 0
+            node.sync.ahead(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
+            await look(node)
+            assert node.donor.asked[asked:] == [GetChain(after=4)]
+            assert node.ended == 0
+            node.world.certify()
+            node.sync.ahead(GOOD, (Term(), 6))
+            await look(node)
+            assert node.ended == 1
+            assert node.custody.head == node.world.ledger.chain.head
+            assert not node.custody.current  # the state is fetched once no round is under way
+            assert all(isinstance(request, GetChain) for request in node.donor.asked[asked:])
+            await node.catch_up()
+            node.assert_at_head()
+            assert node.looked_up[-1] == [GOOD]
+
+    run(main)
+
+
+def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            node.ended = 0
+            node.world.certify()
+            liar(node.donor, lambda part: ChainPart(certificates=(forged(part.certificates[0]),), head=part.head))  # type: ignore[arg-type]
+            node.sync.ahead(GOOD, (Term(), 6))
+            await look(node)
+            assert node.ended == 0
+            assert node.custody.head.round == 4
+            assert node.custody.scores.resting(GOOD, trio.current_time() - 1.5)
+
+    run(main)
+
+
+def test_peer_that_hangs_costs_a_node_that_is_behind_no_ten_seconds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            node.world.certify()
+            hanging = PeerId("a hanging peer")
+            node.world.share(replace(node.donor, peer=hanging))
+            ask = node.world.catchup._ask
+
+            async def hang(peer: PeerId, request: bytes) -> bytes:
+                await trio.sleep(10.0 if peer == hanging else 0.0)
+                return await ask(peer, request)
+
+            node.world.catchup._ask = hang
+            began = trio.current_time()
+            await node.catch_up()
+            node.assert_at_head()
+            assert trio.current_time() - began < 5.0
+
+    run(main)
+
+
+# -- another S(0) --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_first_founders_state_is_taken_as_long_as_nothing_binds(tmp_path: Path, bound: bool) -> None:
+    async def main() -> None:
+        async with here(tmp_path, me=identity(2), rounds=0) as node:
+            ledger = node.world.ledger
+            founder = ledger.peers[0]
+            await node.sync.adopt(state_of(0, seed=77))
+            theirs = node.world.donor(founder)
+            ready = msgspec.structs.replace(coming(ledger.chain.head), state=ledger.header(0).digest)
+            assert node.sync.another_genesis(founder, ready)
+            node.sync.fetch_genesis(founder)
+            node.sync.fetch_genesis(founder)
+            if bound:  # while it is on its way
+                node.custody._p.store.persist(DurableRecord(kind="vote", term=Term(), round=1))
+            await trio.sleep(1.0)
+            assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
+            assert (node.custody.digest == ledger.header(0).digest) is not bound
+            assert node.sync.another_genesis(founder, ready) is False
 
     run(main)
