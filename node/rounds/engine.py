@@ -17,10 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
-from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.node.outcome import Notice, PhaseChanged
+from shoal.node.outcome import PhaseChanged
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.departure import LINGER_S, Departure, Parting
 from shoal.node.rounds.engine_parts import EngineParts
@@ -56,7 +55,7 @@ from shoal.protocol.commitments import check_commitment
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce, batched
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Value
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -96,10 +95,6 @@ class Engine:
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its reduction, its user."""
         self._inbox.put(event)
-
-    def reduced(self, finals: Finals, seconds: float) -> None:
-        """The finals of a plan are complete."""
-        self.put(Reduced(finals, seconds))
 
     def alive(self, peers: frozenset[PeerId]) -> None:
         """Who is believed alive changed."""
@@ -290,7 +285,9 @@ class Engine:
                 self._p.reduce.stop()
                 self._p.log.planned(effect.plan)
             elif isinstance(effect, NeedFinals):
-                self._fetch_finals(effect.value)
+                if not self._transition.knows(effect.value.plan):  # it was not reduced here: from those who did
+                    linked = self._p.links.linked()
+                    self._p.reduce.fetch(effect.value, [peer for peer in effect.value.members if peer in linked])
             elif isinstance(effect, NeedState):
                 self._going_back.need(effect.value)
             elif isinstance(effect, NeedEvidence):
@@ -317,11 +314,6 @@ class Engine:
             self._p.reduce.repair(plan, self._part.encoded, dict(effect.held))
         else:
             self._p.reduce.start(plan, self._part.encoded)
-
-    def _fetch_finals(self, value: Value) -> None:
-        """A plan that this node did not reduce is proposed: get its finals from those who did."""
-        if not self._transition.knows(value.plan):
-            self._p.reduce.fetch(value, [p for p in value.members if p in self._p.links.linked()])
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -359,7 +351,6 @@ class Engine:
             self._p, self._settings, returners=self._part.recent_members(), newcomers=self._sync.newcomers
         )
         self.machine = machine
-        self._tell_of_abstaining(machine)
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
         self.departure.begin_round()
@@ -383,11 +374,6 @@ class Engine:
             await self._part.train()
         for heard in self._inbox.take_early():
             await self._handle_heard(heard)
-
-    def _tell_of_abstaining(self, machine: RoundMachine) -> None:
-        if machine.agreement.abstains:
-            logger.error("%s", abstaining(machine.round))
-            self._p.on_progress(Notice(text=abstaining(machine.round)))
 
     async def _set_paused(self, paused: bool) -> None:
         """Pausing before the contribution is made makes this node an observer of the round; after it, of the next."""

@@ -35,7 +35,7 @@ from shoal.node.state.states import STATE_SPACES, StateShelf
 from shoal.node.state.transfer import DonorScores
 from shoal.node.state.transfer_files import Keeper, TransferFolder
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Value
@@ -60,9 +60,6 @@ ASKED_LIMIT = 32
 HEADER_PATIENCE_S = 0.5
 """After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
 FINALS_DONORS = 4
-KEEP_AFTER_S = 2.0
-"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
-KEEP_LOOK_S = 0.1
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
 KINDS = STATE_SPACES
@@ -349,7 +346,7 @@ class CatchUp:
         """Fetch, and write what comes to disk beside it. Raises NetworkError. Cancellation: what is written stays."""
         donated: dict[PeerId, int] | NetworkError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep, keeper)
+            nursery.start_soon(keeper.run)
             try:
                 donated = await self._fetcher.fetch(job, peers)
             except NetworkError as error:  # not out of the nursery, which would wrap it
@@ -485,20 +482,6 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
 def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
     header = next(iter(holders.values()))
     return value, header, {peer: held for peer, held in holders.items() if held.digest == header.digest}
-
-
-async def _keep(keeper: Keeper) -> None:
-    try:
-        await trio.sleep(KEEP_AFTER_S)
-        while True:
-            if keeper.behind:
-                await trio.to_thread.run_sync(keeper.keep_next)
-            else:
-                await trio.sleep(KEEP_LOOK_S)
-    except StorageError as error:
-        logger.warning("what comes of the state is not kept for a restart: %s", error)
-    finally:
-        keeper.close()
 
 
 async def _ignore(done: int, total: int) -> None:

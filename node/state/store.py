@@ -41,7 +41,7 @@ from typing import IO, Self
 
 import msgspec
 
-from shoal.node.state.record_frames import RECORD_LIMIT_BYTES, Fault, frame_batch, read_frames
+from shoal.node.state.record_frames import BATCH_LIMIT_BYTES, RECORD_LIMIT_BYTES, Fault, frame_batch, read_frames
 from shoal.node.state.record_frames import frame_record as frame_record
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
@@ -203,6 +203,8 @@ class RecordLog:
         if self.damaged:
             raise LocalError(f"{self._path} is damaged, and was not rewritten")
         batch = frame_batch(self._number, payloads)
+        if len(batch) > BATCH_LIMIT_BYTES:
+            raise LocalError(f"a batch of {len(batch)} bytes; the limit is {BATCH_LIMIT_BYTES}")
         good = self.size
         with disk_errors(self._path.parent):
             try:
