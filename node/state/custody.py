@@ -319,9 +319,10 @@ class Custody:
     async def take_entries(self, peer: PeerId, entries: Sequence[Entry]) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
 
-        Those before it stay. Raises StorageError.
+        Those before it stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
-        return sum([entry.value not in self.chain and await self.append(entry) for entry in entries])
+        with trio.CancelScope(shield=True):
+            return sum([entry.value not in self.chain and await self.append(entry) for entry in entries])
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
