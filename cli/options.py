@@ -41,6 +41,7 @@ _PANELS: dict[str, tuple[str, ...]] = {
     "Sharing rollouts": ("--rollouts", "--local-groups", "--external-groups", "--group-size"),
     "Checkpoints, and going along with others": (
         *("--checkpoint-every", "--checkpoint-keep", "--rollback", "--authority-amendments"),
+        "--forget-promises",
     ),
     "Watching": ("--dashboard", "--tensorboard", "--wandb", "--log-format", "--log-level"),
 }

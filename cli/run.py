@@ -166,6 +166,13 @@ class RunOptions(RolloutOptions):
             help="Agree to amended settings that the swarm's authority signed.",
         ),
     ] = True
+    forget_promises: Annotated[
+        bool,
+        option(
+            "--forget-promises",
+            help="After a log was damaged, sign again though promises may be lost; for who is needed to go on. Once.",
+        ),
+    ] = False
     tensorboard: Annotated[
         Path | None,
         option("--tensorboard", help="Write event files for TensorBoard into this folder.", metavar="FOLDER"),
@@ -250,6 +257,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         group_size=options.group_size,
         rollback=options.rollback,
         authority_amendments=options.authority_amendments,
+        forget_promises=options.forget_promises,
         max_upload=_rate(options.max_upload, "--max-upload"),
         max_download=_rate(options.max_download, "--max-download"),
         shared_memory=options.shared_memory,

@@ -57,6 +57,7 @@ class NodeConfig:
     accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
     processes: how many hold the trainer's model together, each its part of it and of every batch.
     authority_amendments: whether this node consents by itself to what the swarm's authority amends.
+    forget_promises: whether it signs again though what it signed before may be lost from a damaged log.
     relay: whether this node passes others' connections and lanes on once others reach it from outside.
     port_mapping: whether a node that nobody reaches asks its router for ports (UPnP).
     loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
@@ -81,6 +82,7 @@ class NodeConfig:
     rounds: int | None = None
     rollback: RollbackPolicy = "spike"
     authority_amendments: bool = True
+    forget_promises: bool = False
     max_upload: int | None = None
     max_download: int | None = None
     shared_memory: bool = True

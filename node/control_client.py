@@ -113,6 +113,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
+    abstains: why it signs nothing in this round, and what helps; None if it may sign.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
     """
@@ -126,6 +127,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     term: str
     round: int
     digest: str | None
+    abstains: str | None = None
     members: list[MemberStatus]
     missing: list[str]
     rollbacks: list[RollbackStatus] = []

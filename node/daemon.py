@@ -464,6 +464,8 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
     """Run one node until it is done; see `Daemon.run`."""
     with Store(config.data_dir) as store:
         _check_same_swarm(store, config.manifest)
+        if config.forget_promises:
+            store.forget_promises()
         events = EventLog(store.folder / "events.jsonl")
         try:
             daemon: type[Daemon] = Daemon

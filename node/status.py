@@ -13,6 +13,7 @@ from shoal.node.control_client import AmendStatus, BanStatus
 from shoal.node.dashboard.service import PageService
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.reporting.round_log import term_text
+from shoal.node.rounds.engine import Engine
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence
@@ -75,6 +76,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         term=term_text(term),
         round=round,
         digest=digest,
+        abstains=engine.abstains if isinstance(engine, Engine) else None,
         members=[_member(daemon, peer) for peer in electorate],
         rollbacks=rollbacks,
         amendments=amendments,

@@ -22,6 +22,7 @@ What a member may do in its state, for view v of an incoming message and p = the
     state      Propose(v >= p)        quorum of Prepares in p   move to v > p        leave           certificate
     OPEN       prepare, if accepted   vote, if it prepared      promise, announce    LEFT if unsigned   DECIDED
     LEFT       ignore                 ignore                    ignore               ignore          DECIDED
+    ABSTAINING ignore                 ignore                    ignore               refused         DECIDED
     DECIDED    ignore                 ignore                    ignore               refused         ignore
 
 Everything that binds the future is a `Persist` effect and stands before the message that depends on it; the caller must
@@ -48,6 +49,7 @@ from shoal.protocol.certificate import (
     verify_report,
     verify_step,
 )
+from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.durable import DurableRecord as DurableRecord
 from shoal.protocol.durable import Persist as Persist
 from shoal.protocol.errors import LocalError, RemoteError
@@ -138,6 +140,8 @@ class Standing(enum.Enum):
 
     OPEN = "open"
     LEFT = "left"
+    ABSTAINING = "abstaining"
+    """It may have signed what it no longer knows, so it signs nothing, and waits for the certificate."""
     DECIDED = "decided"
 
 
@@ -202,6 +206,8 @@ class Agreement:
             if record.kind == "leave":
                 self.standing = Standing.LEFT
                 self._take_leave(self._me, self._leave_message())
+            elif record.kind == ABSTAIN:
+                self.standing = Standing.ABSTAINING
             elif record.kind == "promise":
                 self._signed = True
                 self._changes.setdefault(record.view, {})[self._me] = self._view_change(record.view)
@@ -274,14 +280,20 @@ class Agreement:
         return self.view in self._proposals
 
     @property
-    def bound(self) -> bool:
-        """Whether this member accepted a value in this round: it may be decided, whatever happens here."""
-        return bool(self._my_prepares)
-
     @property
     def refuses(self) -> bool:
         """Whether the proposal of the current view leaves somebody out, and the next view is wanted instead."""
         return self.view in self._refused
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this member signs nothing, for what it signed in this round may be lost."""
+        return self.standing is Standing.ABSTAINING
+
+    @property
+    def something_binds(self) -> bool:
+        """Whether a value was proposed or signed for in this round, by anybody, as far as is known here; or may be."""
+        return bool(self._values or self._prepares or self._votes) or self.abstains
 
     def promised(self) -> dict[PeerId, int]:
         """Below which view each member signs no more, as far as it said so by a move, a prepare or a vote."""

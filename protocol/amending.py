@@ -19,6 +19,7 @@ The settings are those of the branch: a rollback or a rebase to C(k) brings back
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from bisect import bisect_right
@@ -92,6 +93,12 @@ class History:
     def of(self, round: int) -> InForce:
         """What is in force in `round`."""
         return self._settings[max(0, bisect_right(self._from, round) - 1)]
+
+    def snapshot(self) -> History:
+        """What is known now."""
+        same = copy.copy(self)
+        same._from, same._settings = list(self._from), list(self._settings)
+        return same
 
     def follow(self, value: Value, *, ends_term: bool) -> None:
         """`value`, which was checked, is appended to the chain."""

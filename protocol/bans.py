@@ -13,6 +13,7 @@ cannot begin another when it is over. A rebase names its electorate: whom the au
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -98,6 +99,12 @@ class Register:
     def __init__(self, rounds: int = FOR_EVER) -> None:
         self._rounds = rounds
         self._sentences: dict[PeerId, Sentence] = {}
+
+    def snapshot(self) -> Register:
+        """The bans as they are now."""
+        same = copy.copy(self)
+        same._sentences = dict(self._sentences)
+        return same
 
     def follow(self, value: Value, *, pardons: bool) -> None:
         """`value` is appended to the chain. pardons: it is the authority's, and names an electorate."""

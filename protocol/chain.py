@@ -12,6 +12,7 @@ The entries alone say, with the manifest, which settings were in force in every 
 
 from __future__ import annotations
 
+import copy
 import logging
 
 from shoal.protocol.amending import History, InForce, check_amended
@@ -159,6 +160,18 @@ class Chain:
         return self.bans.banned(self.head.next_round)
 
     # -- questions -------------------------------------------------------------------------------------------
+
+    def __contains__(self, value: Value) -> bool:
+        return value.hash in self._heights
+
+    def snapshot(self) -> Chain:
+        """The chain as it is now, which stays so while this one goes on."""
+        same = copy.copy(self)
+        same._entries, same._branch = list(self._entries), list(self._branch)
+        same._heights, same._decisions, same._rebases = dict(self._heights), dict(self._decisions), dict(self._rebases)
+        same._settings = None if self._settings is None else self._settings.snapshot()
+        same.bans = self.bans.snapshot()
+        return same
 
     def _at(self, height: int) -> Value:
         return self._entries[height - 1].value if height else self._genesis

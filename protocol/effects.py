@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
 from shoal.protocol.bans import NeedEvidence
+from shoal.protocol.durable import DurableRecord
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Held, Plan
 
@@ -56,3 +59,12 @@ Effect = (
     | Repair
     | Evicted
 )
+
+
+def batched(effects: Iterable[Effect]) -> Iterator[Effect | tuple[DurableRecord, ...]]:
+    """The same effects in order; records that are to be durable one right after the other come together."""
+    for durable, group in groupby(effects, key=lambda effect: isinstance(effect, Persist)):
+        if durable:
+            yield tuple(effect.record for effect in group if isinstance(effect, Persist))
+        else:
+            yield from group

@@ -75,8 +75,9 @@ class RoundFacts:
         return self.agreement.is_quorum(peers)
 
     def has_quorum(self) -> bool:
-        """Whether the living members could certify this round."""
-        return self.is_quorum(self.alive - frozenset(self.leaves))
+        """Whether the living members that may sign could certify this round."""
+        mute = {self.me} if self.agreement.abstains else ()
+        return self.is_quorum(self.alive.difference(self.leaves, mute))
 
     def others(self) -> frozenset[PeerId]:
         """Who else lives, is not on the way out, and may take part."""

@@ -2,36 +2,48 @@
 
 Everything that happens to a round arrives here as one input after the other: messages of peers, who is alive, what the
 trainer made, finals that are complete, the clock, the user's orders. The machine answers with effects, and these are
-carried out in order: a `Persist` is on disk before anything after it is sent. What takes long (a reduction, fetching
-finals) runs beside the engine and comes back as an input.
+carried out in order: a `Persist` is on disk before anything after it is sent. What takes long or waits for a peer (a
+reduction, fetching finals, catching up) runs beside the engine and comes back as an input.
 
-    obtain state ─► begin round ─► machine: ready, plan, reduce, propose, vote ─► certificate ─► apply ─► begin round
-         ▲                                                                             │
-         └──────────────── behind, or the state cannot be computed here ◄──────────────┘
+    state is here ─► begin round ─► machine: ready, plan, reduce, propose, vote ─► certificate ─► apply ─► begin round
+         ▲                                                                              │
+         └── obtained, beside the engine ◄── the state cannot be computed here ◄────────┘
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
-from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import deal
 from shoal.node.outcome import PhaseChanged
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.departure import LINGER_S, Departure, Parting
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.going_back import GoingBack
-from shoal.node.rounds.inbox import Heard, Inbox, Input, Linked, Ordered, Own, Reduced, SetPaused, StateHeld, Tick
+from shoal.node.rounds.inbox import (
+    AnotherGenesis,
+    CaughtUp,
+    Fetched,
+    Heard,
+    Inbox,
+    Input,
+    Linked,
+    Ordered,
+    Own,
+    Reduced,
+    SetPaused,
+    StateHeld,
+    Tick,
+)
+from shoal.node.rounds.machines import machine_after_head
 from shoal.node.rounds.orders import obeyed
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
-from shoal.node.rounds.solitude import Solitude, no_quorum
+from shoal.node.rounds.solitude import Solitude, abstaining, no_quorum
 from shoal.node.rounds.state_transition import StateTransition
 from shoal.node.state.state_sync import StateSync
 from shoal.node.training.trainer import Restarted, TrainerEvent
@@ -40,13 +52,12 @@ from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, N
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
-from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce, batched
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Value
+from shoal.protocol.messages import Certificate, Message, Ready, Rebase
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
 from shoal.protocol.round import Phase, RoundMachine
-from shoal.protocol.wire import HASH_BYTES
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
 
@@ -61,7 +72,7 @@ class Engine:
         self._custody = parts.custody
         self._desk = parts.desk
         self._inbox = Inbox()
-        self._sync = StateSync(parts)
+        self._sync = StateSync(parts, put=self.put, look_up=lambda peers: self._part.look_up(peers))
         self._transition = StateTransition(parts)
         self.departure = Departure(rounds=parts.config.rounds, tell=parts.on_progress)
         self._solitude = Solitude()
@@ -71,6 +82,7 @@ class Engine:
         self._part: Participation
         self._fragments: Fragments
         self.machine: RoundMachine | None = None
+        self._resumed = False
         self._alive: frozenset[PeerId] = frozenset()
         self._shown_phase = ""
 
@@ -83,10 +95,6 @@ class Engine:
     def put(self, event: Own) -> None:
         """An input of this node's own: from its trainer, its reduction, its user."""
         self._inbox.put(event)
-
-    def reduced(self, finals: Finals, seconds: float) -> None:
-        """The finals of a plan are complete."""
-        self.put(Reduced(finals, seconds))
 
     def alive(self, peers: frozenset[PeerId]) -> None:
         """Who is believed alive changed."""
@@ -143,9 +151,17 @@ class Engine:
             return "leaving"
         if self.machine is None:
             return "done" if self.finished else "joining"
+        if self.abstains is not None:
+            return "abstaining"
         if self._solitude.without_quorum:
             return "no quorum"
         return "paused" if self._desk.paused else self.machine.phase.value
+
+    @property
+    def abstains(self) -> str | None:
+        """Why this node signs nothing in the round under way, and what helps; None if it may sign."""
+        machine = self.machine
+        return abstaining(machine.round) if machine is not None and machine.agreement.abstains else None
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -162,16 +178,13 @@ class Engine:
         self._fragments = Fragments(grid, manifest.sync.fragments)
         self._part = Participation(self._p, self._fragments)
         self._custody.expect(manifest.sync.plan_codec, numel, grid.chunk_values)
-        await self._sync.obtain(self._before_attempt)
-        await self._part.resume()
-        await self._begin_round_or_finish()
-        while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
-            await self._handle(await self._inbox.next())
-
-    def _before_attempt(self) -> None:
-        self._show_phase()
-        if self.leaving:
-            self.left.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sync.run)
+            await self._sync.load()
+            await self._go_on()
+            while not self.left.is_set():  # who has left takes part in nothing more, not even as a returner
+                await self._handle(await self._inbox.next())
+            nursery.cancel_scope.cancel()
 
     async def _handle(self, event: Input) -> None:
         if isinstance(event, Heard):
@@ -181,8 +194,7 @@ class Engine:
         elif isinstance(event, SetPaused):
             await self._set_paused(event.paused)
         elif isinstance(event, Linked):
-            if event.certified > (self._custody.head.term, self._custody.head.round):
-                self._sync.ahead(event.peer)
+            self._sync.ahead(event.peer, (event.certified[0], event.certified[1] + 1))
             for message in () if self.machine is None else self.machine.current():
                 self._p.links.send(event.peer, message)  # type: ignore[arg-type]
         elif isinstance(event, Tick):
@@ -191,6 +203,14 @@ class Engine:
             await event.carry_out()
         elif isinstance(event, StateHeld):
             await self._carry_out(self._going_back.held(event, self.machine))
+        elif isinstance(event, Fetched):
+            if await self._sync.take(event):
+                self._abandon_round()
+        elif isinstance(event, CaughtUp):
+            await self._sync.caught_up(event)
+            await self._go_on()
+        elif isinstance(event, AnotherGenesis):
+            await self._take_genesis(event)
         else:
             await self._handle_trainer(event)
 
@@ -209,9 +229,10 @@ class Engine:
         elif position > current or machine is None:
             self._inbox.keep_for_later(heard)
             if position > current:
-                self._sync.ahead(heard.peer)
+                self._sync.ahead(heard.peer, position)
         elif isinstance(message, Ready) and self._sync.another_genesis(heard.peer, message):
-            await self._take_genesis(heard.peer)
+            self._inbox.keep_for_later(heard)
+            self._sync.fetch_genesis(heard.peer)
         else:
             try:
                 if isinstance(message, Ready):
@@ -225,8 +246,7 @@ class Engine:
     async def _handle_tick(self) -> None:
         now = trio.current_time()
         self._show_phase()
-        if self._sync.due(now, in_round=self.machine is not None):
-            await self._catch_up()
+        self._sync.advance(in_round=self.machine is not None)
         machine = self.machine
         if machine is None:
             if self.leaving:
@@ -250,10 +270,11 @@ class Engine:
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
         decided: Certificate | None = None
         closing: list[CloseOff] = []
-        for effect in effects:
-            if isinstance(effect, Persist):
-                await trio.to_thread.run_sync(self._p.store.persist, effect.record)
-                self._p.log.persisted(effect.record)
+        for effect in batched(effects):
+            if isinstance(effect, tuple):
+                await trio.to_thread.run_sync(self._p.store.persist, *effect)
+                for record in effect:
+                    self._p.log.persisted(record)
             elif isinstance(effect, Broadcast):
                 self._p.links.broadcast(effect.message)  # type: ignore[arg-type]
             elif isinstance(effect, StartReduce | Repair):
@@ -264,7 +285,9 @@ class Engine:
                 self._p.reduce.stop()
                 self._p.log.planned(effect.plan)
             elif isinstance(effect, NeedFinals):
-                self._fetch_finals(effect.value)
+                if not self._transition.knows(effect.value.plan):  # it was not reduced here: from those who did
+                    linked = self._p.links.linked()
+                    self._p.reduce.fetch(effect.value, [peer for peer in effect.value.members if peer in linked])
             elif isinstance(effect, NeedState):
                 self._going_back.need(effect.value)
             elif isinstance(effect, NeedEvidence):
@@ -292,28 +315,24 @@ class Engine:
         else:
             self._p.reduce.start(plan, self._part.encoded)
 
-    def _fetch_finals(self, value: Value) -> None:
-        """A plan that this node did not reduce is proposed: get its finals from those who did."""
-        if not self._transition.knows(value.plan):
-            self._p.reduce.fetch(value, [p for p in value.members if p in self._p.links.linked()])
-
     # -- state -----------------------------------------------------------------------------------------------
 
-    async def _catch_up(self) -> None:
-        """Bring chain and state up to date, as far as peers can help, and go on from there."""
-        if await self._sync.catch_up(in_round=self.machine is not None):
-            self._abandon_round()
-        if self.machine is None and self._custody.current:
-            await self._part.settle(peers=tuple(self._p.links.linked()))
+    async def _go_on(self) -> None:
+        """Take part from here, if the state at the head is here and no round is under way."""
+        if self.machine is not None or not self._custody.current:
+            return
+        if self._resumed:
+            await self._part.settle()
             self._p.log.caught_up(self._custody.head.state_round)
-            await self._begin_round_or_finish()
+        else:
+            self._resumed = True
+            await self._part.resume()
+        await self._begin_round_or_finish()
 
-    async def _take_genesis(self, founder: PeerId) -> None:
+    async def _take_genesis(self, event: AnotherGenesis) -> None:
         """Begin the first round again, on the first founder's S(0)."""
-        state = await self._sync.fetch_genesis(founder)
-        if state is not None:
+        if await self._sync.take_genesis(event):
             self._abandon_round()
-            await self._sync.adopt(state)
             await self._begin_round()
 
     def _abandon_round(self) -> None:
@@ -328,20 +347,10 @@ class Engine:
         manifest = chain.amended(head.next_round) or self._p.config.manifest
         self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)
         self.observer.began(head, self._settings)
-        self.machine = machine = RoundMachine(
-            identity=self._p.identity,
-            previous=head,
-            state=self._custody.digest,
-            life=secrets.token_bytes(HASH_BYTES),  # of what it signed in this round so far it knows nothing
-            settings=self._settings,
-            deal=deal,
-            returners=self._part.recent_members(),
-            in_force=chain.in_force,
-            banned=chain.banned,
+        machine, unfinished = machine_after_head(
+            self._p, self._settings, returners=self._part.recent_members(), newcomers=self._sync.newcomers
         )
-        machine.expect(self._sync.newcomers)
-        records = [r for r in self._p.store.durable_records() if (r.term, r.round) == next_position(head)]
-        unfinished = machine.restore(records)
+        self.machine = machine
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
         self.departure.begin_round()
@@ -354,6 +363,8 @@ class Engine:
         alive = machine.peers_alive(self._alive, trio.current_time(), suspected=self._p.suspected())
         proofs = [machine.proven(*one, trio.current_time()) for one in self.observer.proven(chain).items()]
         await self._carry_out([*unfinished, *alive, *(effect for effects in proofs for effect in effects)])
+        if self.machine is not machine:  # its own vote of before a restart was enough
+            return
         await self._carry_out(machine.ready(self._part.announcement(role), trio.current_time()))
         if self.machine is not machine:
             return
@@ -417,9 +428,9 @@ class Engine:
         self._p.reduce.stop()
         if value.rollback or candidate is None:
             self.machine = None  # after a rollback, the next term begins on a state of long ago
-            await (self._go_on_or_catch_up() if value.rollback else self._catch_up())
+            await self._go_on_or_catch_up()
             return
-        await self._part.settle(peers=())
+        await self._part.settle()
         await self._transition.apply(certificate, candidate)
         await self._begin_round_or_finish()
 
@@ -430,8 +441,7 @@ class Engine:
             await self.rebase(rebase)
         except RemoteError as error:
             logger.info("%s: %s", peer, error)
-            if rebase.value.term > self._custody.head.term:
-                self._sync.ahead(peer)  # it may stand on what is not here yet
+            self._sync.ahead(peer, next_position(rebase.value))  # it may stand on what is not here yet
 
     async def rebase(self, rebase: Rebase) -> None:
         """Go on in the term that the authority opened. Raises RemoteError if it cannot have, StorageError."""
@@ -442,10 +452,10 @@ class Engine:
         await self._go_on_or_catch_up()
 
     async def _go_on_or_catch_up(self) -> None:
-        if not self._custody.current:
-            await self._catch_up()
+        if not self._custody.current or not self._resumed:
+            self._sync.hurry()
             return
-        await self._part.settle(peers=())
+        await self._part.settle()
         await self._begin_round_or_finish()
 
     async def _begin_round_or_finish(self) -> None:
@@ -471,7 +481,7 @@ class Engine:
         contributed, resting = self._part.made is not None, self._desk.resting
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
-        if advice.say_no_quorum:
+        if advice.say_no_quorum and machine.missing():
             self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
         if advice.train_on and not gradients:
             await self._part.train(contribute=False)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from shoal.collectives.finals import Finals
+from shoal.collectives.state import CertifiedState
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Ready, Rebase, RoundMessage, Target, Term, Value
+from shoal.protocol.messages import Certificate, Entry, Message, Ready, Rebase, RoundMessage, Target, Term, Value
 
 TICK_S = 0.1
 NEIGHBOURS_BEGIN_S = 0.1
@@ -73,12 +75,45 @@ class Ordered:
     carry_out: Callable[[], Awaitable[None]]
 
 
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """Entries of the chain as a peer gave them, unchecked; who fetched them waits for what the engine says to them."""
+
+    peer: PeerId
+    entries: tuple[Entry, ...]
+    new: int = 0
+    fault: RemoteError | None = None
+    taken: trio.Event = field(default_factory=trio.Event)
+
+    async def outcome(self) -> int:
+        """How many were new. Raises RemoteError if one does not hold, or does not follow; those before it count."""
+        await self.taken.wait()
+        if self.fault is not None:
+            raise self.fault
+        return self.new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaughtUp:
+    """An attempt to come to the state at the head is over, `seconds` after it began; with a state, or none."""
+
+    state: CertifiedState | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnotherGenesis:
+    """S(0) as the first founder has it."""
+
+    state: CertifiedState
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed, or who is alive changed."""
 
 
-Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Ordered | Tick
+Own = TrainerEvent | Reduced | SetPaused | Linked | StateHeld | Ordered | Fetched | CaughtUp | AnotherGenesis | Tick
 Input = Heard | Own
 
 

@@ -17,7 +17,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.contributions import Contributions, Made
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
-from shoal.protocol.durable import DurableRecord
+from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Rebase, Value
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class Participation:
-    """What this node gives to the round after the head, whose state is here. All of it runs in the engine's task."""
+    """What this node gives to the round after the head, whose state is here. It runs in the engine's task, but
+    `look_up`, which waits for peers."""
 
     def __init__(self, parts: EngineParts, fragments: Fragments) -> None:
         manifest = parts.config.manifest
@@ -67,7 +68,7 @@ class Participation:
     def role(self, *, finished: bool) -> str:
         """As what it takes part in the round under way. finished: the rounds asked for are done."""
         # A contribution that was announced before a restart, and is not on disk, is not announced as another.
-        lost = self.made is None and self._announced and not self._alone
+        lost = self.made is None and (self._bound or (self._announced and not self._alone))
         if lost or self._desk.paused or finished:
             return OBSERVER
         if self.made is not None:
@@ -77,11 +78,17 @@ class Participation:
     @property
     def _announced(self) -> bool:
         """Whether a contribution to the round under way was announced, in this life or an earlier one."""
-        position = next_position(self._custody.head)
-        return any(
-            (record.term, record.round) == position and record.kind == "ready"
-            for record in self._p.store.durable_records()
-        )
+        return "ready" in self._kinds()
+
+    @property
+    def _bound(self) -> bool:
+        """Whether this node proposed or voted for a value of the round under way, or may have: it may have what was
+        contributed."""
+        return not self._kinds().isdisjoint(BINDING)
+
+    def _kinds(self) -> set[str]:
+        """Of what is on disk about the round under way."""
+        return {record.kind for record in self._p.store.bound_in(next_position(self._custody.head))}
 
     @property
     def _alone(self) -> bool:
@@ -96,7 +103,7 @@ class Participation:
         chain, resumption = self._custody.chain, self._p.resumption
         position = next_position(chain.head)
         # What was announced after the newest work on disk may have taken the residual of that work along.
-        countable = self._alone or not self._announced
+        countable = not self._bound and (self._alone or not self._announced)
         found = await trio.to_thread.run_sync(lambda: resumption.find(chain, countable=countable))
         if found is None:
             return
@@ -105,7 +112,7 @@ class Participation:
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
         if not again and found.files.position == position:
             return  # what the trainer knows is ahead of what is going to be made
-        await self.settle(peers=())
+        await self.settle()
         spent = not countable and found.files.position != position
         await resumption.restore_trainer(found, spent=spent)
 
@@ -182,8 +189,19 @@ class Participation:
         values = self._desk.pseudo_gradient(fragment.numel)
         return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
 
-    async def settle(self, *, peers: Sequence[PeerId]) -> None:
-        """Count this node's contribution as the chain says; `peers` are asked for the finals that it names.
+    async def look_up(self, peers: Sequence[PeerId]) -> None:
+        """Have the finals here by which `settle` counts, as far as `peers` can help. Runs beside the engine."""
+        made, chain = self.made, self._custody.chain
+        entry = None if made is None else chain.after_base(made.base)
+        if made is None or entry is None or isinstance(entry, Rebase) or not chain.on_branch(entry.value):
+            return
+        try:
+            await self._custody.finals(made.round, list(peers))
+        except NetworkError as error:
+            logger.info("whether this node's work of round %d was counted: %s", made.round, error)
+
+    async def settle(self) -> None:
+        """Count this node's contribution as the chain says, by finals that are here.
 
         Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
         dropped where the state on which it stands was abandoned.
@@ -195,13 +213,13 @@ class Participation:
         if isinstance(entry, Rebase):
             await trio.to_thread.run_sync(self._contributions.settle, made.round, None)
         elif entry is not None and chain.on_branch(entry.value):
-            await self._settle(made, peers)
+            await self._settle(made)
         else:
             self._contributions.drop()
 
-    async def _settle(self, made: Made, peers: Sequence[PeerId]) -> None:
+    async def _settle(self, made: Made) -> None:
         try:
-            finals = await self._custody.finals(made.round, list(peers))
+            finals = await self._custody.finals(made.round, [])
         except NetworkError:
             # Nobody can say whether it was counted; once is the limit, so it was.
             included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks

@@ -1,7 +1,8 @@
 """What a member does when the others do not let it go on: without a quorum, or when nobody makes a contribution.
 
 no quorum for ALONE_S            say so once; when this node has contributed already, train on locally all the while
-nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all
+nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
+                                 of this round is known: it may have the contribution of before, and be decided
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> Notice:
     help = "start these members again, or, gone for good, `shoal rebase --forget` them"
     meanwhile = "waiting" if waits else "training on locally"
     return Notice(text=f"no quorum, {meanwhile}; {help}: {', '.join(missing)}")
+
+
+def abstaining(round: int) -> str:
+    """What to tell the user of a node whose log was damaged."""
+    return (
+        f"a log was damaged, and promises of round {round} may be lost: this node signs nothing until the others have "
+        "certified that round; where they cannot without it, start it once with --forget-promises"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,7 @@ class Solitude:
         self.without_quorum = alone
         train_on = alone and contributed and may_train and resting
         waiting = machine.agreement.member and machine.phase is Phase.PLAN and not contributed and may_train
-        if not waiting or not machine.nobody_trains():
+        if not waiting or machine.agreement.something_binds or not machine.nobody_trains():
             self._idle_since = now
         contribute = now - self._idle_since >= IDLE_S
         if contribute:

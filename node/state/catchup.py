@@ -28,13 +28,14 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
+from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.node.state.librarian import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateShelf
 from shoal.node.state.transfer import DonorScores
 from shoal.node.state.transfer_files import Keeper, TransferFolder
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Value
@@ -59,9 +60,6 @@ ASKED_LIMIT = 32
 HEADER_PATIENCE_S = 0.5
 """After the first answer to that, the others have this long to be counted. Who answers later still becomes a donor."""
 FINALS_DONORS = 4
-KEEP_AFTER_S = 2.0
-"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
-KEEP_LOOK_S = 0.1
 APPLY_THREADS = min(4, os.cpu_count() or 1)
 
 KINDS = STATE_SPACES
@@ -103,7 +101,8 @@ class CatchUp:
         self._ask = ask
         self._shelf = shelf
         self._outer = outer
-        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=DonorScores())
+        self.scores = DonorScores()
+        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
         self._folder = TransferFolder(shelf.folder)
         self._unfinished: _Unfinished | None = None
         self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
@@ -148,18 +147,22 @@ class CatchUp:
                 self._fetching_finals.pop(plan_hash, None)
 
     async def _fetch_finals(self, plan_hash: bytes, peers: Sequence[PeerId]) -> Finals:
-        scores = self._fetcher.scores
-        ranked = scores.ranked(peers, trio.current_time())
-        for number, peer in enumerate(ranked):
+        ranked, found = self.scores.ranked(peers, trio.current_time()), dict[PeerId, FinalFormat]()
+
+        async def ask(peer: PeerId) -> float | None:
             try:
-                form = await self._form(peer, plan_hash)
+                found[peer] = await self._form(peer, plan_hash)
             except NetworkError as error:
                 logger.info("finals from %s: %s", peer, error)
             except RemoteError as error:
                 logger.warning("finals from %s: %s", peer, error)
-                scores.offended(peer, trio.current_time())
-            else:
-                return await self._finals_by(form, peer, ranked[number : number + FINALS_DONORS])
+                self.scores.offended(peer, trio.current_time())
+            return 0.0 if peer in found else None
+
+        await ask_in_turn(ranked, ask)
+        for known, form in found.items():
+            donors = [known, *(peer for peer in ranked if peer != known)]
+            return await self._finals_by(form, known, donors[:FINALS_DONORS])
         raise NetworkError(f"no peer has the finals of plan {plan_hash.hex()[:12]}")
 
     async def _form(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
@@ -343,7 +346,7 @@ class CatchUp:
         """Fetch, and write what comes to disk beside it. Raises NetworkError. Cancellation: what is written stays."""
         donated: dict[PeerId, int] | NetworkError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep, keeper)
+            nursery.start_soon(keeper.run)
             try:
                 donated = await self._fetcher.fetch(job, peers)
             except NetworkError as error:  # not out of the nursery, which would wrap it
@@ -410,7 +413,7 @@ class CatchUp:
     ) -> tuple[dict[PeerId, StateHeader], list[PeerId]]:
         """Who holds the state of `round`, and who does not, of those who say so soon enough."""
         value, certified = chain.value(round), chain.digest(round)
-        scores, found, others = self._fetcher.scores, dict[PeerId, StateHeader](), list[PeerId]()
+        scores, found, others = self.scores, dict[PeerId, StateHeader](), list[PeerId]()
         ranked = scores.ranked(peers, trio.current_time())[:ASKED_LIMIT]
         async with trio.open_nursery() as nursery:
 
@@ -479,20 +482,6 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
 def _chosen(value: Value, holders: dict[PeerId, StateHeader]) -> tuple[Value, StateHeader, dict[PeerId, StateHeader]]:
     header = next(iter(holders.values()))
     return value, header, {peer: held for peer, held in holders.items() if held.digest == header.digest}
-
-
-async def _keep(keeper: Keeper) -> None:
-    try:
-        await trio.sleep(KEEP_AFTER_S)
-        while True:
-            if keeper.behind:
-                await trio.to_thread.run_sync(keeper.keep_next)
-            else:
-                await trio.sleep(KEEP_LOOK_S)
-    except StorageError as error:
-        logger.warning("what comes of the state is not kept for a restart: %s", error)
-    finally:
-        keeper.close()
 
 
 async def _ignore(done: int, total: int) -> None:

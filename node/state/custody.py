@@ -22,7 +22,7 @@ depends on which states the node held or skipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -32,11 +32,13 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
+from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateShelf
 from shoal.node.state.store import Store
+from shoal.node.state.transfer import DonorScores
 from shoal.protocol.amending import settings_text
 from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
@@ -47,6 +49,9 @@ from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
 """Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
+ANSWER_PATIENCE_S = 0.5
+EMPTY_PATIENCE_S = 2.0
+"""For certificates from others, once a member has answered or new ones came; or once an outsider had nothing new."""
 PURSUE_AFTER_S = 1.0
 """A catching up that was shorter is not suspected to have missed a round."""
 
@@ -78,6 +83,8 @@ class Custody:
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.state: CertifiedState | None = None
+        self.take: Callable[[PeerId, Sequence[Entry]], Awaitable[int]] = self.take_entries
+        """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
 
     @property
     def head(self) -> Value:
@@ -93,6 +100,11 @@ class Custody:
     def earlier(self) -> EarlierStates:
         """The states of earlier rounds that are here."""
         return self._p.earlier
+
+    @property
+    def scores(self) -> DonorScores:
+        """What is remembered of the peers that were asked for something."""
+        return self._p.catchup.scores
 
     @property
     def current(self) -> bool:
@@ -220,7 +232,7 @@ class Custody:
             self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
         if entry.value.bans:
             self._tell_of_bans(entry.value)
-        if self.state is not None and not self._on_branch(self.state):
+        if self.state is not None and not self.on_branch(self.state):
             self.state = None
             await self._take_earlier()
         return True
@@ -252,33 +264,65 @@ class Custody:
         if self.state is not None:
             self._p.on_progress(Notice(text=text))
 
-    def _on_branch(self, state: CertifiedState) -> bool:
+    def on_branch(self, state: CertifiedState) -> bool:
+        """Whether the state at the head is this one, or descends from it."""
         if state.round > self._p.chain.standing.round:
             return False
         return state.round == 0 or state.term == self._p.chain.value(state.round).term
 
     async def extend(self, first: Collection[PeerId], *, others: bool) -> list[PeerId]:
         """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked; these too
-        where none of `first` is.
+        where none of `first` is. Members are asked before others, who did not answer lately after them; nobody who is
+        slow is waited for long once another has answered.
 
         Returns all linked peers, those in `first` before the others. Raises StorageError.
         """
+        now, scores, members = trio.current_time(), self.scores, self.head.members
         peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
         preferred = [peer for peer in peers if peer in first]
-        for peer in peers if others or not preferred else preferred:
-            try:
-                await self._extend_from(peer)
-            except (NetworkError, RemoteError) as error:
-                logger.info("certificates from %s: %s", peer, error)
+        asked = peers if others or not preferred else preferred
+
+        async def ask(peer: PeerId) -> float | None:
+            before = self.chain.height
+            if not await self._extend_quietly(peer):
+                return None
+            return ANSWER_PATIENCE_S if peer in members or self.chain.height > before else EMPTY_PATIENCE_S
+
+        await ask_in_turn(
+            sorted(asked, key=lambda peer: (scores.resting(peer, now), peer not in first, peer not in members)), ask
+        )
         return peers
 
-    async def _extend_from(self, peer: PeerId) -> None:
+    async def extend_from(self, peer: PeerId) -> bool:
+        """Fetch newer certificates from one peer, those of one answer after the other; whether there were any.
+
+        Raises NetworkError, RemoteError, StorageError.
+        """
+        chain, any_new = self._p.chain, False
         while True:
-            chain = self._p.chain
             part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
-            taken = [await self.append(entry) for entry in part.certificates]
-            if not any(taken) or chain.height >= part.head:
-                return
+            new = await self.take(peer, part.certificates)
+            any_new |= new > 0
+            if not new or chain.height >= part.head:
+                return any_new
+
+    async def _extend_quietly(self, peer: PeerId) -> bool:
+        """Whether it answered, and with what holds."""
+        try:
+            await self.extend_from(peer)
+        except (NetworkError, RemoteError) as error:
+            logger.info("certificates from %s: %s", peer, error)
+            self.scores.disappointed(peer, trio.current_time())
+            return False
+        return True
+
+    async def take_entries(self, peer: PeerId, entries: Sequence[Entry]) -> int:
+        """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
+
+        Those before it stay. Raises StorageError. Cancellation waits until what is here is on disk.
+        """
+        with trio.CancelScope(shield=True):
+            return sum([entry.value not in self.chain and await self.append(entry) for entry in entries])
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
@@ -296,7 +340,8 @@ class Custody:
         for _ in range(PURSUIT_LIMIT):
             began, goal, helped = trio.current_time(), self.head.hash, True
             try:
-                state = found = await self._p.catchup.advance(state, self._p.chain, peers, self._on_chunk)
+                chain = self._p.chain.snapshot()  # the engine may extend it meanwhile
+                state = found = await self._p.catchup.advance(state, chain, peers, self._on_chunk)
             except NetworkError as error:
                 logger.info("%s", error)
                 helped = False
@@ -304,17 +349,15 @@ class Custody:
                 await self._extend_from_any(sorted(peers, key=lambda peer: peer not in self._p.catchup.donated))
             if (found is not None and self._stands(found)) if helped else self.head.hash == goal:
                 break
-        return found if found is None or self._on_branch(found) else None
+        return found if found is None or self.on_branch(found) else None
 
     async def _extend_from_any(self, peers: list[PeerId]) -> None:
         """Fetch newer certificates from the first peer that answers."""
-        for peer in peers:
-            try:
-                await self._extend_from(peer)
-            except (NetworkError, RemoteError) as error:
-                logger.info("certificates from %s: %s", peer, error)
-            else:
-                return
+
+        async def ask(peer: PeerId) -> float | None:
+            return 0.0 if await self._extend_quietly(peer) else None
+
+        await ask_in_turn(peers, ask)
 
     async def fetch_earlier(self, value: Value, peers: list[PeerId], *, initial: bytes = NO_HASH) -> CertifiedState:
         """The state that `value` led to, from peers. initial: the digest of S(0), if that is wanted and it is known.
@@ -330,7 +373,7 @@ class Custody:
     async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
         """S(0) as this founder has it; None if it cannot be had now."""
         try:
-            return await self._p.catchup.advance(None, self._p.chain, [founder], self._on_chunk)
+            return await self._p.catchup.advance(None, self._p.chain.snapshot(), [founder], self._on_chunk)
         except NetworkError as error:
             logger.info("%s", error)
             return None

@@ -1,54 +1,86 @@
 """How a node comes to the state at the head of the chain, at its start and whenever it falls behind.
 
     at the start      from disk; as a founder, drawn from the seed; else from peers, tried until it is here
-    behind            a peer has certified more, or finals were not to be had: certificates, then finals or the state
+    behind            finals were not to be had: the state, beside the engine, while no round is under way here
+    claimed ahead     certificates from who claims to be, beside the round under way, which goes on until one of them
+                      holds and shows that it is over (`hints`)
     a peer behind     what it says of an older round is answered with that round's certificate
     another S(0)      before anything is certified, the first founder's initial state replaces the one drawn here
     ever behind       rounds are shorter than coming to a state takes: say that this node comes, so that a lead waits
                       for it, and follow the chain until that one stands still (`protocol.newcomers`)
 
-The engine says when, and begins a round once the state is here; `Custody` holds what is obtained.
+Whatever waits for a peer is a job of `run`, and what comes of it is put to the engine as an input. So chain and state
+change in the engine's task only, which waits for nobody.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.protocol.chain import Position
-from shoal.protocol.errors import ConfigError
+from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
+from shoal.node.state.hints import Hints
+from shoal.protocol.chain import Position, next_position
+from shoal.protocol.durable import BINDING
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Leave, Message, Ready, RoundMessage
+from shoal.protocol.messages import NO_HASH, Entry, Leave, Message, Ready, RoundMessage
 from shoal.protocol.newcomers import Newcomers, coming
 
 ANSWER_PERIOD_S = 1.0
 RETRY_S = 1.0
 """Between two attempts to fetch what peers could not give."""
+JOBS_LIMIT = 512
+"""More than peers that can be asked at once: one job for each, one for the state, one for S(0)."""
 
 logger = logging.getLogger(__name__)
 
 
 class StateSync:
-    """Brings chain and state up to date. All of it runs in the engine's task."""
+    """Brings chain and state up to date. `run` is a task beside the engine; the rest runs in the engine's task.
 
-    def __init__(self, parts: EngineParts) -> None:
+    put: takes what comes of a job, as an input of the engine's. look_up: called beside the engine once the state at the
+    head is to be had, with the peers that may have what this node's own contribution is settled by.
+    """
+
+    def __init__(
+        self, parts: EngineParts, *, put: Callable[[Own], None], look_up: Callable[[Sequence[PeerId]], Awaitable[None]]
+    ) -> None:
         self._p = parts
         self._me = parts.identity.peer_id
         self._custody = parts.custody
-        self._ahead: set[PeerId] = set()
+        self._custody.take = self._hand_over
+        self._put = put
+        self._look_up = look_up
+        self._hints = Hints(parts.custody.scores)
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOBS_LIMIT)
+        self._coming = self._fetching_genesis = False
+        self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one
         self._retry_at = 0.0
         self._answered: dict[PeerId, float] = {}
         self._took_s: float | None = None  # to come to the state at the head, the last time
         self.newcomers = Newcomers()
         """Who is on the way to a state, for the rounds that this node leads."""
 
-    def ahead(self, peer: PeerId) -> None:
-        """This peer has certified a round that is not certified here, or says so."""
-        self._ahead.add(peer)
+    async def run(self) -> None:
+        """Do what waits for peers, until cancelled.
+
+        Raises ConfigError when the swarm's parameters are not this workload's. Cancellation: what was put stands.
+        """
+        async with trio.open_nursery() as nursery:
+            async for job in self._job_queue:
+                nursery.start_soon(job)
+
+    # -- what peers say --------------------------------------------------------------------------------------
+
+    def ahead(self, peer: PeerId, position: Position) -> None:
+        """This peer claims that all before `position` is decided."""
+        self._hints.heard(peer, position, members=self._custody.head.members)
 
     def answer_late(self, peer: PeerId, position: Position, message: Message) -> None:
         """Anything of an older round is answered with its certificate, or with the rebase that abandoned it, at most
@@ -61,12 +93,60 @@ class StateSync:
                 self._answered[peer] = now
                 self._p.links.send(peer, certificate)
 
-    def due(self, now: float, *, in_round: bool) -> bool:
-        """Whether to catch up at this time. `in_round`: the node takes part in the round after its head."""
-        return (bool(self._ahead) or not in_round) and now >= self._retry_at
+    # -- what is due -----------------------------------------------------------------------------------------
 
-    async def obtain(self, before_attempt: Callable[[], None]) -> None:
-        """Get the state at the head: from disk, as a founder from the seed, or from others, however often it takes.
+    def advance(self, *, in_round: bool) -> None:
+        """Begin what is due. in_round: the node takes part in the round after its head."""
+        now = trio.current_time()
+        if in_round:
+            peer = self._hints.next(self._custody.head, now)
+            if peer is not None:
+                self._jobs.send_nowait(partial(self._look_into, peer))
+        elif not self._coming and now >= self._retry_at:
+            self._coming = True
+            self._retry_at = now + RETRY_S
+            self._jobs.send_nowait(self._come)
+
+    def hurry(self) -> None:
+        """The head is of just now, and its state is not here: come to it as soon as the engine has nothing else."""
+        self._retry_at, self._fresh = trio.current_time(), True
+
+    async def _look_into(self, peer: PeerId) -> None:
+        new = False
+        try:
+            new = await self._custody.extend_from(peer)
+        except (NetworkError, RemoteError) as error:
+            logger.info("certificates from %s: %s", peer, error)
+        self._hints.answered(peer, self._custody.head, trio.current_time(), new=new)
+
+    async def _hand_over(self, peer: PeerId, entries: Sequence[Entry]) -> int:
+        if not entries:
+            return 0
+        fetched = Fetched(peer, tuple(entries))
+        self._put(fetched)
+        return await fetched.outcome()
+
+    async def take(self, fetched: Fetched) -> bool:
+        """Check what a peer gave of the chain, in order, and keep what holds; whether the head moved.
+
+        The round under way here is over then, even if its state is still missing. Raises StorageError.
+        """
+        before = self._custody.head.hash
+        try:
+            fetched.new = await self._custody.take_entries(fetched.peer, fetched.entries)
+        except RemoteError as error:
+            fetched.fault = error
+        finally:
+            fetched.taken.set()
+        moved = self._custody.head.hash != before
+        if moved and not self._coming:
+            self.hurry()
+        return moved
+
+    # -- the state at the head -------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Take up the state at the head from disk, or, as a founder, draw it from the seed; peers are asked by `run`.
 
         Raises StorageError, ConfigError when the swarm's parameters are not this workload's.
         """
@@ -74,11 +154,6 @@ class StateSync:
         origin = self._custody.chain.standing
         if origin.round == 0 and self._me in origin.members and not self._custody.current:
             await self._draw()
-        while not self._custody.current:
-            before_attempt()
-            await self._fetch(from_all=True)
-            if not self._custody.current:
-                await trio.sleep(RETRY_S)
 
     async def _draw(self) -> None:
         """As a founder, draw S(0); where the swarm went back to another one, that is left to peers."""
@@ -86,33 +161,32 @@ class StateSync:
         if certified in (NO_HASH, await trio.to_thread.run_sync(self._p.shelf.digest, state)):
             await self.adopt(state)
 
-    async def catch_up(self, *, in_round: bool) -> bool:
-        """Bring chain and state up to date, as far as peers can help; what they cannot is due again later.
+    async def _come(self) -> None:
+        """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
+        began, state = trio.current_time(), None
+        first, fresh, self._fresh = self._hints.claimants(self._custody.head), self._fresh, False
+        peers = list(self._p.links.linked())
+        if first or not fresh:
+            peers = await self._custody.extend(first, others=True)
+        if not self._custody.current:
+            awaited = self._can_be_awaited()
+            if awaited:
+                self._p.links.broadcast(coming(self._custody.head))
+            state = await self._custody.fetch(peers, closely=awaited)
+        if state is not None or self._custody.current:
+            await self._look_up(peers)
+        self._put(CaughtUp(state, trio.current_time() - began))
 
-        Returns whether the head moved: the round under way here is over then, even if its state is still missing.
-        Raises StorageError, ConfigError when the swarm's parameters are not this workload's.
-        """
-        self._retry_at = trio.current_time() + RETRY_S
-        before = self._custody.head.hash
-        await self._fetch(from_all=not in_round)
-        moved = self._custody.head.hash != before
-        if moved and self._custody.current:
-            self._retry_at = trio.current_time()
-        return moved
-
-    async def _fetch(self, *, from_all: bool) -> None:
-        began = trio.current_time()
-        peers = await self._custody.extend(self._ahead, others=from_all)
-        self._ahead.clear()
-        if self._custody.current:
+    async def caught_up(self, event: CaughtUp) -> None:
+        """Hold the state that was fetched, if it is still wanted. Raises ConfigError, StorageError."""
+        self._coming = False
+        state, held = event.state, self._custody.state
+        if state is None or self._custody.current or not self._custody.on_branch(state):
             return
-        awaited = self._can_be_awaited()
-        if awaited:
-            self._p.links.broadcast(coming(self._custody.head))
-        state = await self._custody.fetch(peers, closely=awaited)
-        if state is not None:
+        if held is None or state.round > held.round or not self._custody.on_branch(held):
             await self.adopt(state)
-            self._took_s = trio.current_time() - began
+            self._took_s = event.seconds
+            self._retry_at = trio.current_time()
 
     def _can_be_awaited(self) -> bool:
         """Whether this node, no member, was overtaken though it needs far less than a lead would wait for it."""
@@ -121,23 +195,44 @@ class StateSync:
         quick = self._took_s is not None and self._took_s <= manifest.round.grace_s / 2
         return quick and self._me not in head.members
 
+    # -- S(0) ------------------------------------------------------------------------------------------------
+
     def another_genesis(self, peer: PeerId, ready: Ready) -> bool:
         """Whether the first founder drew another S(0) than this machine, while its word still decides.
 
         The same seed may give other last bits on another CPU. Once something is bound here, others may have decided on
         a state that follows from the one here.
         """
-        head = self._custody.head
-        if head.round or peer != head.planner or peer == self._me or ready.state == self._custody.digest:
-            return False
-        return not any(record.kind in ("prepare", "vote", "propose") for record in self._p.store.durable_records())
+        differs = peer != self._me and peer == self._custody.head.planner and ready.state != self._custody.digest
+        return differs and self._genesis_is_open()
 
-    async def fetch_genesis(self, founder: PeerId) -> CertifiedState | None:
-        """S(0) as the first founder has it, to be adopted; None if it cannot be had now."""
+    def _genesis_is_open(self) -> bool:
+        head = self._custody.head
+        return not head.round and not any(r.kind in BINDING for r in self._p.store.bound_in(next_position(head)))
+
+    def fetch_genesis(self, founder: PeerId) -> None:
+        """Have S(0) as the first founder has it, unless that is under way; it is tried as often as it is heard of."""
+        if not self._fetching_genesis and trio.current_time() >= self._retry_at:
+            self._fetching_genesis = True
+            self._jobs.send_nowait(partial(self._fetch_genesis, founder))
+
+    async def _fetch_genesis(self, founder: PeerId) -> None:
         state = await self._custody.fetch_initial(founder)
+        self._fetching_genesis = False
+        self._retry_at = trio.current_time() + RETRY_S
         if state is not None:
-            logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
-        return state
+            self._put(AnotherGenesis(state))
+
+    async def take_genesis(self, event: AnotherGenesis) -> bool:
+        """Hold the first founder's S(0) if its word still decides; whether it is held.
+
+        Raises ConfigError, StorageError.
+        """
+        if event.state.round or not self._genesis_is_open():
+            return False
+        logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
+        await self.adopt(event.state)
+        return True
 
     async def adopt(self, state: CertifiedState) -> None:
         """Hold a state that was not computed here from the one before.

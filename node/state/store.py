@@ -22,8 +22,9 @@
     events.jsonl        the event log
     rounds/<term>-<round>/      test mode only: contribution, plan, finals, applied
 
-The two logs are append-only. A record is framed as length ‖ BLAKE3 of the payload (8 bytes) ‖ payload, so that a write
-cut short by a crash is recognised and cut off at the next start; nothing after a bad record is believed.
+The two logs are append-only, in batches with one checksum each (record_frames.py). A write that a crash cut short is
+recognised and cut off at the next start. Damage is something else: promises may be lost by it. The node then signs
+nothing in the rounds that the lost ones may be of, until those are certified without it, or its user decides otherwise.
 """
 
 from __future__ import annotations
@@ -32,28 +33,35 @@ import contextlib
 import errno
 import fcntl
 import io
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Self
 
 import msgspec
-from blake3 import blake3
 
-from shoal.protocol.agreement import DurableRecord
+from shoal.node.state.record_frames import BATCH_LIMIT_BYTES, RECORD_LIMIT_BYTES, Fault, frame_batch, read_frames
+from shoal.node.state.record_frames import frame_record as frame_record
+from shoal.protocol.chain import Position, next_position
+from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
-from shoal.protocol.messages import Entry, Value
+from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.wire import canonical, decode
 
-_CHECK_BYTES = 8
-_HEAD_BYTES = 4 + _CHECK_BYTES
-RECORD_LIMIT_BYTES = 1 << 20
 SYNC_BYTES = 16 << 20
 """Of a file that is being written this much at most waits to be synced."""
 PAGE_BYTES = 4096
 """Of a file; and so of the memory, where pages may be larger. A disk has no larger blocks."""
 AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
 """Past this size the agreement log is rewritten with what still binds."""
+FIRST: Position = (Term(), 1)
+ABSTAINS = (
+    "promises may be lost, so this node signs nothing until the others have certified the round under way; where they "
+    "cannot without it, start it once with --forget-promises"
+)
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -164,74 +172,80 @@ def sync_folder(folder: Path) -> None:
 
 
 class RecordLog:
-    """An append-only file of checked records."""
+    """An append-only file of checked records. `recovered` are those that hold from its beginning on.
+
+    `damaged` tells that more was there and does not hold; `later` are those that hold behind the damage. Such a file is
+    left as it is until its owner calls `rewrite`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors(path.parent):
-            self.recovered, good = read_records(path)
-            self._file = path.open("ab", buffering=0)
-            # What follows the last whole record was cut short by a crash: it was never acted upon.
-            self._file.truncate(good)
-            # A process that was killed may have written the last record and not synced it; what is read here binds. And
-            # a file that is new is found again after a power cut only once its folder is synced.
-            os.fsync(self._file.fileno())
-            sync_folder(path.parent)
+            reading = read_frames(path.read_bytes() if path.exists() else b"")
+            self.recovered, self.later, self._number = reading.records, reading.later, reading.number
+            self.damaged = reading.fault is Fault.DAMAGED
+            with contextlib.ExitStack() as opened:
+                self._file = opened.enter_context(path.open("ab", buffering=0))
+                if reading.fault is Fault.TORN:  # by a crash: it was never acted upon
+                    logger.warning("%s: its last record was cut short by a crash, and is cut off", path)
+                    self._file.truncate(reading.good)
+                # A process that was killed may have written the last record and not synced it; what is read here binds.
+                # And a file that is new is found again after a power cut only once its folder is synced.
+                os.fsync(self._file.fileno())
+                sync_folder(path.parent)
+                opened.pop_all()
 
-    def append(self, payload: bytes) -> None:
-        """Write one record and return when it is on disk. Raises StorageError, and then it is not there."""
-        if len(payload) > RECORD_LIMIT_BYTES:
-            raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
-        record = frame_record(payload)
+    def append(self, *payloads: bytes) -> None:
+        """Write these records as one batch and return when they are on disk. Raises StorageError; then none is."""
+        for payload in payloads:
+            if len(payload) > RECORD_LIMIT_BYTES:
+                raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
+        if self.damaged:
+            raise LocalError(f"{self._path} is damaged, and was not rewritten")
+        batch = frame_batch(self._number, payloads)
+        if len(batch) > BATCH_LIMIT_BYTES:
+            raise LocalError(f"a batch of {len(batch)} bytes; the limit is {BATCH_LIMIT_BYTES}")
         good = self.size
         with disk_errors(self._path.parent):
             try:
-                if self._file.write(record) != len(record):
+                if self._file.write(batch) != len(batch):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
-                    self._file.truncate(good)  # half a record would hide all that come after it
+                    self._file.truncate(good)  # half a batch would hide all that come after it
                 raise
+        self._number += 1
 
     @property
     def size(self) -> int:
         """Bytes in the file."""
         return os.fstat(self._file.fileno()).st_size
 
+    def keep_damaged(self) -> Path:
+        """Have a copy of the damaged file beside it, for whoever wants to know; where. Raises StorageError."""
+        path = self._path.with_name(self._path.name + ".damaged")
+        with disk_errors(self._path.parent):
+            write_atomically(path, self._path.read_bytes())
+        return path
+
     def rewrite(self, payloads: list[bytes]) -> None:
         """Replace all records by these, atomically. Raises StorageError, and then it goes on with the old ones."""
-        write_atomically(self._path, b"".join(map(frame_record, payloads)))
+        write_atomically(self._path, b"".join(frame_batch(number, [one]) for number, one in enumerate(payloads)))
         with disk_errors(self._path.parent):
             file = self._path.open("ab", buffering=0)
         self._file.close()
-        self._file = file
+        self._file, self._number, self.damaged = file, len(payloads), False
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def frame_record(payload: bytes) -> bytes:
-    """A record as it stands in a log."""
-    return len(payload).to_bytes(4, "little") + blake3(payload).digest(_CHECK_BYTES) + payload
-
-
 def read_records(path: Path) -> tuple[list[bytes], int]:
     """The whole records at the start of a log, which may be growing meanwhile, and how many bytes they take."""
-    if not path.exists():
-        return [], 0
-    data = path.read_bytes()
-    records, at = [], 0
-    while at + _HEAD_BYTES <= len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        check = data[at + 4 : at + _HEAD_BYTES]
-        payload = data[at + _HEAD_BYTES : at + _HEAD_BYTES + length]
-        if length > RECORD_LIMIT_BYTES or len(payload) < length or blake3(payload).digest(_CHECK_BYTES) != check:
-            break
-        records.append(payload)
-        at += _HEAD_BYTES + length
-    return records, at
+    reading = read_frames(path.read_bytes() if path.exists() else b"")
+    return reading.records, reading.good
 
 
 class Store:
@@ -249,6 +263,11 @@ class Store:
             self._agreement = opened.enter_context(contextlib.closing(RecordLog(folder / "agreement.log")))
             self._chain = opened.enter_context(contextlib.closing(RecordLog(folder / "chain.log")))
             self._bound = self._read_agreement()
+            self._floor = max(map(_position, self._bound), default=FIRST)
+            self.damage: list[str] = []
+            """What is to be said of damaged logs, one line each, for the log and the user."""
+            if self._agreement.damaged or self._chain.damaged:
+                self._mend()
             self._opened = opened.pop_all()
 
     def _take(self, lock: IO[str]) -> None:
@@ -261,12 +280,68 @@ class Store:
             ) from None
 
     def _read_agreement(self) -> list[DurableRecord]:
+        payloads = (*self._agreement.recovered, *self._agreement.later)
         try:
-            return [decode(payload, DurableRecord) for payload in self._agreement.recovered]
+            return [decode(payload, DurableRecord) for payload in payloads]
         except RemoteError as error:
             raise StorageError(
                 f"{self.folder / 'agreement.log'} is damaged ({error}); choose another --data-dir to join as a new node"
             ) from None
+
+    def _mend(self) -> None:
+        """Write down what a damaged log may have bound this node to, and only then go on without what is damaged.
+
+        Whatever was signed in a round was signed after the certificate of the round before was in chain.log. So what
+        the agreement log lost is of the round after the newest certificate at most; of the one after that, if the
+        newest certificate itself may be what is damaged. What a damaged chain.log lost is fetched again: meanwhile
+        nothing is signed in rounds that were over before.
+        """
+        agreement, chain = self._agreement.damaged, self._chain.damaged
+        readable = [*self._chain.recovered, *self._chain.later]
+        over = next_position(_entry(readable[-1]).value) if readable else FIRST
+        self._floor = max(self._floor, over)
+        marks = [_mark(PASSED, self._floor)]
+        if agreement:
+            term, round = self._floor
+            marks.append(_mark(ABSTAIN, (term, round + 1) if chain else (term, round)))
+            kept = self._agreement.keep_damaged()
+            self._say(f"{self._path(self._agreement)} is damaged (kept as {kept.name}): {ABSTAINS}")
+        if chain:
+            kept = self._chain.keep_damaged()
+            self._say(f"{self._path(self._chain)} is damaged (kept as {kept.name}): what it lost is fetched again")
+        self._bound = marks + [record for record in self._bound if record.kind not in (PASSED, ABSTAIN)]
+        self._agreement.rewrite([canonical(record) for record in self._bound])
+        if chain:
+            self._chain.rewrite(self._chain.recovered)
+
+    def _say(self, line: str) -> None:
+        logger.error("%s", line)
+        self.damage.append(line)
+
+    def _path(self, log: RecordLog) -> Path:
+        return self.folder / ("agreement.log" if log is self._agreement else "chain.log")
+
+    def abstains(self, position: Position) -> bool:
+        """Whether this node may have signed in the round at `position` what it no longer knows."""
+        lost = max((_position(record) for record in self._bound if record.kind == ABSTAIN), default=None)
+        return position < self._floor or (lost is not None and position <= lost)
+
+    def bound_in(self, position: Position) -> list[DurableRecord]:
+        """What binds this node in the round at `position`: that it abstains alone, where what it signed may be lost."""
+        if self.abstains(position):
+            return [_mark(ABSTAIN, position)]
+        return [record for record in self.durable_records() if _position(record) == position]
+
+    def forget_promises(self) -> None:
+        """As its user decided, sign again where promises may be lost; those that are known still bind.
+
+        Raises StorageError.
+        """
+        entries = self._chain.recovered
+        due = next_position(_entry(entries[-1]).value) if entries else FIRST
+        self._bound = [r for r in self._bound if r.kind not in (PASSED, ABSTAIN) and _position(r) == due]
+        self._agreement.rewrite([canonical(record) for record in self._bound])
+        self._floor = due
 
     def __enter__(self) -> Self:
         return self
@@ -287,24 +362,26 @@ class Store:
 
     def durable_records(self) -> list[DurableRecord]:
         """What this node bound itself to in rounds that are not decided, before a restart and since."""
-        return list(self._bound)
+        return [record for record in self._bound if record.kind != PASSED]
 
-    def persist(self, record: DurableRecord) -> None:
-        """Make a promise durable. Raises StorageError; the message that depends on it must then not be sent."""
-        self._agreement.append(canonical(record))
-        self._bound.append(record)
+    def persist(self, *records: DurableRecord) -> None:
+        """Make promises durable, all at once. Raises StorageError; what depends on them must then not be sent."""
+        self._agreement.append(*map(canonical, records))
+        self._bound += records
+        self._floor = max([self._floor, *map(_position, records)])
 
     def decided(self, value: Value) -> None:
         """What was promised before the round after `value` binds nobody any more; the log is cut when it has grown."""
-        begins = value.next_term, value.next_round
-        self._bound = [record for record in self._bound if (record.term, record.round) >= begins]
+        begins = next_position(value)
+        self._bound = [record for record in self._bound if _position(record) >= begins]
         if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:
-            self._agreement.rewrite([canonical(record) for record in self._bound])
+            kept = [_mark(PASSED, begins), *self.durable_records()]  # all before is over, whatever becomes of chain.log
+            self._agreement.rewrite([canonical(record) for record in kept])
 
     def certificates(self) -> list[Entry]:
         """The chain as far as this node had it."""
         try:
-            return [msgspec.msgpack.decode(payload, type=Entry) for payload in self._chain.recovered]
+            return [_entry(payload) for payload in self._chain.recovered]
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteError) as error:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
@@ -313,3 +390,16 @@ class Store:
     def append_certificate(self, entry: Entry) -> None:
         """Extend the chain on disk; a rebase goes behind what it abandons."""
         self._chain.append(canonical(entry))
+
+
+def _entry(payload: bytes) -> Entry:
+    entry: Entry = msgspec.msgpack.decode(payload, type=Entry)
+    return entry
+
+
+def _position(record: DurableRecord) -> Position:
+    return record.term, record.round
+
+
+def _mark(kind: str, position: Position) -> DurableRecord:
+    return DurableRecord(kind=kind, term=position[0], round=position[1])

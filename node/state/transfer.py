@@ -52,6 +52,9 @@ IDLE_LIMIT_S: Final = 30.0
 """The same for a donor whose lanes carry other things, but nothing that was asked for."""
 BAN_S: Final = 600.0
 BAN_LIMIT_S: Final = 24 * 3600.0
+REST_S: Final = 1.0
+REST_LIMIT_S: Final = 64.0
+"""How long the claims of a peer are left alone that showed nothing: doubled each time."""
 SCORE_LIMIT: Final = 256
 """Donors that are remembered; the ones that were heard of longest ago are forgotten."""
 
@@ -60,11 +63,14 @@ SCORE_LIMIT: Final = 256
 class _Score:
     offences: int = 0
     banned_until: float = float("-inf")
+    disappointments: int = 0
+    rests_until: float = float("-inf")
     rate: float | None = None
 
 
 class DonorScores:
-    """What is remembered of donors from one transfer to the next: how fast they were, and whether they lied."""
+    """What is remembered of donors from one transfer to the next: how fast they were, whether they lied, and whether
+    what they claimed or were asked for came to nothing."""
 
     def __init__(self) -> None:
         self._scores: dict[PeerId, _Score] = {}
@@ -82,6 +88,22 @@ class DonorScores:
         score.offences += 1
         score.banned_until = now + min(BAN_S * 2 ** min(score.offences - 1, 30), BAN_LIMIT_S)
 
+    def disappointed(self, peer: PeerId, now: float) -> None:
+        """It did not answer, or what it claimed to have it does not have."""
+        score = self._of(peer)
+        score.disappointments += 1
+        score.rests_until = now + min(REST_S * 2 ** min(score.disappointments - 1, 30), REST_LIMIT_S)
+
+    def showed(self, peer: PeerId) -> None:
+        """It had what it claimed."""
+        score = self._of(peer)
+        score.disappointments, score.rests_until = 0, float("-inf")
+
+    def resting(self, peer: PeerId, now: float) -> bool:
+        """Whether it is to be left alone for now, or asked after all others."""
+        score = self._scores.get(peer)
+        return score is not None and now < max(score.rests_until, score.banned_until)
+
     def measured(self, peer: PeerId, rate: float) -> None:
         """It brought that many bytes/s."""
         self._of(peer).rate = rate
@@ -97,9 +119,9 @@ class DonorScores:
         return score is not None and now < score.banned_until
 
     def ranked(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
-        """Those that are not banned, the fastest first; otherwise in the given order."""
+        """Those that are not banned, who disappointed lately last, the fastest first; otherwise in the given order."""
         allowed = [peer for peer in peers if not self.banned(peer, now)]
-        return sorted(allowed, key=lambda peer: self.rate(peer) or 0.0, reverse=True)
+        return sorted(allowed, key=lambda peer: (self.resting(peer, now), -(self.rate(peer) or 0.0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,19 @@ import shutil
 from collections import deque
 from pathlib import Path
 
+import trio
+
 from shoal.collectives.state import StateAssembly, StateHeader, StateKind
 from shoal.node.state.store import disk_errors, write_atomically
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.errors import RemoteError, StorageError
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 FOLDER = "transfer"
 HEADER_LIMIT_BYTES = 2 << 20
+KEEP_AFTER_S = 2.0
+"""What comes of a state goes to disk from then on: a shorter transfer is repeated sooner than written."""
+KEEP_LOOK_S = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +149,20 @@ class Keeper:
     def behind(self) -> bool:
         """Whether something is to be written."""
         return bool(self._noted)
+
+    async def run(self) -> None:
+        """Write, from a while on, until cancelled or the disk takes no more. Cancellation: what is written stays."""
+        try:
+            await trio.sleep(KEEP_AFTER_S)
+            while True:
+                if self.behind:
+                    await trio.to_thread.run_sync(self.keep_next)
+                else:
+                    await trio.sleep(KEEP_LOOK_S)
+        except StorageError as error:
+            logger.warning("what comes of the state is not kept for a restart: %s", error)
+        finally:
+            self.close()
 
     def keep_next(self) -> None:
         """Write the chunk that was noted first. Raises StorageError. Blocks; one thread at a time."""

@@ -96,6 +96,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
     document: dict[str, Any] = json.loads(out)
     assert set(document) == {
         *("peer_id", "swarm_id", "addresses", "phase", "term", "round", "digest", "members", "missing", "rollbacks"),
+        "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "proven", "reachability", "refused"),
     }

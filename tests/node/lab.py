@@ -24,7 +24,7 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.node.config import Hold
 from shoal.node.control_client import request
-from shoal.node.state.store import Store
+from shoal.node.state.store import RecordLog, Store
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
@@ -372,3 +372,10 @@ def assert_one_line(text: str, *parts: str) -> None:
     for part in parts:
         assert part in lines[0], text
     assert "Traceback" not in text, text
+
+
+def lose_newest_certificate(node: Node) -> None:
+    """As if the power had gone before it was on this disk; what was signed in its round was there before."""
+    log = RecordLog(node.folder / "chain.log")
+    log.rewrite(log.recovered[:-1])
+    log.close()

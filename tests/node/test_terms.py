@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 
 from shoal.node.control_client import ControlRefused, request
-from shoal.node.state.store import RecordLog, Store
+from shoal.node.state.store import Store
 from shoal.protocol.messages import domain_hash
 from shoal.testnet.check import Witness, check_swarm
-from tests.node.lab import ROUND_TOKENS, Event, Node, Swarm, assert_one_line, assert_votes_once, eventually, shoal
+from tests.node.lab import (
+    ROUND_TOKENS,
+    Event,
+    Node,
+    Swarm,
+    assert_one_line,
+    assert_votes_once,
+    eventually,
+    lose_newest_certificate,
+    shoal,
+)
 
 
 def order(node: Node, *arguments: str) -> str:
@@ -210,13 +220,6 @@ def test_power_lost_in_the_middle_of_a_vote_to_go_back(tmp_path: Path) -> None:
         for node in swarm.nodes:
             node.kill()
         assert ("0.0", 6) not in assert_one_decision_each(swarm)
-
-
-def lose_newest_certificate(node: Node) -> None:
-    """As if the power had gone before it was on this disk; what was signed in its round was there before."""
-    log = RecordLog(node.folder / "chain.log")
-    log.rewrite(log.recovered[:-1])
-    log.close()
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ from shoal.protocol.agreement import (
     Standing,
 )
 from shoal.protocol.certificate import check_certificate, genesis, is_quorum, lead
+from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.identity import verify as real_verify
@@ -509,6 +510,59 @@ def test_lead_restarted_before_it_voted_stands_by_its_proposal() -> None:
     assert again.receive(others[0].peer, vote_of(others[0].identity, 0, one)) == []
     effects = again.receive(others[1].peer, vote_of(others[1].identity, 0, one))
     assert [type(e) for e in effects] == [Decided]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_member_that_is_a_quorum_finds_its_own_vote_enough_when_it_returns(members: int) -> None:
+    """Killed between its vote and the certificate: nobody else has to say anything, and no patience has to end."""
+    lab = Lab(members)
+    planner = lab.number(lab.start.planner)
+    leading = next(view for view in range(members) if lab.lead(view) == planner)
+    lab.move(planner, leading)
+    machine = lab.machine(planner)
+    value = value_of(lab.start, plan_hash("one"), lab.members[planner].peer)
+    machine.computed(honest_report(lab.start, value.plan))
+    effects = machine.propose(value)
+    written = [type(effect) for effect in effects].index(Decided)
+    lab.carry_out(planner, effects, stop_after=written)
+    assert [record.kind for record in lab.members[planner].log][-3:] == ["propose", "prepare", "vote"]
+    again = Agreement(identity=lab.members[planner].identity, previous=lab.start)
+    again.restore(lab.members[planner].log)
+    assert again.something_binds
+    (decided,) = again.resume()
+    assert isinstance(decided, Decided)
+    assert decided.certificate.value == value
+    assert again.resume() == []
+    lab.restart(planner)
+    assert lab.members[planner].chain[-1] == value
+
+
+def test_member_that_may_have_forgotten_what_it_signed_signs_nothing_and_learns_the_outcome() -> None:
+    lab = Lab(3)
+    mute = lab.lead(1)
+    lab.members[mute].log.append(DurableRecord(kind=ABSTAIN, term=lab.start.next_term, round=1))
+    lab.restart(mute)
+    machine = lab.machine(mute)
+    assert machine.abstains
+    assert machine.something_binds
+    leader = lab.lead(0)
+    one = lab.propose(leader, "one")
+    proposal = propose(lab.start, 0, one)
+    effects = machine.receive(lab.members[leader].peer, proposal)
+    effects += machine.computed(honest_report(lab.start, one.plan))
+    effects += machine.move_to(1) + machine.leave() + machine.resume()
+    for peer in lab.start.members:
+        if peer != machine._me:
+            effects += machine.receive(peer, change(lab, lab.number(peer), 1))
+    assert effects == []
+    assert machine.current() == []
+    assert not machine.leading
+    for number in (lab.lead(0), lab.lead(2)):
+        lab.carry_out(number, lab.compute(number, one.plan))
+    lab.settle()
+    assert lab.members[mute].chain[-1] == one
+    assert [record.kind for record in lab.members[mute].log] == [ABSTAIN]
+    assert not lab.machine(mute).abstains
 
 
 def test_last_planner_of_two_goes_on_alone() -> None:

@@ -393,7 +393,7 @@ def test_work_of_the_round_that_amended_is_taken_up_by_its_settings_after_a_rest
 
     here.custody.finals = no_finals
     parts = here.part._p
-    parts.store = SimpleNamespace(durable_records=list)  # type: ignore[misc]
+    parts.store = SimpleNamespace(bound_in=lambda position: [])  # type: ignore[misc]
     found = SimpleNamespace(work=work, files=SimpleNamespace(position=(chain.head.term, 3)))
     parts.resumption = SimpleNamespace(  # type: ignore[misc]
         find=lambda chain, *, countable: found, restore_trainer=restore

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -14,7 +14,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.participation import Participation
 from shoal.node.training.training import TrainingDesk
-from shoal.protocol.durable import DurableRecord
+from shoal.protocol.durable import BINDING, DurableRecord
 from shoal.protocol.manifest import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING
@@ -50,7 +50,7 @@ class Part:
             identity=me,
             custody=self.custody,
             desk=self.desk,
-            store=SimpleNamespace(durable_records=lambda: self.records),
+            store=SimpleNamespace(bound_in=lambda at: [r for r in self.records if (r.term, r.round) == at]),
             reduce=SimpleNamespace(prepare=lambda: None),
         )
         self.part = Participation(parts, Fragments(GRID))  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class Part:
         self.part._contributions.make(head.next_round, 1, 100, vector(5), base=head.hash)
 
     def settle(self) -> None:
-        trio.run(partial(self.part.settle, peers=()))
+        trio.run(self.part.settle)
 
     @property
     def residual(self) -> bool:
@@ -132,6 +132,22 @@ def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() ->
     assert here.part.role(finished=False) == OBSERVER
     assert here.said_after(True, False) == [OBSERVER, OBSERVER]
     assert here.orders == []
+
+
+@pytest.mark.parametrize("kind", sorted(BINDING))
+@pytest.mark.parametrize("alone", [True, False])
+def test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round(kind: str, alone: bool) -> None:
+    """Killed between its vote and the certificate, without its work on disk: what it made is in that value."""
+    here = Part(3)
+    head = here.custody.head
+    if alone:
+        here.custody.head = msgspec.structs.replace(head, members=(here.part._me,))
+    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
+    assert here.part.role(finished=False) == (TRAINING if alone else OBSERVER)
+    here.records.append(DurableRecord(kind=kind, term=head.next_term, round=head.next_round - 1))
+    assert here.part.role(finished=False) == (TRAINING if alone else OBSERVER)
+    here.records.append(DurableRecord(kind=kind, term=head.next_term, round=head.next_round))
+    assert here.part.role(finished=False) == OBSERVER
 
 
 def test_node_that_came_back_is_a_joiner_after_a_pause_too() -> None:

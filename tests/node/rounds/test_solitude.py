@@ -12,6 +12,7 @@ from shoal.protocol.round import Phase, RoundMachine
 @dataclass
 class Membership:
     member: bool = True
+    something_binds: bool = False
 
 
 @dataclass
@@ -77,3 +78,12 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
         assert not advise(solitude, other, 100.0).contribute_after_all
     assert not advise(solitude, round, 200.0, contributed=True).contribute_after_all
     assert not advise(solitude, round, 200.0, may_train=False).contribute_after_all
+
+
+def test_solitude_contributes_to_no_round_of_which_a_value_is_known() -> None:
+    """The contribution that was lost may be in it: made again it would be counted twice."""
+    solitude, bound = Solitude(), Round(busy=False, agreement=Membership(something_binds=True))
+    solitude.begin_round(0.0)
+    assert not any(advise(solitude, bound, now).contribute_after_all for now in (0.0, IDLE_S, 2 * IDLE_S))
+    bound.agreement.something_binds = False
+    assert [advise(solitude, bound, (2 + late) * IDLE_S).contribute_after_all for late in (0.5, 1)] == [False, True]

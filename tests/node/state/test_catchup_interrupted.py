@@ -11,8 +11,7 @@ import trio
 
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.state import frozen, header_of
-from shoal.node.state.catchup import KEEP_AFTER_S
-from shoal.node.state.transfer_files import TransferFolder
+from shoal.node.state.transfer_files import KEEP_AFTER_S, TransferFolder
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import (

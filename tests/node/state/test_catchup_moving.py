@@ -157,7 +157,7 @@ def test_rounds_whose_finals_are_only_on_the_donors_disk_are_replayed(tmp_path: 
         world.restart()
         with pytest.raises(NetworkError, match="does not hold it"):
             await world.catchup.finals(ledger.finals[4].plan.hash, [GOOD])
-        assert not world.catchup._fetcher.scores.banned(GOOD, trio.current_time())
+        assert not world.catchup.scores.banned(GOOD, trio.current_time())
 
     run(main)
 

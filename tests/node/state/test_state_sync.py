@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import trio
 
 from shoal.collectives.state import CertifiedState
+from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
 from shoal.node.state.state_sync import StateSync
-from shoal.protocol.identity import Identity
-from shoal.protocol.messages import Message
+from shoal.protocol.durable import DurableRecord
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Message, Term
 from shoal.protocol.newcomers import coming
-from shoal.protocol.peering import FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
-from tests.node.custody_lab import GOOD, Home, home, ledger_of, run
+from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
+from tests.node.custody_lab import GOOD, Home, home, ledger_of, liar, run
 from tests.node.donors import Donor, World
-from tests.node.ledger import identity
+from tests.node.ledger import forged, identity, state_of
 
 GRACE_S = 4.0
 NEWCOMER = identity(50)
@@ -44,16 +48,46 @@ class Here:
         self.custody = node.custody
         self.said: list[Message] = []
         self._honest = donor.answer
+        self.inputs: trio.MemorySendChannel[Own]
+        self.inputs, self._received = trio.open_memory_channel[Own](100)
+        self._over = trio.Event()
+        self.ended = 0
+        """Rounds under way that certificates showed to be over."""
+        self.looked_up: list[Sequence[PeerId]] = []
         self.sync = StateSync(
             SimpleNamespace(
                 identity=me,
                 custody=node.custody,
-                links=SimpleNamespace(broadcast=self.said.append),
+                links=SimpleNamespace(broadcast=self.said.append, linked=lambda: frozenset(world.donors)),
                 config=SimpleNamespace(manifest=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S))),
                 desk=SimpleNamespace(layout_hash=world.ledger.state.layout_hash, initial_state=self._draw),
                 shelf=world.shelf,
-            )  # type: ignore[arg-type]
+                store=node.store,
+            ),  # type: ignore[arg-type]
+            put=self.inputs.send_nowait,
+            look_up=self._look_up,
         )
+
+    async def _look_up(self, peers: Sequence[PeerId]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.looked_up.append(peers)
+
+    async def be_an_engine(self) -> None:
+        """Do with what comes of jobs what the engine does."""
+        async for event in self._received:
+            if isinstance(event, Fetched):
+                self.ended += await self.sync.take(event)
+            elif isinstance(event, CaughtUp):
+                await self.sync.caught_up(event)
+                self._over.set()
+            elif isinstance(event, AnotherGenesis):
+                await self.sync.take_genesis(event)
+
+    def begins(self) -> bool:
+        """Whether an attempt to catch up is due, and begins."""
+        before = self.sync._coming
+        self.sync.advance(in_round=False)
+        return self.sync._coming and not before
 
     async def _draw(self) -> CertifiedState:
         await trio.lowlevel.checkpoint()
@@ -77,8 +111,18 @@ class Here:
 
         self.custody._on_chunk = dawdle  # type: ignore[method-assign]
 
+    async def obtain(self) -> None:
+        """Start, and try until the state is here."""
+        await self.sync.load()
+        while not self.custody.current:
+            await self.catch_up()
+
     async def catch_up(self) -> None:
-        await self.sync.catch_up(in_round=False)
+        """Make an attempt as soon as one is due."""
+        self._over = trio.Event()
+        while not self.begins():  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        await self._over.wait()
 
     def assert_at_head(self) -> None:
         ledger = self.world.ledger
@@ -91,14 +135,18 @@ class Here:
 async def here(folder: Path, *, me: Identity = NEWCOMER, rounds: int = 4) -> AsyncIterator[Here]:
     world = World(folder, ledger_of(rounds))
     donor = world.donor(GOOD)
-    async with home(world) as node:
-        yield Here(world, donor, node, me)
+    async with home(world) as node, trio.open_nursery() as nursery:
+        made = Here(world, donor, node, me)
+        nursery.start_soon(made.sync.run)
+        nursery.start_soon(made.be_an_engine)
+        yield made
+        nursery.cancel_scope.cancel()
 
 
 def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(tmp_path: Path) -> None:
     async def main() -> None:
         async with here(tmp_path) as node:
-            await node.sync.obtain(lambda: None)
+            await node.obtain()
             assert node.said == []  # nobody waits for a first state, which may take long
             node.world.certify()
             head = node.world.ledger.chain.head
@@ -106,7 +154,7 @@ def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(
             await node.catch_up()
             assert node.said == [coming(head)]
             node.assert_at_head()
-            assert node.sync.due(trio.current_time(), in_round=False)
+            assert node.begins()  # at once: more may have been certified meanwhile
 
     run(main)
 
@@ -114,7 +162,7 @@ def test_newcomer_that_was_overtaken_says_that_it_comes_and_follows_to_the_head(
 def test_state_that_is_gone_by_the_time_that_it_is_asked_for_is_no_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with here(tmp_path) as node:
-            await node.sync.obtain(lambda: None)
+            await node.obtain()
             node.world.certify()
             node.overtake(2, refuse=True)
             await node.catch_up()
@@ -126,7 +174,7 @@ def test_state_that_is_gone_by_the_time_that_it_is_asked_for_is_no_end(tmp_path:
 def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
     async def main() -> None:
         async with here(tmp_path) as node:
-            await node.sync.obtain(lambda: None)
+            await node.obtain()
             node.world.certify()
             honest, asked = node._honest, len(node.donor.asked)
             node.donor.answer = lambda request: (
@@ -135,7 +183,7 @@ def test_newcomer_whose_peers_give_nothing_stops_asking(tmp_path: Path) -> None:
             await node.catch_up()
             assert len(node.donor.asked) - asked <= 6
             assert not node.custody.current
-            assert not node.sync.due(trio.current_time(), in_round=False)
+            assert not node.begins()
 
     run(main)
 
@@ -145,7 +193,7 @@ def test_who_is_waited_for_anyway_or_would_be_too_slow_does_not_say_that_it_come
     async def main() -> None:
         async with here(tmp_path, me=identity(1) if why == "a member" else NEWCOMER) as node:
             node.overtake(0, after_s=0.0 if why == "a member" else GRACE_S)
-            await node.sync.obtain(lambda: None)
+            await node.obtain()
             for _ in range(2 if why == "a member" else 1):
                 node.world.certify()
                 await node.catch_up()
@@ -161,10 +209,106 @@ def test_slow_newcomer_says_it_once_it_has_become_quick(tmp_path: Path) -> None:
     async def main() -> None:
         async with here(tmp_path) as node:
             node.overtake(0, after_s=GRACE_S)
-            await node.sync.obtain(lambda: None)
+            await node.obtain()
             for said in (0, 1):
                 node.world.certify()
                 await node.catch_up()
                 assert len(node.said) == said
+
+    run(main)
+
+
+# -- claims, beside a round ----------------------------------------------------------------------------------
+
+
+async def look(node: Here) -> None:
+    """Let time pass in a round, as the engine's ticks do."""
+    for _ in range(20):
+        node.sync.advance(in_round=True)
+        await trio.sleep(0.1)
+
+
+def test_claim_in_a_round_brings_certificates_that_end_it_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            asked, node.ended = len(node.donor.asked), 0
+            node.sync.ahead(GOOD, (Term(), 6))  # it is at round 5, as this node is: nothing comes of it
+            await look(node)
+            assert node.donor.asked[asked:] == [GetChain(after=4)]
+            assert node.ended == 0
+            node.world.certify()
+            node.sync.ahead(GOOD, (Term(), 6))
+            await look(node)
+            assert node.ended == 1
+            assert node.custody.head == node.world.ledger.chain.head
+            assert not node.custody.current  # the state is fetched once no round is under way
+            assert all(isinstance(request, GetChain) for request in node.donor.asked[asked:])
+            await node.catch_up()
+            node.assert_at_head()
+            assert node.looked_up[-1] == [GOOD]
+
+    run(main)
+
+
+def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            node.ended = 0
+            node.world.certify()
+            liar(node.donor, lambda part: ChainPart(certificates=(forged(part.certificates[0]),), head=part.head))  # type: ignore[arg-type]
+            node.sync.ahead(GOOD, (Term(), 6))
+            await look(node)
+            assert node.ended == 0
+            assert node.custody.head.round == 4
+            assert node.custody.scores.resting(GOOD, trio.current_time() - 1.5)
+
+    run(main)
+
+
+def test_peer_that_hangs_costs_a_node_that_is_behind_no_ten_seconds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with here(tmp_path) as node:
+            await node.obtain()
+            node.world.certify()
+            hanging = PeerId("a hanging peer")
+            node.world.share(replace(node.donor, peer=hanging))
+            ask = node.world.catchup._ask
+
+            async def hang(peer: PeerId, request: bytes) -> bytes:
+                await trio.sleep(10.0 if peer == hanging else 0.0)
+                return await ask(peer, request)
+
+            node.world.catchup._ask = hang
+            began = trio.current_time()
+            await node.catch_up()
+            node.assert_at_head()
+            assert trio.current_time() - began < 5.0
+
+    run(main)
+
+
+# -- another S(0) --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_first_founders_state_is_taken_as_long_as_nothing_binds(tmp_path: Path, bound: bool) -> None:
+    async def main() -> None:
+        async with here(tmp_path, me=identity(2), rounds=0) as node:
+            ledger = node.world.ledger
+            founder = ledger.peers[0]
+            await node.sync.adopt(state_of(0, seed=77))
+            theirs = node.world.donor(founder)
+            ready = msgspec.structs.replace(coming(ledger.chain.head), state=ledger.header(0).digest)
+            assert node.sync.another_genesis(founder, ready)
+            node.sync.fetch_genesis(founder)
+            node.sync.fetch_genesis(founder)
+            if bound:  # while it is on its way
+                node.custody._p.store.persist(DurableRecord(kind="vote", term=Term(), round=1))
+            await trio.sleep(1.0)
+            assert sum(isinstance(request, GetHeader) for request in theirs.asked) == 1
+            assert (node.custody.digest == ledger.header(0).digest) is not bound
+            assert node.sync.another_genesis(founder, ready) is False
 
     run(main)

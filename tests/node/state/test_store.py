@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,10 @@ import pytest
 from blake3 import blake3
 
 from shoal.node.state import store as store_module
+from shoal.node.state.record_frames import Fault, frame_batch, read_frames
 from shoal.node.state.states import StateShelf
 from shoal.node.state.store import RecordLog, Store, write_atomically
-from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.wire import canonical
@@ -82,52 +84,237 @@ def test_records_come_back_in_order_after_a_restart(tmp_path: Path) -> None:
         assert chain.head == ledger.chain.head
 
 
-TAILS: dict[str, Callable[[bytes], bytes]] = {
-    "length cut short": lambda whole: whole[:3],
-    "check cut short": lambda whole: whole[:11],
-    "payload missing": lambda whole: whole[:12],
-    "payload cut short": lambda whole: whole[:-1],
-    "payload garbled": lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]),
-    "check garbled": lambda whole: whole[:4] + bytes([whole[4] ^ 1]) + whole[5:],
+def batched(number: int, *payloads: bytes) -> bytes:
+    return frame_batch(number, payloads)
+
+
+TORN: dict[str, Callable[[bytes], bytes]] = {
+    "magic cut short": lambda whole: whole[:3],
+    "head cut short": lambda whole: whole[:31],
+    "body missing": lambda whole: whole[:48],
+    "body cut short": lambda whole: whole[:-1],
     "zeros": lambda whole: bytes(len(whole)),
-    "absurd length": lambda whole: b"\xff" * 4 + whole[4:],
+    "blocks that were never written": lambda whole: whole[:60] + bytes(len(whole) - 60),
+}
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "body garbled": lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]),
+    "check garbled": lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
+    "another number": lambda whole: whole[:4] + b"\7" + whole[5:],
+    "absurd length": lambda whole: whole[:12] + b"\xff" * 4 + whole[16:],
+    "no magic": lambda whole: b"\xff" * 4 + whole[4:],
 }
 
 
-@pytest.mark.parametrize("tail", TAILS)
-def test_tail_that_a_crash_left_is_cut_and_all_before_it_kept(tmp_path: Path, tail: str) -> None:
+@pytest.mark.parametrize("tail", TORN)
+def test_tail_that_a_crash_left_is_cut_with_a_line_and_all_before_it_kept(
+    tmp_path: Path, tail: str, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger()
     first, second, lost = (ledger.certify() for _ in range(3))
+    vote = DurableRecord(kind="vote", term=Term(), round=3, value=lost.value)
     with Store(tmp_path) as store:
         store.persist(record(1))
-        store.persist(record(2))
+        store.persist(record(3))
         store.append_certificate(first)
         store.append_certificate(second)
-    for name, payload in (("agreement.log", canonical(record(3))), ("chain.log", canonical(lost))):
+    for name, payload in (("agreement.log", canonical(vote)), ("chain.log", canonical(lost))):
         with (tmp_path / name).open("ab") as file:
-            file.write(TAILS[tail](framed(payload)))
+            file.write(TORN[tail](batched(2, payload)))
     with Store(tmp_path) as store:
-        assert store.durable_records() == [record(1), record(2)]
+        assert caplog.text.count("was cut short by a crash, and is cut off") == 2
+        assert store.damage == []
+        assert not store.abstains((Term(), 3))
+        assert store.durable_records() == [record(1), record(3)]
         assert store.certificates() == [first, second]
-        store.persist(record(9))  # where the tail was, not after it
+        store.persist(vote)  # where the tail was, not after it
         store.append_certificate(lost)
     with Store(tmp_path) as store:
-        assert store.durable_records() == [record(1), record(2), record(9)]
+        assert store.durable_records() == [record(1), record(3), vote]
         assert store.certificates() == [first, second, lost]
 
 
-def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path) -> None:
-    payloads = [bytes([n]) * n for n in range(5)]
-    data = b"".join(map(framed, payloads))
-    ends = [sum(12 + n for n in range(count)) for count in range(6)]
+@pytest.mark.parametrize("tail", DAMAGED)
+def test_last_record_that_does_not_hold_though_nothing_of_it_lacks_is_damage(tmp_path: Path, tail: str) -> None:
+    ledger = Ledger()
+    with Store(tmp_path) as store:
+        store.append_certificate(ledger.certify())
+        store.persist(record(2))
+    with (tmp_path / "agreement.log").open("ab") as file:
+        file.write(DAMAGED[tail](batched(1, canonical(record(2, "promise")))))
+    for _ in range(2):  # it is not forgotten at the next start
+        with Store(tmp_path) as store:
+            assert store.abstains((Term(), 2))
+            assert [one.kind for one in store.bound_in((Term(), 2))] == [ABSTAIN]
+            assert not store.abstains((Term(), 3))
+            assert record(2) in store.durable_records()
+    assert (tmp_path / "agreement.log.damaged").exists()
+    with Store(tmp_path) as store:
+        store.append_certificate(ledger.certify())
+        store.decided(ledger.chain.head)
+        assert store.durable_records() == []
+        store.persist(record(3))
+    with Store(tmp_path) as store:
+        assert store.bound_in((Term(), 3)) == [record(3)]
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path, old: bool) -> None:
+    payloads = [bytes([n]) * n for n in range(1, 6)]
+    frames = [framed(one) if old else batched(number, one) for number, one in enumerate(payloads)]
+    data = b"".join(frames)
+    ends = [sum(map(len, frames[:count])) for count in range(6)]
     path = tmp_path / "log"
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
         log = RecordLog(path)
         log.close()
         whole = sum(end <= length for end in ends[1:])
+        assert not log.damaged
         assert log.recovered == payloads[:whole]
         assert path.stat().st_size == ends[whole]
+
+
+def bits(data: bytes) -> Iterator[bytes]:
+    """`data` with each of its bits flipped, one at a time."""
+    for at in range(8 * len(data)):
+        yield data[: at // 8] + bytes([data[at // 8] ^ (1 << at % 8)]) + data[at // 8 + 1 :]
+
+
+LOGS = {
+    "batches": batched(0, b"one", b"two") + batched(1, b"three" * 20) + batched(2, b"four"),
+    "0.1.0": framed(b"one" * 9) + framed(b"two") + framed(b"three" * 20),
+    "both": framed(b"one" * 9) + framed(b"two") + batched(0, b"three" * 20) + batched(1, b"four"),
+    "one batch": batched(0, b"one"),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_bit_that_flips_anywhere_in_a_log_is_never_taken_for_a_crash(name: str) -> None:
+    whole = read_frames(LOGS[name])
+    assert whole.fault is None
+    assert len(whole.records) >= 1
+    for data in bits(LOGS[name]):
+        reading = read_frames(data)
+        assert reading.fault is Fault.DAMAGED
+        assert len(reading.records) + len(reading.later) < len(whole.records)
+        assert {*reading.records, *reading.later} < set(whole.records)
+
+
+def test_batch_that_is_missing_between_two_others_is_damage() -> None:
+    batches = [batched(n, b"%d" % n) for n in range(4)]
+    for missing in range(3):
+        reading = read_frames(b"".join(one for n, one in enumerate(batches) if n != missing))
+        assert reading.fault is Fault.DAMAGED
+        assert len(reading.records) + len(reading.later) == 3
+    assert read_frames(b"".join(batches[:3])).fault is None
+
+
+@pytest.mark.parametrize("name", ["agreement.log", "chain.log"])
+def test_bit_that_flips_anywhere_forgets_nothing_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of a member in the middle of round 2, and one that chain.log alone tells that rounds are over."""
+    monkeypatch.setattr(store_module.os, "fsync", lambda file: None)
+    monkeypatch.setattr(store_module.logger, "error", lambda *told: None)
+    ledger = Ledger()
+    due = (Term(), 2)
+    with Store(tmp_path) as store:
+        store.append_certificate(ledger.certify())
+        store.persist(record(2, "ready"))
+        store.persist(record(2, "promise"), record(2))
+        store.persist(record(2, "propose"))
+        bound = store.bound_in(due)
+    files = {one: (tmp_path / one).read_bytes() for one in ("agreement.log", "chain.log")}
+    assert {read_frames(flipped).fault for flipped in bits(files[name])} == {Fault.DAMAGED}
+    for flipped in islice(bits(files[name]), 3, None, 101):
+        for one, data in files.items():
+            (tmp_path / one).write_bytes(flipped if one == name else data)
+        with Store(tmp_path) as store:
+            assert len(store.damage) == 1
+            if name == "chain.log":  # the first round is over, whatever the log has to be fetched again
+                assert store.certificates() == []
+                assert store.abstains((Term(), 1))
+                assert store.bound_in(due) == bound
+            else:
+                assert store.abstains(due)
+            assert not store.abstains((Term(), 3))
+
+
+def test_both_logs_damaged_may_have_bound_the_node_a_round_further(tmp_path: Path) -> None:
+    ledger = Ledger()
+    with Store(tmp_path) as store:
+        store.append_certificate(ledger.certify())
+        store.append_certificate(ledger.certify())
+        store.persist(record(3))
+    for name in ("agreement.log", "chain.log"):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with Store(tmp_path) as store:
+        assert len(store.damage) == 2
+        assert [store.abstains((Term(), round)) for round in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def test_chain_that_was_removed_brings_no_round_back_to_be_signed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", 1)
+    ledger = Ledger()
+    with Store(tmp_path) as store:
+        for round in (1, 2):
+            store.persist(record(round))
+            store.append_certificate(ledger.certify())
+            store.decided(ledger.chain.head)
+        assert store.durable_records() == []
+    (tmp_path / "chain.log").unlink()
+    with Store(tmp_path) as store:
+        assert [store.abstains((Term(), round)) for round in (1, 2, 3)] == [True, True, False]
+        assert store.durable_records() == []
+
+
+def test_user_decides_that_a_node_signs_again_and_what_is_known_still_binds(tmp_path: Path) -> None:
+    ledger = Ledger()
+    with Store(tmp_path) as store:
+        store.append_certificate(ledger.certify())
+        store.persist(record(2, "promise"))
+        store.persist(record(2))
+    data = (tmp_path / "agreement.log").read_bytes()
+    (tmp_path / "agreement.log").write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    with Store(tmp_path) as store:
+        assert store.abstains((Term(), 2))
+        store.forget_promises()
+        assert store.bound_in((Term(), 2)) == [record(2)]
+    with Store(tmp_path) as store:
+        assert store.bound_in((Term(), 2)) == [record(2)]
+        assert store.damage == []
+
+
+def test_records_of_one_batch_are_synced_once_and_are_all_there_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    with Store(tmp_path) as store:
+        store.persist(record(1))
+        monkeypatch.setattr(store_module.os, "fsync", synced.append)
+        store.persist(record(2), record(3), record(4))
+        monkeypatch.undo()
+        assert len(synced) == 1
+        assert store.durable_records() == [record(n) for n in (1, 2, 3, 4)]
+    data = (tmp_path / "agreement.log").read_bytes()
+    (tmp_path / "agreement.log").write_bytes(data[:-5])
+    with Store(tmp_path) as store:
+        assert store.durable_records() == [record(1)]
+
+
+def test_logs_of_the_release_before_are_read_and_go_on(tmp_path: Path) -> None:
+    ledger = Ledger()
+    first = ledger.certify()
+    (tmp_path / "agreement.log").write_bytes(framed(canonical(record(1))) + framed(canonical(record(2))))
+    (tmp_path / "chain.log").write_bytes(framed(canonical(first)))
+    for extra in (0, 1, 2):
+        with Store(tmp_path) as store:
+            assert store.durable_records() == [record(1), record(2), *[record(2, "promise")] * extra]
+            assert store.certificates() == [first]
+            store.persist(record(2, "promise"))
 
 
 def test_records_that_are_read_back_are_synced_before_they_bind_anybody(
@@ -135,7 +322,7 @@ def test_records_that_are_read_back_are_synced_before_they_bind_anybody(
 ) -> None:
     """Of a process that was killed between writing and syncing, and of a log that no folder on the disk names yet."""
     path = tmp_path / "log"
-    path.write_bytes(framed(b"vote") + framed(b"promise")[:-1])
+    path.write_bytes(batched(0, b"vote") + batched(1, b"promise")[:-1])
     synced: list[tuple[int, int]] = []
 
     def fsync(file: int) -> None:
@@ -144,7 +331,7 @@ def test_records_that_are_read_back_are_synced_before_they_bind_anybody(
     monkeypatch.setattr(store_module.os, "fsync", fsync)
     log = RecordLog(path)
     assert log.recovered == [b"vote"]
-    assert (path.stat().st_ino, len(framed(b"vote"))) in synced
+    assert (path.stat().st_ino, len(batched(0, b"vote"))) in synced
     assert tmp_path.stat().st_ino in [inode for inode, _ in synced]
     log.close()
 

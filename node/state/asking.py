@@ -1,0 +1,43 @@
+"""Asking one peer after the other without waiting for who is slow: the next one's turn comes HEDGE_S later at most.
+
+peer 1 ── asked ─────────── answers ──► patience for the rest, or none needed
+peer 2         HEDGE_S ── asked ───────────────── answers
+peer 3                        HEDGE_S ── asked ─ ✕ not waited for any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import trio
+
+from shoal.protocol.identity import PeerId
+
+HEDGE_S = 0.5
+"""Whoever has not answered by then is waited for no longer before the next one is asked."""
+
+
+async def ask_in_turn(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[float | None]]) -> None:
+    """Call `ask` for one peer after the other, each when the one before has answered or HEDGE_S passed.
+
+    ask: returns for how many seconds from then on the others are still worth waiting for; None if that is open. It
+    raises nothing for what a peer does or does not do.
+
+    Cancellation: what is being asked is cancelled too.
+    """
+    async with trio.open_nursery() as nursery:
+        scope = nursery.cancel_scope
+
+        async def ask_one(peer: PeerId, answered: trio.Event) -> None:
+            patience_s = await ask(peer)
+            if patience_s is not None:
+                scope.deadline = min(scope.deadline, trio.current_time() + patience_s)
+            answered.set()
+
+        for peer in peers:
+            if trio.current_time() >= scope.deadline:
+                break
+            answered = trio.Event()
+            nursery.start_soon(ask_one, peer, answered)
+            with trio.move_on_after(HEDGE_S):
+                await answered.wait()
