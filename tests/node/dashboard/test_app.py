@@ -282,7 +282,10 @@ def test_what_is_not_http_reaches_no_application(app: ASGIApp) -> None:
             sent.append(message)
 
         await app({**scope_of("/api/feed"), "type": "websocket"}, receive, send)
-        assert [message["type"] for message in sent] == ["websocket.http.response.start", "websocket.http.response.body"]
+        assert [message["type"] for message in sent] == [
+            "websocket.http.response.start",
+            "websocket.http.response.body",
+        ]
         assert sent[0]["status"] == 400
         sent.clear()
         await app({**scope_of("/api/feed"), "type": "lifespan"}, receive, send)
