@@ -35,6 +35,7 @@ from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
+from shoal.protocol.private_folder import is_shared, why_not_private
 
 DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20
@@ -96,6 +97,7 @@ def examine(wanted: Examination) -> Iterator[Check]:
     yield ports(wanted, running=known is not None)
     yield dial_back(known)
     yield key(wanted.data_dir)
+    yield data_folder(wanted.data_dir)
     yield disk_speed(wanted.data_dir)
     if wanted.lane is not None:
         yield lane(wanted.lane)
@@ -271,6 +273,21 @@ def key(data_dir: Path) -> Check:
         detail, _, remedy = str(error).partition("; ")
         return Check(name="key", ok=False, detail=detail, remedy=remedy or "put back a copy of it")
     return Check(name="key", ok=True, detail=f"{peer}, readable by its user alone")
+
+
+def data_folder(folder: Path) -> Check:
+    """Whether this user alone can enter the data folder. A node closes it, where it may."""
+    if not folder.exists():
+        return Check(name="data folder", ok=True, detail=f"no {folder} yet; the first `shoal run` makes it")
+    if is_shared(folder):
+        remedy = f"choose a folder of its own, such as {folder / 'shoal'}"
+        return Check(name="data folder", ok=False, detail=f"{folder} is shared by all users", remedy=remedy)
+    trouble = why_not_private(folder)
+    if trouble is not None and folder.stat().st_uid != os.geteuid():
+        detail, _, remedy = trouble.partition("; ")
+        return Check(name="data folder", ok=False, detail=detail, remedy=remedy)
+    so_far = "for its user alone" if trouble is None else "open to others, until the next start closes it"
+    return Check(name="data folder", ok=True, detail=f"{folder}, {so_far}")
 
 
 def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:

@@ -147,9 +147,11 @@ class Identity:
     def load_or_create(cls, path: Path | str) -> Self:
         """The identity kept at `path`, made now if there is none. An existing file is never overwritten.
 
+        Its folder is made if need be, and closed to other users (`private_folder`).
         Raises ConfigError as `load` does, StorageError if the file cannot be written.
         """
         path = Path(path)
+        key_file.make_folder(path.parent)
         if not os.path.lexists(path):
             key_file.publish(path, cls.generate()._key)
         # Read back even what was just written: if another process won the race, its key counts.

@@ -43,6 +43,7 @@ from blake3 import blake3
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
 from shoal.protocol.messages import Entry, Value
+from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
 
 _CHECK_BYTES = 8
@@ -241,7 +242,7 @@ class Store:
         self.folder = folder
         with contextlib.ExitStack() as opened:  # all of it, or nothing
             with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_private(folder)
                 for name in ("state", "finals"):
                     (folder / name).mkdir(exist_ok=True)
                 lock = opened.enter_context((folder / "lock").open("w"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_a_broken_lane_is_found() -> None:
 
     assert doctor.lane(lambda: 2e9).detail == "2000 MB/s to itself, encrypted"
     assert not doctor.lane(broken).ok
+
+
+def test_data_folder_of_another_user_or_of_all_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data"
+    assert "first `shoal run` makes it" in doctor.data_folder(folder).detail
+    folder.mkdir()
+    for mode, said in ((0o755, "open to others, until the next start closes it"), (0o700, "for its user alone")):
+        folder.chmod(mode)
+        assert doctor.data_folder(folder) == doctor.Check(name="data folder", ok=True, detail=f"{folder}, {said}")
+    folder.chmod(0o1777)
+    assert doctor.data_folder(folder).remedy == f"choose a folder of its own, such as {folder / 'shoal'}"
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    found = doctor.data_folder(folder)
+    assert (found.ok, found.detail) == (False, f"{folder} belongs to another user, who can take this node's keys")
+    assert "sudo chown -R" in found.remedy
 
 
 def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
