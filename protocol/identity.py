@@ -29,6 +29,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shoal.protocol import key_file
+from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import LocalError, RemoteError
 
 PeerId = NewType("PeerId", str)
@@ -111,11 +112,12 @@ def _to_be_signed(domain: bytes, message: bytes) -> bytes:
 
 
 class Identity:
-    """An Ed25519 private key and the PeerId that follows from it."""
+    """An Ed25519 private key and the PeerId that follows from it. A process with one leaves no key in a core dump."""
 
     __slots__ = ("_key", "peer_id")
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
+        keep_keys_out()
         self._key = key
         self.peer_id: PeerId = peer_id_of(key.public_key().public_bytes_raw())
 

@@ -23,6 +23,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.private_folder import make_private
 
@@ -38,6 +39,7 @@ ask: Callable[[str], str] | None = None
 
 def read(path: Path) -> Ed25519PrivateKey:
     """The key in a file. Raises ConfigError, StorageError."""
+    keep_keys_out()
     data = _read_private(path, KEY_FILE_LIMIT_BYTES, "key file", "start the node once to make one")
     remedy = "restore it from a backup, or move it away to start with a new identity"
     if len(data) > KEY_FILE_LIMIT_BYTES:
