@@ -23,6 +23,7 @@ import trio
 
 from shoal.node.config import Hold
 from shoal.node.control_client import ControlRefused, request
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Certified, Journal, Listening, LogTail
@@ -146,7 +147,7 @@ class NodeProcess:
         self.struck: str | None = None
         self._journal = journal
         self._runtime = runtime
-        self._tail = LogTail(folder / "events.jsonl")
+        self._tail = LogTail(folder / LOG_NAME)
 
     @property
     def alive(self) -> bool:
