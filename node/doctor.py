@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from shoal.collectives.codecs import check_denormals
 from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
+from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
@@ -81,6 +83,7 @@ class Examination:
     device: str = "auto"
     data: str | None = None
     allowed: Sequence[str] = ()
+    """Code that a manifest may have imported, as `--allow-workload` says it."""
     trial_deadline_s: float = TRIAL_DEADLINE_S
     lane: Callable[[], float] | None = None
 
@@ -108,8 +111,8 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
     manifest, installed = wanted.manifest, True
     if manifest is not None:
         yield membership(manifest, wanted.data_dir)
-        found = workload(manifest, wanted.allowed)
-        installed = found.ok
+        found = workload(manifest, wanted.allowed, wanted.data_dir)
+        installed = found.ok and _may_be_imported(manifest, wanted.allowed)
         yield found
     report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
     yield device(report)
@@ -351,18 +354,33 @@ def membership(manifest: Manifest, data_dir: Path) -> Check:
     return Check(name="admission", ok=True, detail=f"{manifest.swarm.admission}: this node may join")
 
 
-def workload(manifest: Manifest, allowed: Sequence[str]) -> Check:
-    """Whether what the manifest trains is installed here."""
+def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Check:
+    """Whether what the manifest trains is installed here, or may be imported. Imports nothing."""
     from shoal.node.sapo.policies import installed_policies
 
     name = manifest.workload.name
     known = (*installed_workloads(), *installed_policies(), OWN_LOOP)
     try:
-        check_workload_allowed(manifest, from_peer=False, entry_points=known, allowed=allowed)
+        check_workload_allowed(
+            manifest, entry_points=known, allowed=allowed, founded=partial(founded_here, manifest, data_dir)
+        )
     except ConfigError as error:
         detail, _, remedy = str(error).partition("; ")
         return Check(name="workload", ok=False, detail=detail, remedy=remedy or "install it")
-    return Check(name="workload", ok=True, detail=f"{name} is installed")
+    if _may_be_imported(manifest, allowed):
+        shown = "may be imported" if ":" in name else "is installed"
+        return Check(name="workload", ok=True, detail=f"{name} {shown}")
+    return Check(
+        name="workload",
+        ok=True,
+        detail=f"{name}, with which this swarm was founded here; not tried",
+        remedy=f"pass --allow-workload {name} to have it imported and tried",
+    )
+
+
+def _may_be_imported(manifest: Manifest, allowed: Sequence[str]) -> bool:
+    """Whether its user says so in this very command, or installed it."""
+    return ":" not in manifest.workload.name or manifest.workload.name in allowed
 
 
 def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:

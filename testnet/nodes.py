@@ -39,7 +39,8 @@ CONTROL_DEADLINE_S: Final = 10.0
 class Launch:
     """How one start of a node differs from another.
 
-    rounds: after how many it stops by itself, None for never. place: where it runs.
+    rounds: after how many it stops by itself, None for never. place: where it runs. workload: that of the manifest,
+    which the testnet wrote.
     """
 
     manifest: Path
@@ -48,6 +49,7 @@ class Launch:
     rounds: int | None = None
     holds: tuple[Hold, ...] = ()
     place: Place = LOOPBACK
+    workload: str = ""
 
 
 def node_command(launch: Launch) -> list[str]:
@@ -57,6 +59,8 @@ def node_command(launch: Launch) -> list[str]:
     command += ["--data-dir", str(launch.data_dir), "--listen", f"/ip4/{place.host}/tcp/{place.control_port}"]
     command += ["--lane-listen", f"{place.host}:{place.lane_port}"]
     command += ["--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
+    if ":" in launch.workload:
+        command += ["--allow-workload", launch.workload]
     for address in launch.join:
         command += ["--join", address]
     for hold in launch.holds:

@@ -18,7 +18,7 @@ What is done to links (`partition`, `slow`, an `[[uplink]]` that nodes share) ne
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -287,6 +287,15 @@ def load_scenario(path: Path) -> Scenario:
         return parse_scenario(data.decode(), source=str(path))
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; give a scenario in TOML") from None
+
+
+def check_scenario_workload(scenario: Scenario, allowed: Collection[str], *, source: str) -> None:
+    """Make sure that it is the user's own wish to run the code that a file names. Raises ConfigError."""
+    name = scenario.workload
+    if ":" in name and name not in allowed:
+        raise ConfigError(
+            f"{source} names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"
+        )
 
 
 def parse_scenario(text: str, *, source: str = "scenario") -> Scenario:

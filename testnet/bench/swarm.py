@@ -121,7 +121,14 @@ class BenchSwarm:
         holds = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
         lives = len(node.lives)
         place = self.spec.places[node.index] if self.spec.places else LOOPBACK
-        launch = Launch(manifest=self._manifest, data_dir=node.folder, join=join, holds=holds, place=place)
+        launch = Launch(
+            manifest=self._manifest,
+            data_dir=node.folder,
+            join=join,
+            holds=holds,
+            place=place,
+            workload=WORKLOAD_NAME,
+        )
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
 
