@@ -74,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be looked at. lane: measures a lane to this machine itself, in bytes/s; None to leave it out."""
+    """What is to be looked at. allowed: code to import. lane: measures one to this machine, in bytes/s, unless None."""
 
     data_dir: Path
     manifest: Manifest | None = None
@@ -83,7 +83,6 @@ class Examination:
     device: str = "auto"
     data: str | None = None
     allowed: Sequence[str] = ()
-    """Code that a manifest may have imported, as `--allow-workload` says it."""
     trial_deadline_s: float = TRIAL_DEADLINE_S
     lane: Callable[[], float] | None = None
 
@@ -367,15 +366,10 @@ def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Chec
     except ConfigError as error:
         detail, _, remedy = str(error).partition("; ")
         return Check(name="workload", ok=False, detail=detail, remedy=remedy or "install it")
-    if _may_be_imported(manifest, allowed):
-        shown = "may be imported" if ":" in name else "is installed"
-        return Check(name="workload", ok=True, detail=f"{name} {shown}")
-    return Check(
-        name="workload",
-        ok=True,
-        detail=f"{name}, with which this swarm was founded here; not tried",
-        remedy=f"pass --allow-workload {name} to have it imported and tried",
-    )
+    if not _may_be_imported(manifest, allowed):
+        remedy = f"pass --allow-workload {name} to have it imported and tried"
+        return Check(name="workload", ok=True, detail=f"{name}, with which this swarm was founded", remedy=remedy)
+    return Check(name="workload", ok=True, detail=f"{name} {'may be imported' if ':' in name else 'is installed'}")
 
 
 def _may_be_imported(manifest: Manifest, allowed: Sequence[str]) -> bool:

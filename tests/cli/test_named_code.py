@@ -1,4 +1,4 @@
-"""Code that a manifest names is not run before its user says so: real commands, on a file as a stranger would send it."""
+"""Code that a manifest names is not run before its user says so: real commands, a file as a stranger sends it."""
 
 from __future__ import annotations
 
