@@ -69,7 +69,7 @@ def test_run_does_not_execute_what_a_file_names(tmp_path: Path) -> None:
 
 
 def test_doctor_does_not_execute_what_a_file_names(tmp_path: Path) -> None:
-    done = shoal(tmp_path, "doctor", str(shell(tmp_path)), "--data-dir", "data", "--json")
+    done = shoal(tmp_path, "doctor", str(shell(tmp_path)), "--data-dir", "data", "--json", "--trial", "300")
     assert done.returncode == 1
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert not found["workload"]["ok"]
@@ -79,7 +79,7 @@ def test_doctor_does_not_execute_what_a_file_names(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("arguments", [("run", "--rounds", "1", *QUIET), ("doctor", "--json")])
+@pytest.mark.parametrize("arguments", [("run", "--rounds", "1", *QUIET), ("doctor", "--json", "--trial", "300")])
 def test_class_that_is_no_workload_is_not_called_even_where_it_is_allowed(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -95,7 +95,7 @@ def test_class_that_is_no_workload_is_not_called_even_where_it_is_allowed(
 def test_module_is_imported_only_when_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(method="build"))
     path = manifest(tmp_path, "mine:Mine", {"width": "8"})
-    for name, options in (("run", ("--rounds", "1", *QUIET)), ("doctor", ("--json",))):
+    for name, options in (("run", ("--rounds", "1", *QUIET)), ("doctor", ("--json", "--trial", "300"))):
         for allowed in ((), ("--allow-workload", "mine:Other"), ("--allow-workload", "mine")):
             done = shoal(tmp_path, name, str(path), "--data-dir", "data", *options, *allowed)
             assert done.returncode in (1, 2)
@@ -129,7 +129,10 @@ def test_founder_runs_its_own_code_and_another_needs_to_allow_it(tmp_path: Path)
     other = shoal(tmp_path, *["run", "swarm.toml", "--data-dir", "two", "--rounds", "1"], *QUIET)
     assert other.returncode == 2
     assert_one_line(other.stderr, "if you have it and trust it, pass --allow-workload sine:Sine")
-    allowed = shoal(tmp_path, *["doctor", "swarm.toml", "--data-dir", "two", "--allow-workload", "sine:Sine", "--json"])
+    allowed = shoal(
+        tmp_path,
+        *["doctor", "swarm.toml", "--data-dir", "two", "--allow-workload", "sine:Sine", "--json", "--trial", "300"],
+    )
     checks = {check["name"]: check for check in json.loads(allowed.stdout)["checks"]}
     assert checks["workload"]["ok"]
     assert checks["speed"]["ok"], checks["speed"]
@@ -148,7 +151,7 @@ def test_folder_that_somebody_sent_with_its_keys_runs_nothing(tmp_path: Path) ->
     assert os.path.exists(sent / "data" / "authority.key")
     swarm = load_manifest(sent / "swarm.toml")
     (sent / "data" / "swarm").write_text(swarm.swarm_id.hex())
-    for name, options in (("run", ("--rounds", "1", *QUIET)), ("doctor", ("--json",))):
+    for name, options in (("run", ("--rounds", "1", *QUIET)), ("doctor", ("--json", "--trial", "300"))):
         done = shoal(sent, name, "swarm.toml", "--data-dir", "data", *options)
         assert done.returncode in (1, 2)
         assert "--allow-workload mine:Mine" in done.stdout + done.stderr

@@ -171,12 +171,12 @@ def test_an_allowlist_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_workload_that_is_not_installed_is_found(tmp_path: Path) -> None:
-    assert doctor.workload(founded(tmp_path), ()).ok
+    assert doctor.workload(founded(tmp_path), (), tmp_path).ok
     other = load_manifest(tmp_path / "swarm.toml")
     text = (tmp_path / "swarm.toml").read_text().replace('"text"', '"protein"')
     (tmp_path / "swarm.toml").write_text(text)
     other = load_manifest(tmp_path / "swarm.toml")
-    check = doctor.workload(other, ())
+    check = doctor.workload(other, (), tmp_path)
     assert (check.ok, "install the Python package" in check.remedy) == (False, True)
     assert doctor.trial_request(Examination(data_dir=tmp_path, manifest=other), installed=False).workload is None
 
