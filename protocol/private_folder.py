@@ -20,7 +20,7 @@ PRIVATE_MODE = 0o700
 _SYSTEMS = frozenset(
     (
         *("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/run"),
-        *("/sbin", "/srv", "/sys", "/usr", "/var"),
+        *("/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/dev/shm"),
         *("/Applications", "/Library", "/System", "/Users", "/private", "/private/var"),
     )
 )
@@ -48,11 +48,14 @@ def make_private(folder: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder is the system's, or one where everybody has files, like /tmp."""
+    """Whether a folder is the system's, or one of another user's where everybody has files, like /tmp."""
     place = folder.absolute() if not folder.exists() else folder.resolve()
     if place == place.parent or str(place) in _SYSTEMS or str(place.parent) in ("/usr", "/var"):
         return True
-    return place.is_dir() and bool(place.stat().st_mode & stat.S_ISVTX)
+    if not place.is_dir():
+        return False
+    found = place.stat()
+    return bool(found.st_mode & stat.S_ISVTX) and found.st_uid != os.geteuid()  # one's own is a fresh volume
 
 
 def why_not_private(folder: Path) -> str | None:

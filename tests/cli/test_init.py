@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -57,10 +58,14 @@ def test_commands_close_the_data_folder_to_others_whoever_made_it(tmp_path: Path
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_init_leaves_a_folder_of_all_users_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_leaves_a_folder_of_all_users_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "node"
     folder.mkdir()
     folder.chmod(0o1777)
+    owner = folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert init(tmp_path) == 2
     assert "is shared by all users; choose a folder of its own" in capsys.readouterr().err
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777

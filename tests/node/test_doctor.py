@@ -117,10 +117,10 @@ def test_data_folder_of_another_user_or_of_all_is_found(tmp_path: Path, monkeypa
     for mode, said in ((0o755, "open to others, until the next start closes it"), (0o700, "for its user alone")):
         folder.chmod(mode)
         assert doctor.data_folder(folder) == doctor.Check(name="data folder", ok=True, detail=f"{folder}, {said}")
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     folder.chmod(0o1777)
     assert doctor.data_folder(folder).remedy == f"choose a folder of its own, such as {folder / 'shoal'}"
     folder.chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     found = doctor.data_folder(folder)
     assert (found.ok, found.detail) == (False, f"{folder} belongs to another user, who can take this node's keys")
     assert "sudo chown -R" in found.remedy

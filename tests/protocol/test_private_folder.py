@@ -18,7 +18,7 @@ def mode_of(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
-@pytest.mark.parametrize("mode", [None, 0o755, 0o777, 0o2775, 0o750, 0o700])
+@pytest.mark.parametrize("mode", [None, 0o755, 0o777, 0o1777, 0o2775, 0o750, 0o700])
 def test_folder_is_closed_to_others_whoever_made_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int | None
 ) -> None:
@@ -71,11 +71,14 @@ def test_folder_that_cannot_be_closed_is_named(tmp_path: Path, monkeypatch: pyte
     assert why_not_private(folder) == f"{folder} can be entered by others; run: chmod 700 {folder}"
 
 
-def test_folders_that_all_users_share_are_not_closed(tmp_path: Path) -> None:
+def test_folders_that_all_users_share_are_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     like_tmp = tmp_path / "tmp"
     like_tmp.mkdir()
     like_tmp.chmod(0o1777)
-    for folder in (like_tmp, Path("/"), Path("/etc"), Path("/var/lib"), Path("/usr/share"), Path("/var/../etc")):
+    me = os.geteuid()
+    monkeypatch.setattr(private_folder.os, "geteuid", lambda: me + 1)
+    systems = ("/", "/etc", "/tmp", "/dev/shm", "/var/lib", "/usr/share", "/var/../etc")
+    for folder in (like_tmp, *map(Path, systems)):
         if not folder.exists():
             continue
         before = mode_of(folder)
