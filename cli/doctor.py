@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, Data, DataDir, Device, option, parse_host_port
+from shoal.cli.options import DEFAULT_DATA_DIR, AllowWorkload, AsJson, Data, DataDir, Device, option, parse_host_port
 from shoal.cli.text import in_one_line
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -38,6 +38,7 @@ class DoctorOptions:
     ] = None
     device: Device = "auto"
     data: Data = None
+    allow_workload: AllowWorkload = field(default_factory=list)
     trial: Annotated[float, option("--trial", help="How long a trial of the workload may take.", metavar="SECONDS")] = (
         14.0
     )
@@ -48,7 +49,8 @@ def doctor(options: DoctorOptions) -> None:
     """Look at versions, ports, clock, disk, memory, GPU and speed, and say what to do where something is wrong.
 
     With a manifest also whether this node may join that swarm, and how fast it would train. Takes some 20 seconds,
-    longer on a busy machine. Ends with exit code 1 if something keeps the node from taking part.
+    longer on a busy machine. Code that the manifest names is imported only where --allow-workload names it too. Ends
+    with exit code 1 if something keeps the node from taking part.
     """
     from shoal.node.doctor import Examination, examine
 
@@ -64,6 +66,7 @@ def doctor(options: DoctorOptions) -> None:
             lane_listen=None if options.lane_listen is None else parse_host_port(options.lane_listen, "--lane-listen"),
             device=options.device,
             data=options.data,
+            allowed=tuple(options.allow_workload),
             trial_deadline_s=options.trial,
             lane=_lane_bytes_per_s,
         )

@@ -42,6 +42,7 @@ class InitOptions:
 
 def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
+    from shoal.node.founded import remember
     from shoal.node.state.store import write_atomically
 
     _refuse_to_overwrite(options)
@@ -50,10 +51,11 @@ def init(options: InitOptions) -> None:
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
     write_atomically(options.output, render_manifest(manifest).encode())
+    kept = ":" not in options.workload or remember(manifest, node.peer_id)
     typer.echo(
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
-        f"next: read {options.output}, then `{_next_command(options)}`"
+        f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
     )
 
 
@@ -103,10 +105,13 @@ def _check_workload(name: str) -> None:
     raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
 
 
-def _next_command(options: InitOptions) -> str:
+def _next_command(options: InitOptions, *, kept: bool) -> str:
+    """What to type next. kept: whether it is known here from now on that its user wants that workload."""
     words = ["shoal", "run", str(options.output)]
     if options.data_dir != DEFAULT_DATA_DIR:
         words += ["--data-dir", str(options.data_dir)]
+    if not kept:
+        words += ["--allow-workload", options.workload]
     return shlex.join(words)
 
 

@@ -33,11 +33,12 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
 class LinkReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's reply: its link, and whether that alone lets a stranger in."""
+    """The node's reply: its link, and whether that alone lets a stranger in. workload: "" from an older node."""
 
     link: str
     admits: bool
     admission: str
+    workload: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     if not reply.admits:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
         typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)
+    _say_of_code(reply.workload)
 
 
 def invite(options: InviteOptions) -> None:
@@ -90,6 +92,7 @@ def invite(options: InviteOptions) -> None:
     whom = "whoever has this link may join" if bearer else f"{holder} may join"
     back = f"`shoal revoke {options.manifest} {holder}` takes it back"
     typer.echo(f"note: {whom} until {when(expires)}; {back}", err=True)
+    _say_of_code(manifest.workload.name)
     if not addresses:
         typer.echo(
             "note: it names no address, as no node runs here: join with `shoal run LINK --join ADDRESS`", err=True
@@ -118,6 +121,16 @@ def take_back(
         typer.echo(f"revoked {count(len(named), 'peer')}; the members hear of it when this node runs")
     else:
         typer.echo(f"revoked {count(len(named), 'peer')}; all members that are reached hear of it at once")
+
+
+def _say_of_code(workload: str) -> None:
+    """What a link leaves to say where the swarm trains code that is installed nowhere by itself."""
+    if ":" in workload:
+        typer.echo(
+            f"note: this swarm trains {in_one_line(workload)}; whoever joins needs that code, "
+            f"and --allow-workload {in_one_line(workload)} behind the link",
+            err=True,
+        )
 
 
 def _ask_link(data_dir: Path) -> LinkReply:

@@ -80,6 +80,14 @@ Device = Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or 
 Data = Annotated[
     str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
 ]
+AllowWorkload = Annotated[
+    list[str],
+    option(
+        "--allow-workload",
+        help="Code that a manifest may name besides installed workloads. Repeatable.",
+        metavar="MODULE:CLASS",
+    ),
+]
 Listen = Annotated[list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")]
 Strategy = Annotated[str, option("--strategy", help="How nodes synchronise.")]
 Withdraw = Annotated[bool, option("--withdraw", help="Take back what was ordered before.")]

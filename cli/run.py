@@ -21,6 +21,7 @@ from shoal.cli.open_files import allow_files
 from shoal.cli.options import (
     DEFAULT_DATA_DIR,
     NODE_KEY_NAME,
+    AllowWorkload,
     Data,
     DataDir,
     Device,
@@ -33,6 +34,7 @@ from shoal.cli.relay import check_hivemind_peers
 from shoal.cli.render import RunProgress, progress_display
 from shoal.cli.rollouts import RolloutOptions, check_rollout_options
 from shoal.node.config import Hold, NodeConfig, PageAddress
+from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.outcome import Outcome, Progress
 from shoal.node.reporting.event_sinks import check_installed
@@ -136,14 +138,7 @@ class RunOptions(RolloutOptions):
             "--hivemind", help="A peer of a hivemind DHT in which to meet members as well. Repeatable.", metavar="ADDR"
         ),
     ] = field(default_factory=list)
-    allow_workload: Annotated[
-        list[str],
-        option(
-            "--allow-workload",
-            help="Code that a manifest may name besides installed workloads. Repeatable.",
-            metavar="MODULE:CLASS",
-        ),
-    ] = field(default_factory=list)
+    allow_workload: AllowWorkload = field(default_factory=list)
     loop_patience: Annotated[
         float,
         option(
@@ -298,7 +293,9 @@ def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Ma
             text, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
         )
     manifest = load_manifest(options.manifest)
-    check_workload_allowed(manifest, from_peer=False, entry_points=entry_points, allowed=allowed)
+    check_workload_allowed(
+        manifest, entry_points=entry_points, allowed=allowed, founded=partial(founded_here, manifest, options.data_dir)
+    )
     return manifest, tuple(options.join)
 
 

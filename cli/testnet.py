@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report
-from shoal.cli.options import option
+from shoal.cli.options import AllowWorkload, option
 from shoal.cli.render import ShowNow
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class TestnetOptions(LongRunOptions):
     codec: Annotated[
         str | None, option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
     ] = None
+    allow_workload: AllowWorkload = field(default_factory=list)
     profile: Annotated[
         str | None,
         option(
@@ -53,7 +54,7 @@ def testnet(options: TestnetOptions) -> None:
     the command ends with exit code 1 unless all rounds were certified, no two nodes differ, and no value is wrong.
     The folder --out has report.html with the loss and a timeline, report.json, and each node's log and data.
     """
-    from shoal.testnet.scenario import choose_scenario
+    from shoal.testnet.scenario import check_scenario_workload, choose_scenario
 
     scenario = choose_scenario(
         options.scenario,
@@ -63,6 +64,8 @@ def testnet(options: TestnetOptions) -> None:
         strategy=options.strategy,
         codec=options.codec,
     )
+    if options.scenario is not None:
+        check_scenario_workload(scenario, options.allow_workload, source=str(options.scenario))
     if options.profile is not None:
         from shoal.testnet.links.wan_profiles import with_profile
 

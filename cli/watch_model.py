@@ -17,9 +17,9 @@ import msgspec
 from shoal.cli.render import missing_lines
 from shoal.cli.text import in_one_line, number, quantity
 from shoal.node.control_client import Status, request
+from shoal.node.reporting.event_files import LOG_NAME, LogFollower
 from shoal.protocol.errors import ShoalError
 
-LOG_NAME: Final = "events.jsonl"
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
 READ_LIMIT_BYTES: Final = 4 << 20
@@ -171,22 +171,15 @@ class EventTail:
     """The events appended to a log since the last look, from at most FIRST_READ_BYTES before its end on."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset: int | None = None
+        self._follower = LogFollower(path, from_end_bytes=FIRST_READ_BYTES)
         self._rest = b""
 
     def read(self) -> list[WatchedEvent]:
         """Empty if there is no log; a log that became shorter is read anew. Lines that are none are stepped over."""
         try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if self._offset is None or size < self._offset:
-                    self._offset, self._rest = max(0, size - FIRST_READ_BYTES), b""
-                file.seek(self._offset)
-                data = file.read(READ_LIMIT_BYTES)
+            data = self._follower.read(READ_LIMIT_BYTES)
         except OSError:
             return []
-        self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""

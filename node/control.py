@@ -35,6 +35,7 @@ from shoal.node.control_client import (
 )
 from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.errors import ConfigError, ShoalError, StorageError
+from shoal.protocol.private_folder import make_private
 
 __all__ = [
     "BytesStatus",
@@ -177,7 +178,7 @@ def _bound(data_dir: Path) -> Iterator[tuple[socket.socket, Path]]:
     """A listening socket that only this user can connect to, at a path where clients look; removed on exit."""
     with contextlib.ExitStack() as undo:
         with disk_errors(data_dir):
-            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(data_dir)
             _retire_predecessor(data_dir)
             path = data_dir.absolute() / SOCKET_NAME
             if not _fits(path):

@@ -34,6 +34,7 @@ from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_po
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
@@ -466,7 +467,7 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
         _check_same_swarm(store, config.manifest)
         if config.forget_promises:
             store.forget_promises()
-        events = EventLog(store.folder / "events.jsonl")
+        events = EventLog(store.folder / LOG_NAME)
         try:
             daemon: type[Daemon] = Daemon
             if config.manifest.rollouts is not None:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from shoal.collectives.codecs import check_denormals
 from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
+from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
@@ -35,6 +37,7 @@ from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
+from shoal.protocol.private_folder import is_shared, why_not_private
 
 DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20
@@ -71,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is to be looked at. lane: measures a lane to this machine itself, in bytes/s; None to leave it out."""
+    """What is to be looked at. allowed: code to import. lane: measures one to this machine, in bytes/s, unless None."""
 
     data_dir: Path
     manifest: Manifest | None = None
@@ -96,6 +99,7 @@ def examine(wanted: Examination) -> Iterator[Check]:
     yield ports(wanted, running=known is not None)
     yield dial_back(known)
     yield key(wanted.data_dir)
+    yield data_folder(wanted.data_dir)
     yield disk_speed(wanted.data_dir)
     if wanted.lane is not None:
         yield lane(wanted.lane)
@@ -106,8 +110,8 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
     manifest, installed = wanted.manifest, True
     if manifest is not None:
         yield membership(manifest, wanted.data_dir)
-        found = workload(manifest, wanted.allowed)
-        installed = found.ok
+        found = workload(manifest, wanted.allowed, wanted.data_dir)
+        installed = found.ok and _may_be_imported(manifest, wanted.allowed)
         yield found
     report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
     yield device(report)
@@ -273,6 +277,21 @@ def key(data_dir: Path) -> Check:
     return Check(name="key", ok=True, detail=f"{peer}, readable by its user alone")
 
 
+def data_folder(folder: Path) -> Check:
+    """Whether this user alone can enter the data folder. A node closes it, where it may."""
+    if not folder.exists():
+        return Check(name="data folder", ok=True, detail=f"no {folder} yet; the first `shoal run` makes it")
+    if is_shared(folder):
+        remedy = f"choose a folder of its own, such as {folder / 'shoal'}"
+        return Check(name="data folder", ok=False, detail=f"{folder} is shared by all users", remedy=remedy)
+    trouble = why_not_private(folder)
+    if trouble is not None and folder.stat().st_uid != os.geteuid():
+        detail, _, remedy = trouble.partition("; ")
+        return Check(name="data folder", ok=False, detail=detail, remedy=remedy)
+    so_far = "for its user alone" if trouble is None else "open to others, until the next start closes it"
+    return Check(name="data folder", ok=True, detail=f"{folder}, {so_far}")
+
+
 def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
     """How fast the data folder's disk takes bytes that stay."""
     folder = existing_parent(data_dir)
@@ -334,18 +353,28 @@ def membership(manifest: Manifest, data_dir: Path) -> Check:
     return Check(name="admission", ok=True, detail=f"{manifest.swarm.admission}: this node may join")
 
 
-def workload(manifest: Manifest, allowed: Sequence[str]) -> Check:
-    """Whether what the manifest trains is installed here."""
+def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Check:
+    """Whether what the manifest trains is installed here, or may be imported. Imports nothing."""
     from shoal.node.sapo.policies import installed_policies
 
     name = manifest.workload.name
     known = (*installed_workloads(), *installed_policies(), OWN_LOOP)
     try:
-        check_workload_allowed(manifest, from_peer=False, entry_points=known, allowed=allowed)
+        check_workload_allowed(
+            manifest, entry_points=known, allowed=allowed, founded=partial(founded_here, manifest, data_dir)
+        )
     except ConfigError as error:
         detail, _, remedy = str(error).partition("; ")
         return Check(name="workload", ok=False, detail=detail, remedy=remedy or "install it")
-    return Check(name="workload", ok=True, detail=f"{name} is installed")
+    if not _may_be_imported(manifest, allowed):
+        remedy = f"pass --allow-workload {name} to have it imported and tried"
+        return Check(name="workload", ok=True, detail=f"{name}, with which this swarm was founded", remedy=remedy)
+    return Check(name="workload", ok=True, detail=f"{name} {'may be imported' if ':' in name else 'is installed'}")
+
+
+def _may_be_imported(manifest: Manifest, allowed: Sequence[str]) -> bool:
+    """Whether its user says so in this very command, or installed it."""
+    return ":" not in manifest.workload.name or manifest.workload.name in allowed
 
 
 def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:

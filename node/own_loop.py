@@ -426,7 +426,6 @@ def node_seed(data_dir: Path | str | None = None) -> int:
     Makes the node's key if there is none.
     """
     folder = _data_folder(data_dir)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return _seed_of(Identity.load_or_create(folder / "node.key").peer_id)
 
 

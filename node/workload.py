@@ -114,9 +114,13 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     """Import and construct the workload called `name`.
 
     Raises `ConfigError`, one line each: unknown name, module that cannot be imported, no such class, a
-    method missing, an option it does not take, a constructor that raises (that exception is the cause).
+    method missing, an option it does not take, a constructor that raises (that exception is the cause). A class that
+    is no workload is not called.
     """
     factory = _import_class(name) if ":" in name else _installed_class(name)
+    for method in METHODS:
+        if not callable(getattr(factory, method, None)):
+            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
     arguments = _check_options(name, factory, options, data)
     try:
         workload = factory(**arguments)
@@ -126,9 +130,6 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
         raise ConfigError(
             f"workload {name!r} cannot be made: {one_line(error)}; correct its options or its class"
         ) from error
-    for method in METHODS:
-        if not callable(getattr(workload, method, None)):
-            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tomllib
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ import msgspec
 
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest, validate_manifest
 from shoal.protocol.messages import (
     CHANGE_LIMIT,
     SETTING_LIMIT_CHARS,
@@ -44,6 +43,7 @@ from shoal.protocol.messages import (
     Value,
 )
 from shoal.protocol.quorum import is_quorum
+from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import canonical
 
 CONSENT_DOMAIN = b"shoal/amend-consent"
@@ -182,8 +182,8 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
         if key in wanted:
             raise ConfigError(f"--set {key}: it is there twice")
         try:
-            wanted[key] = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+            wanted[key] = parse_toml(f"value = {value}", source="--set", limit_bytes=MANIFEST_LIMIT_BYTES)["value"]
+        except ConfigError:
             wanted[key] = value
     return wanted
 

@@ -29,6 +29,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shoal.protocol import key_file
+from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import LocalError, RemoteError
 
 PeerId = NewType("PeerId", str)
@@ -125,11 +126,12 @@ def _to_be_signed(domain: bytes, message: bytes) -> bytes:
 
 
 class Identity:
-    """An Ed25519 private key and the PeerId that follows from it."""
+    """An Ed25519 private key and the PeerId that follows from it. A process with one leaves no key in a core dump."""
 
     __slots__ = ("_key", "peer_id")
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
+        keep_keys_out()
         self._key = key
         self.peer_id: PeerId = peer_id_of(key.public_key().public_bytes_raw())
 
@@ -161,9 +163,11 @@ class Identity:
     def load_or_create(cls, path: Path | str) -> Self:
         """The identity kept at `path`, made now if there is none. An existing file is never overwritten.
 
+        Its folder is made if need be, and closed to other users (`private_folder`).
         Raises ConfigError as `load` does, StorageError if the file cannot be written.
         """
         path = Path(path)
+        key_file.make_folder(path.parent)
         if not os.path.lexists(path):
             key_file.publish(path, cls.generate()._key)
         # Read back even what was just written: if another process won the race, its key counts.

@@ -23,7 +23,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from shoal.protocol.core_dumps import keep_keys_out
 from shoal.protocol.errors import ConfigError, StorageError
+from shoal.protocol.private_folder import make_private
 
 KEY_FILE_LIMIT_BYTES = 4096
 PASSPHRASE_LIMIT_BYTES = 1024
@@ -37,6 +39,7 @@ ask: Callable[[str], str] | None = None
 
 def read(path: Path) -> Ed25519PrivateKey:
     """The key in a file. Raises ConfigError, StorageError."""
+    keep_keys_out()
     data = _read_private(path, KEY_FILE_LIMIT_BYTES, "key file", "start the node once to make one")
     remedy = "restore it from a backup, or move it away to start with a new identity"
     if len(data) > KEY_FILE_LIMIT_BYTES:
@@ -68,6 +71,16 @@ def replace(path: Path, key: Ed25519PrivateKey) -> None:
     if passphrase is None:
         raise ConfigError(f"give the passphrase with --key-passphrase-file, or name its file in {PASSPHRASE_VARIABLE}")
     _write(path, _pem(key, passphrase), replacing=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for keys, closed to other users. Raises ConfigError, StorageError."""
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make {folder} a folder for keys: {error.strerror}; check the folders above it and the disk"
+        ) from None
 
 
 def is_encrypted(path: Path) -> bool:
@@ -137,7 +150,6 @@ def _read_private(path: Path, limit_bytes: int, what: str, remedy: str) -> bytes
 def _write(path: Path, data: bytes, *, replacing: bool) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "wb") as file:

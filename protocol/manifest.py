@@ -13,9 +13,8 @@ A key's description below is also the comment that `shoal init` writes above it.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from blake3 import blake3
@@ -29,11 +28,13 @@ from shoal.protocol.manifest_sync import check_sync
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies import with_strategy_defaults
+from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
-MANIFEST_LIMIT_BYTES = 262_144
+MANIFEST_LIMIT_BYTES = 16_384
+"""Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""
 FOUNDER_LIMIT = 64
-ALLOW_LIMIT = 4096
+ALLOW_LIMIT = 512
 BOOTSTRAP_LIMIT = 64
 ADDRESS_LIMIT_CHARS = 256
 CHUNK_VALUES_STEP = 4096
@@ -382,6 +383,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             raise RemoteError("a manifest with addresses that nobody vouches for", peer=peer)
         if manifest.swarm_id != expected:
             raise RemoteError(f"a manifest of another swarm, {manifest.swarm_id.hex()[:16]}…", peer=peer)
+        if not _fits(render(manifest, commented=False)):
+            raise RemoteError(f"a manifest of more than {MANIFEST_LIMIT_BYTES} bytes as a file", peer=peer)
         return manifest
 
 
@@ -411,11 +414,7 @@ def load_manifest(path: Path | str) -> Manifest:
 
 def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
     """The manifest that the TOML `text` describes; `source` names it in errors. Raises ConfigError."""
-    try:
-        raw: dict[str, Any] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}; correct it there") from None
-    return validate_manifest(raw, source=source)
+    return validate_manifest(parse_toml(text, source=source, limit_bytes=MANIFEST_LIMIT_BYTES), source=source)
 
 
 def validate_manifest(raw: object, *, source: str) -> Manifest:
@@ -425,11 +424,26 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
     try:
         plain = with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
         refuse_non_finite(plain)
-        return msgspec.convert(plain, Manifest)
+        manifest = msgspec.convert(plain, Manifest)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(explain_validation(str(error), Manifest, source)) from None
+    if not _fits(render(manifest, commented=False)):
+        raise ConfigError(
+            f"{source} would be larger than {MANIFEST_LIMIT_BYTES} bytes with every key written out; "
+            "shorten its lists and options"
+        )
+    return manifest
 
 
 def render_manifest(manifest: Manifest) -> str:
-    """`manifest` as a commented `swarm.toml` that parses back to an equal one. Raises ConfigError if invalid."""
-    return render(validate_manifest(manifest, source="the new manifest"))
+    """`manifest` as a `swarm.toml` that parses back to an equal one, commented where there is room for that.
+
+    Raises ConfigError if invalid.
+    """
+    valid = validate_manifest(manifest, source="the new manifest")
+    text = render(valid)
+    return text if _fits(text) else render(valid, commented=False)
+
+
+def _fits(text: str) -> bool:
+    return len(text.encode()) <= MANIFEST_LIMIT_BYTES

@@ -125,22 +125,24 @@ def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
     return ""
 
 
-def render(manifest: msgspec.Struct) -> str:
-    """`manifest`, a struct of sections, as TOML: every key is there, under its comment."""
+def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
+    """`manifest`, a struct of sections, as TOML: every key is there, under its comment if these are wanted."""
     root = type(manifest)
     lines: list[str] = []
     for section, hint in _sections(root).items():
         table = getattr(manifest, section)
         if table is None:
             continue
-        lines += [f"# {hint.__doc__}", f"[{section}]"]
+        lines += [*_comment(hint.__doc__ or "", commented), f"[{section}]"]
         for field in sorted(msgspec.structs.fields(hint), key=_is_table):
-            lines += textwrap.wrap(
-                _description(root, section, field.name), LINE_CHARS, initial_indent="# ", subsequent_indent="# "
-            )
+            lines += _comment(_description(root, section, field.name), commented)
             lines += _assignment(section, field.name, getattr(table, field.name))
         lines.append("")
     return "\n".join(lines)
+
+
+def _comment(text: str, wanted: bool) -> list[str]:
+    return textwrap.wrap(text, LINE_CHARS, initial_indent="# ", subsequent_indent="# ") if wanted else []
 
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:

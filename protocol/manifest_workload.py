@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -62,13 +62,18 @@ class WorkloadSection(Message, frozen=True, kw_only=True):
 
 
 def check_workload_allowed(
-    manifest: Manifest, *, from_peer: bool, entry_points: Collection[str], allowed: Collection[str]
+    manifest: Manifest,
+    *,
+    entry_points: Collection[str],
+    allowed: Collection[str],
+    founded: Callable[[], bool] = lambda: False,
 ) -> None:
     """Make sure that importing the manifest's workload is the user's own wish.
 
     `entry_points` are the names in the group `shoal.workloads` installed here, `allowed` what the user passed
-    as `--allow-workload`. A manifest of the user's own may name any code; a peer's may not.
-    Raises ConfigError that says what to install or to pass.
+    as `--allow-workload`. `founded` says whether this user founded the swarm with that code, and is asked only where it
+    matters; else no manifest may name code, from wherever it came. Raises ConfigError that says what to install or to
+    pass.
     """
     name = manifest.workload.name
     if name in entry_points or name in allowed:
@@ -79,7 +84,7 @@ def check_workload_allowed(
             f"workload {name!r} is not installed here (installed: {installed}); install the Python package that has "
             f"{name!r} in its entry-point group shoal.workloads"
         )
-    if from_peer:
+    if not founded():
         raise ConfigError(
             f"the swarm's manifest names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"
         )

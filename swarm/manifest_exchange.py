@@ -43,7 +43,7 @@ ANSWER_LEAST_BYTES = 4096
 """So much an answer counts at least."""
 HOST_BYTES_PER_S = 16 << 10
 HOST_BURST_BYTES = 512 << 10
-"""To one IP address: four small manifests a second in the long run, and the largest one twice at once."""
+"""To one IP address: four small manifests a second in the long run, and 32 of the largest at once."""
 TOTAL_BYTES_PER_S = 256 << 10
 TOTAL_BURST_BYTES = 4 << 20
 HOST_LIMIT = 1024

@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 
+from shoal.node.reporting.event_files import LogFollower
+
 LINE_LIMIT_BYTES = 1 << 20
 
 
@@ -194,21 +196,13 @@ class LogTail:
     """Reads what was appended to one event log since the last look."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._follower = LogFollower(path)
         self._rest = b""
         self.skipped = 0
 
     def read(self) -> list[Event]:
         """The events of all lines completed since; none if there is no file yet."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + self._follower.read()).split(b"\n")
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""
         events = [parse_event(line) for line in lines]

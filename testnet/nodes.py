@@ -23,6 +23,7 @@ import trio
 
 from shoal.node.config import Hold
 from shoal.node.control_client import ControlRefused, request
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Certified, Journal, Listening, LogTail
@@ -38,7 +39,8 @@ CONTROL_DEADLINE_S: Final = 10.0
 class Launch:
     """How one start of a node differs from another.
 
-    rounds: after how many it stops by itself, None for never. place: where it runs.
+    rounds: after how many it stops by itself, None for never. place: where it runs. workload: that of the manifest,
+    which the testnet wrote.
     """
 
     manifest: Path
@@ -47,6 +49,7 @@ class Launch:
     rounds: int | None = None
     holds: tuple[Hold, ...] = ()
     place: Place = LOOPBACK
+    workload: str = ""
 
 
 def node_command(launch: Launch) -> list[str]:
@@ -56,6 +59,8 @@ def node_command(launch: Launch) -> list[str]:
     command += ["--data-dir", str(launch.data_dir), "--listen", f"/ip4/{place.host}/tcp/{place.control_port}"]
     command += ["--lane-listen", f"{place.host}:{place.lane_port}"]
     command += ["--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
+    if ":" in launch.workload:
+        command += ["--allow-workload", launch.workload]
     for address in launch.join:
         command += ["--join", address]
     for hold in launch.holds:
@@ -146,7 +151,7 @@ class NodeProcess:
         self.struck: str | None = None
         self._journal = journal
         self._runtime = runtime
-        self._tail = LogTail(folder / "events.jsonl")
+        self._tail = LogTail(folder / LOG_NAME)
 
     @property
     def alive(self) -> bool:

@@ -18,8 +18,7 @@ What is done to links (`partition`, `slow`, an `[[uplink]]` that nodes share) ne
 from __future__ import annotations
 
 import difflib
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -29,6 +28,7 @@ from msgspec import Meta
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.protocol.manifest_workload import Option
+from shoal.protocol.toml_text import parse_toml
 from shoal.testnet.links.namespaces import RateMbit, Uplink, What
 from shoal.testnet.ranges import check_option
 
@@ -289,13 +289,18 @@ def load_scenario(path: Path) -> Scenario:
         raise ConfigError(f"{path} is not UTF-8 text; give a scenario in TOML") from None
 
 
+def check_scenario_workload(scenario: Scenario, allowed: Collection[str], *, source: str) -> None:
+    """Make sure that it is the user's own wish to run the code that a file names. Raises ConfigError."""
+    name = scenario.workload
+    if ":" in name and name not in allowed:
+        raise ConfigError(
+            f"{source} names the code {name!r}; if you have it and trust it, pass --allow-workload {name}"
+        )
+
+
 def parse_scenario(text: str, *, source: str = "scenario") -> Scenario:
     """The scenario that the TOML `text` describes. Raises ConfigError."""
-    try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}; correct it there") from None
-    return _validated(tables, source)
+    return _validated(parse_toml(text, source=source, limit_bytes=SCENARIO_LIMIT_BYTES), source)
 
 
 def _validated(tables: dict[str, Any], source: str) -> Scenario:

@@ -302,7 +302,13 @@ class Testnet:
             holds = tuple(dict.fromkeys((TOGETHER, *holds)))
         place = LOOPBACK if self.network is None else self.network.place(node.index)
         launch = Launch(
-            manifest=self._manifest, data_dir=node.folder, join=join, rounds=rounds, holds=holds, place=place
+            manifest=self._manifest,
+            data_dir=node.folder,
+            join=join,
+            rounds=rounds,
+            holds=holds,
+            place=place,
+            workload=self.scenario.workload,
         )
         lives = len(node.lives)
         await self._launches.send((node, launch))

@@ -181,13 +181,14 @@ def _by_section(texts: Iterable[str]) -> dict[str, dict[str, Option]]:
 
 def _pair(text: str, name: str) -> tuple[str, Option]:
     """Key and value of `key=value`, the value read as TOML has it, or else as text."""
-    import tomllib
+    from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES
+    from shoal.protocol.toml_text import parse_toml
 
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{name}: {text!r} must be KEY=VALUE")
     try:
-        read: Option = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        read: Option = parse_toml(f"value = {value}", source=name, limit_bytes=MANIFEST_LIMIT_BYTES)["value"]
+    except ConfigError:
         return key, value
     return key, read

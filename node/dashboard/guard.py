@@ -69,8 +69,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass it on."""
+        if scope["type"] == "websocket":
+            await _refuse_websocket(send)
         if scope["type"] != "http":
-            return  # nothing here speaks anything else; the server closes it
+            return
         refusal = self._refusal(Request(scope))
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
@@ -122,6 +124,13 @@ class Guard:
         )
 
 
+async def _refuse_websocket(send: Send) -> None:
+    """Answer the upgrade with an error: nothing here speaks anything but HTTP."""
+    start = {"type": "websocket.http.response.start", "status": HTTPStatus.BAD_REQUEST, "headers": []}
+    await _with_headers(send)(start)
+    await send({"type": "websocket.http.response.body", "body": b"there are no websockets here\n", "more_body": False})
+
+
 def _from_this_origin(request: Request) -> bool:
     """Whether only a page of this origin, or no browser, can have sent it."""
     if ORDER_HEADER not in request.headers or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -141,7 +150,7 @@ def _same(given: str, known: str) -> bool:
 
 def _with_headers(send: Send) -> Send:
     async def send_more(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"].endswith("http.response.start"):
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value

@@ -2,19 +2,27 @@
 
 hypercorn finishes what it sends whatever happens, so that a browser that does not read would keep a daemon from ending.
 Here a connection that takes nothing for `SEND_DEADLINE_S` is broken, and all are closed when serving is cancelled.
+
+    open ──(a whole request is here)──► answering ──(it is answered)──► open …
+
+Where there is no room for another connection, the one that has been open the longest without a whole request gives way.
+So whoever sends half a request, or none, keeps nobody from the page; only answers under way can fill it.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, ConnectionState, Scope
 from hypercorn.utils import wrap_app
 
 CONNECTION_LIMIT = 64
@@ -24,6 +32,13 @@ HEADERS_LIMIT_BYTES = 16 << 10
 BODY_LIMIT_BYTES = 16 << 10
 
 logger = logging.getLogger(__name__)
+
+
+class Client(NamedTuple):
+    """The other end of a connection: no two have the same at a time."""
+
+    host: str
+    port: int
 
 
 async def serve(
@@ -56,40 +71,84 @@ class _Connections:
     """All open connections."""
 
     def __init__(self, app: ASGIFramework, config: Config) -> None:
-        self._app = wrap_app(app, BODY_LIMIT_BYTES, "asgi")
+        self._app = wrap_app(_Noting(app, self._answering), BODY_LIMIT_BYTES, "asgi")
         self._config = config
-        self._open: set[_Connection] = set()
+        self._open: dict[Client, _Connection] = {}
+        """By the other end's address; whoever began to wait for a request last is last."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """One connection to its end. Raises Cancelled only."""
-        if len(self._open) >= CONNECTION_LIMIT:
+        try:
+            client = Client(*stream.socket.getpeername()[:2])
+        except OSError:  # gone again
+            client = None
+        if client is None or not self._has_room():
             await trio.aclose_forcefully(stream)
             return
-        connection = _Connection(stream)
-        self._open.add(connection)
+        self._open[client] = connection = _Connection(stream)
         try:
             await TCPServer(self._app, self._config, WorkerContext(None), ConnectionState({}), connection)  # type: ignore[arg-type]
         except Exception:  # the boundary: whatever one client brings about ends its connection and no other
             logger.exception("a connection to the page failed")
         finally:
-            self._open.discard(connection)
+            if self._open.get(client) is connection:
+                del self._open[client]
             connection.close()
+
+    def _has_room(self) -> bool:
+        """Whether there may be one more connection, for which another gives way if need be."""
+        if len(self._open) < CONNECTION_LIMIT:
+            return True
+        waiting = next((client for client, connection in self._open.items() if not connection.answers), None)
+        if waiting is None:
+            return False
+        self._open.pop(waiting).close()
+        return True
+
+    @contextmanager
+    def _answering(self, client: Client) -> Iterator[None]:
+        """For as long as a request of this connection is answered."""
+        connection = self._open.get(client)
+        if connection is None:  # it gave way this moment
+            yield
+            return
+        connection.answers += 1
+        try:
+            yield
+        finally:
+            connection.answers -= 1
+            if self._open.get(client) is connection:
+                self._open[client] = self._open.pop(client)
 
     async def close_in_the_end(self) -> None:
         """Wait to be cancelled, and close them all then."""
         try:
             await trio.sleep_forever()
         finally:
-            for connection in self._open:
+            for connection in self._open.values():
                 connection.close()
 
 
+class _Noting:
+    """The application, with word of whose request it answers."""
+
+    def __init__(self, app: ASGIFramework, answering: Callable[[Client], AbstractContextManager[None]]) -> None:
+        self._app = app
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        host, port = ("", 0) if scope["type"] == "lifespan" else scope["client"] or ("", 0)
+        with self._answering(Client(host, port)):
+            await self._app(scope, receive, send)
+
+
 class _Connection:
-    """A stream as hypercorn uses it, that breaks when its other end does not read."""
+    """A stream as hypercorn uses it, that breaks when its other end does not read. answers: how many are under way."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.socket = stream.socket
+        self.answers = 0
 
     async def receive_some(self, limit_bytes: int) -> bytes | bytearray:
         return await self._stream.receive_some(limit_bytes)

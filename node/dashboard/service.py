@@ -20,6 +20,7 @@ import trio
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.facts import DaemonSource, Source
 from shoal.node.dashboard.token import link_of, load_token
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import EventField
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 def page_of(daemon: Daemon, address: PageAddress) -> PageService:
     """The page of a daemon, which hears of its events from here on."""
     folder = daemon.store.folder
-    page = PageService(DaemonSource(daemon), address, folder=folder, history=folder / "events.jsonl")
+    page = PageService(DaemonSource(daemon), address, folder=folder, history=folder / LOG_NAME)
     daemon.events.listen(page.hear)
     return page
 

@@ -26,6 +26,7 @@ from shoal.node.dashboard.model import Fields, Model
 from shoal.node.dashboard.rounds import Record
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import Events, is_loopback
+from shoal.node.reporting.event_files import read_end
 from shoal.node.reporting.metrics import Metrics
 
 TICK_S = 0.2
@@ -146,11 +147,7 @@ class Site:
 def read_history(path: Path) -> list[Record]:
     """The events at the end of a log, oldest first; what is no event is left out. Blocks, raises nothing."""
     try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            start = max(0, file.tell() - HISTORY_LIMIT_BYTES)
-            file.seek(start)
-            lines = file.read(HISTORY_LIMIT_BYTES).split(b"\n")[1 if start else 0 :]
+        lines = read_end(path, HISTORY_LIMIT_BYTES).split(b"\n")
     except OSError as error:
         logger.info("what happened before is not shown: %s", error)
         return []

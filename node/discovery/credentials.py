@@ -20,6 +20,7 @@ from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import Revocations, make_revocations, reason_not_valid
 from shoal.protocol.manifest import Manifest
+from shoal.protocol.private_folder import make_private
 from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, LinkInvite, SwarmLink, format_link, parse_link
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, SwarmId, canonical, decode
 
@@ -34,7 +35,7 @@ def keep_invite(folder: Path, swarm: SwarmId, invite: LinkInvite) -> None:
     path = folder / INVITE_NAME
     partial = path.with_name(path.name + ".partial")
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()  # it may be open to others
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -30,6 +30,7 @@ def link_handlers(daemon: Daemon) -> Mapping[str, Handler]:
             "link": format_link(made),
             "admits": daemon.config.manifest.swarm.admission == "open" or shared is not None,
             "admission": daemon.config.manifest.swarm.admission,
+            "workload": daemon.config.manifest.workload.name,
         }
 
     return {"link": link}

@@ -21,6 +21,7 @@ from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 from shoal.protocol.manifest import InnerSection, Manifest, load_manifest
+from shoal.protocol.private_folder import make_private
 
 LOG_NAME = "daemon.log"
 START_DEADLINE_S = 120.0
@@ -154,7 +155,7 @@ def _check_same_swarm(status: dict[str, JsonValue], wanted: Manifest, data_dir: 
 
 
 def _start(manifest: Path, data_dir: Path, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(data_dir)
     command = [sys.executable, "-P", "-m", "shoal.cli.main", "run", str(manifest), "--data-dir", str(data_dir)]
     command += ["--loop-patience", str(ORPHAN_PATIENCE_S), *options]
     for address in peers:

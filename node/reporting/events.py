@@ -1,15 +1,22 @@
-"""The node's event log: one JSON object a line, appended as things happen, for people and tools to read later."""
+"""The node's event log: one JSON object a line, appended as things happen, for people and tools to read later.
+
+It is kept in two files of bounded size (`event_files`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES, start_anew
 
 Scalar = str | int | float | bool | None
 EventField = Scalar | Sequence[str] | Mapping[str, Scalar]
@@ -21,13 +28,16 @@ logger = logging.getLogger(__name__)
 class EventLog:
     """Appends events to `events.jsonl`; safe to call from any thread, never raises for a full disk.
 
+    limit_bytes: when the file would be larger another begins; where none can, later events are left out of it.
     Each line has `at` (wall clock, seconds to the microsecond, for people and benchmarks: no meaning depends on it),
     `event`, and the event's own fields as listed in docs/protocol.md.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int = EVENT_LOG_LIMIT_BYTES) -> None:
         self._lock = threading.Lock()
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._file: BinaryIO = path.open("ab")
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
@@ -37,17 +47,26 @@ class EventLog:
     def write(self, event: str, **fields: EventField) -> None:
         """Append one event."""
         record = {"at": round(time.time(), 6), "event": event, **fields}
-        line = _line(record)
+        line = _line(record).encode() + b"\n"
         # A log that cannot be written must not stop the node; the store reports a full disk.
         with self._lock, suppress(OSError):
             if not self._file.closed:
-                self._file.write(line + "\n")
+                self._make_room(len(line))
+                self._file.write(line)
                 self._file.flush()
         for listener in self._listeners:
             try:
                 listener(record)
             except Exception:
                 logger.exception("a listener of the event log failed")
+
+    def _make_room(self, more_bytes: int) -> None:
+        """Begin another file where this one would be too large. Raises OSError."""
+        size = os.fstat(self._file.fileno()).st_size
+        if size and size + more_bytes > self._limit_bytes:
+            file = start_anew(self._path, self._limit_bytes)
+            full, self._file = self._file, file
+            full.close()
 
     def close(self) -> None:
         """Close the file; later events are lost."""

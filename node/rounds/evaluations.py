@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.node.reporting.event_files import read_end
+
 READ_LIMIT_BYTES = 16 << 20
 """Of the end of the log."""
 
@@ -20,9 +22,7 @@ def past_losses(path: Path) -> dict[int, float]:
     """The loss after each round, as measured last; what a rollback abandoned is among them. Blocks."""
     losses: dict[int, float] = {}
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - READ_LIMIT_BYTES))
-            lines = file.read(READ_LIMIT_BYTES).split(b"\n")
+        lines = read_end(path, READ_LIMIT_BYTES).split(b"\n")
     except OSError:
         return losses
     for line in lines:

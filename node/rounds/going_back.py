@@ -21,6 +21,7 @@ import trio
 
 from shoal.collectives.state import CertifiedState
 from shoal.node.outcome import Notice
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
 from shoal.node.rounds.inbox import Own, StateHeld
@@ -59,7 +60,7 @@ class GoingBack:
         self._getting: Target | None = None
         self._needed: tuple[Target, bytes] | None = None
         self._begun = False
-        self._losses = past_losses(parts.store.folder / "events.jsonl")
+        self._losses = past_losses(parts.store.folder / LOG_NAME)
         self._jobs, self._job_queue = trio.open_memory_channel[tuple[Target, bytes]](1)
 
     async def run(self) -> None:

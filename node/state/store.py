@@ -47,6 +47,7 @@ from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
 from shoal.protocol.messages import Entry, Term, Value
+from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
 
 SYNC_BYTES = 16 << 20
@@ -255,7 +256,7 @@ class Store:
         self.folder = folder
         with contextlib.ExitStack() as opened:  # all of it, or nothing
             with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_private(folder)
                 for name in ("state", "finals"):
                     (folder / name).mkdir(exist_ok=True)
                 lock = opened.enter_context((folder / "lock").open("w"))

@@ -27,6 +27,7 @@ from typing import IO
 
 import msgspec
 
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
@@ -77,11 +78,7 @@ class _Node:
 
     def events(self) -> list[_Event]:
         """Those whose lines are whole."""
-        try:
-            *lines, _ = (self.folder / "events.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        return [msgspec.json.decode(line, type=_Event) for line in lines]
+        return [msgspec.json.decode(line, type=_Event) for line in lines_of(self.folder / LOG_NAME)]
 
     def wait(self, kind: str, *, peers: int = 1) -> float:
         """When the first such event was, or that with which so many peers had it. Raises NetworkError."""

@@ -34,6 +34,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.node.control_client import request
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.testnet.bench.flood_attacker import FloodReport
@@ -260,7 +261,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def _lane_address(folder: Path) -> str:
-    for line in (folder / "events.jsonl").read_bytes().splitlines():
+    for line in lines_of(folder / LOG_NAME):
         told = msgspec.json.decode(line, type=dict[str, Any])
         if told.get("event") == "listening":
             return str(told["lanes"][0])

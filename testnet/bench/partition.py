@@ -23,6 +23,7 @@ import numpy as np
 import trio
 
 from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
@@ -227,7 +228,7 @@ def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
 
 
 def _read(index: int, peer_id: str, folder: Path) -> _Told:
-    log = folder / "events.jsonl"
+    log = folder / LOG_NAME
     return _Told(
         index=index,
         peer_id=peer_id,
@@ -245,7 +246,7 @@ class _Contributed(msgspec.Struct, frozen=True):
 
 
 def _contributed(log: Path) -> Iterator[_Contributed]:
-    for line in log.read_bytes().splitlines():
+    for line in lines_of(log):
         try:
             event = msgspec.json.decode(line, type=_Contributed)
         except msgspec.DecodeError:

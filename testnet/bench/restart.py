@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
@@ -146,11 +147,7 @@ class _Node:
 
     def events(self, kind: str) -> list[_Event]:
         """Those of that kind of this life, whose lines are whole."""
-        try:
-            *lines, _ = (self._data_dir / "events.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        found = (msgspec.json.decode(line, type=_Event) for line in lines)
+        found = (msgspec.json.decode(line, type=_Event) for line in lines_of(self._data_dir / LOG_NAME))
         return [event for event in found if event.event == kind and event.at >= self._began_at]
 
     def wait(self, kind: str, *, round: int = 0) -> _Event:

@@ -21,6 +21,7 @@ import msgspec
 import trio
 
 from shoal.node.config import Hold
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
@@ -120,7 +121,14 @@ class BenchSwarm:
         holds = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
         lives = len(node.lives)
         place = self.spec.places[node.index] if self.spec.places else LOOPBACK
-        launch = Launch(manifest=self._manifest, data_dir=node.folder, join=join, holds=holds, place=place)
+        launch = Launch(
+            manifest=self._manifest,
+            data_dir=node.folder,
+            join=join,
+            holds=holds,
+            place=place,
+            workload=WORKLOAD_NAME,
+        )
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
 
@@ -231,7 +239,7 @@ def _peers_of(folder: Path) -> set[str]:
     """Who is linked with the node in `folder` and has not died since, by its log."""
     linked: set[str] = set()
     dead: set[str] = set()
-    for line in (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]:
+    for line in lines_of(folder / LOG_NAME):
         try:
             told = msgspec.json.decode(line, type=_PeerEvent)
         except msgspec.DecodeError:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import EventLog
 from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
 from shoal.node.training.trainer_messages import (
@@ -32,7 +33,6 @@ from shoal.node.training.trainer_messages import (
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 from shoal.protocol.manifest import Manifest, load_manifest
 
-EVENTS: Final = "events.jsonl"
 DEVICE: Final = "device"
 WRONG_USAGE: Final = 2
 """As of the command: its output's last line says what is wrong."""
@@ -51,7 +51,7 @@ class Loop:
 
     async def run(self) -> None:
         """Train until cancelled; the trainer ends then."""
-        events = EventLog(self._folder / EVENTS)
+        events = EventLog(self._folder / LOG_NAME)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._trainer.run)
             (self._folder / DEVICE).write_text(self._trainer.started.device, encoding="utf-8")

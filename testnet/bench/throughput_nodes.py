@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +20,7 @@ from shoal.protocol.errors import ConfigError, ShoalError
 from shoal.protocol.manifest import render_manifest
 from shoal.testnet.bench.node_logs import ended_early, output_of, until_logged
 from shoal.testnet.bench.throughput_loop import WRONG_USAGE
-from shoal.testnet.bench.throughput_spec import CpuShare, Stretch, ThroughputBench
+from shoal.testnet.bench.throughput_spec import WORKLOAD_NAME, CpuShare, Stretch, ThroughputBench
 from shoal.testnet.journal import Contributed, Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
@@ -81,13 +82,13 @@ class Nodes:
         Raises ConfigError, NetworkError; whatever happens, no process is left.
         """
         first, *others = self.nodes
+        launch = partial(Launch, manifest=self._manifest, workload=WORKLOAD_NAME)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.run, Launch(manifest=self._manifest, data_dir=first.folder))
+            nursery.start_soon(first.run, launch(data_dir=first.folder))
             if joined:
                 await self.until(lambda: bool(first.addresses), "the first node listens", self.start_s)
             for node in others:
-                launch = Launch(manifest=self._manifest, data_dir=node.folder, join=first.addresses)
-                nursery.start_soon(node.run, launch)
+                nursery.start_soon(node.run, launch(data_dir=node.folder, join=first.addresses))
             yield
             nursery.cancel_scope.cancel()
 

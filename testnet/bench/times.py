@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 
 
@@ -75,7 +76,7 @@ def read_node(folder: Path) -> dict[int, NodeRound]:
     """The rounds that the node in `folder` planned, reduced and certified itself."""
     seen: dict[int, dict[str, _Line]] = {}
     rounds: dict[int, NodeRound] = {}
-    for text in (folder / "events.jsonl").read_bytes().splitlines():
+    for text in lines_of(folder / LOG_NAME):
         try:
             line = msgspec.json.decode(text, type=_Line)
         except msgspec.DecodeError:

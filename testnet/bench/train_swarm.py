@@ -23,6 +23,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.bench.train_spec import Point, TrainBench
 from shoal.testnet.progress import OnProgress, ignore_progress
@@ -154,12 +155,12 @@ class _Life:
 
 
 def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
-    return [life for index in nodes for life in _lives(folder / "nodes" / str(index) / "events.jsonl")]
+    return [life for index in nodes for life in _lives(folder / "nodes" / str(index) / LOG_NAME)]
 
 
 def _lives(log: Path) -> Iterator[_Life]:
     lines: list[_Line] = []
-    for text in log.read_bytes().splitlines() if log.exists() else ():
+    for text in lines_of(log):
         with contextlib.suppress(msgspec.DecodeError):  # a killed node's last line is cut short; others are of no use
             lines.append(msgspec.json.decode(text, type=_Line))
     starts = [at for at, line in enumerate(lines) if line.event == "started"]

@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.campaigns.campaign_check import Window, examine, round_bound_s
@@ -55,7 +56,7 @@ CERTIFY_SLACK_S: Final = 30.0
 ABREAST: Final = 2
 """So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
 REPORT_NAME: Final = "campaign.json"
-_KEPT_OF_A_NODE: Final = ("events.jsonl", "log.txt", "agreement.log", "chain.log")
+_KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "agreement.log", "chain.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

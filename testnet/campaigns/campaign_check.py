@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.identity import PeerId
@@ -165,7 +166,7 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
 
 def _entries(members: Sequence[Member]) -> Iterator[Entry]:
     for member in members:
-        for event in LogTail(member.folder / "events.jsonl").read():
+        for event in LogTail(member.folder / LOG_NAME).read():
             yield Entry(member.index, event)
 
 
@@ -201,7 +202,7 @@ def broken_votes(member: Member, first: int, last: int) -> list[str]:
     said: set[tuple[str, str, int, int]] = set()
     promised: dict[tuple[str, int], int] = {}
     broken = []
-    for signed in _signed(member.folder / "events.jsonl", first, last):
+    for signed in _signed(member.folder / LOG_NAME, first, last):
         key = (signed.event, signed.term, signed.round, signed.view)
         decision = (signed.term, signed.round)
         if signed.event == "view_changed":
@@ -216,7 +217,7 @@ def broken_votes(member: Member, first: int, last: int) -> list[str]:
 
 
 def _signed(log: Path, first: int, last: int) -> Iterator[_Signed]:
-    for line in log.read_bytes().splitlines():
+    for line in lines_of(log):
         try:
             signed = msgspec.json.decode(line, type=_Signed)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -16,8 +16,10 @@ from typing import Final
 import msgspec
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME, LogFollower
+from shoal.protocol.certificate import lead
 from shoal.protocol.messages import Value
-from shoal.protocol.quorum import is_quorum, lead
+from shoal.protocol.quorum import is_quorum
 from shoal.testnet.campaigns.campaign_plan import CUTS, PAIRED, Run
 from shoal.testnet.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm
 from shoal.testnet.nodes import NodeProcess
@@ -94,7 +96,7 @@ class Fault:
     async def _until_moment(self) -> None:
         run, strike = self._run, self.strike
         if run.kind == "kill_voter":
-            voted = await until_voted(strike.victims[0].folder / "events.jsonl", self._gate)
+            voted = await until_voted(strike.victims[0].folder / LOG_NAME, self._gate)
             strike.point = "after its vote" if voted else "after its certificate"
         elif not self._phases:
             wait_s = run.after * self._swarm.calm_s
@@ -222,10 +224,10 @@ async def until_voted(log: Path, round: int) -> bool:
 
     Looks far more often than the journal does: between vote and certificate there are milliseconds.
     """
-    with trio.move_on_after(POINT_DEADLINE_S), log.open("rb") as file:
-        rest = b""
+    follower, rest = LogFollower(log), b""
+    with trio.move_on_after(POINT_DEADLINE_S):
         while True:
-            *lines, rest = (rest + file.read()).split(b"\n")
+            *lines, rest = (rest + follower.read()).split(b"\n")
             told = {line.event for text in lines if (line := _parsed(text)).round == round}
             if told & {"voted", "certified", "caught_up"}:
                 return "certified" not in told and "caught_up" not in told

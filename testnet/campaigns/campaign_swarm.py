@@ -136,7 +136,14 @@ class LivingSwarm:
     async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], holds: tuple[Hold, ...]) -> None:
         lives = len(node.lives)
         place = LOOPBACK if self.network is None else self.network.place(node.index)
-        launch = Launch(manifest=self._manifest_path, data_dir=node.folder, join=join, holds=holds, place=place)
+        launch = Launch(
+            manifest=self._manifest_path,
+            data_dir=node.folder,
+            join=join,
+            holds=holds,
+            place=place,
+            workload=self._manifest.workload.name,
+        )
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
 

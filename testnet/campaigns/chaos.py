@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.testnet.campaigns.campaign_check import Member, broken_votes, load_per_core, machine_s, round_bound_s
@@ -151,7 +152,7 @@ def _members(report: Report, folder: Path) -> list[Member]:
     return [
         Member(index=node.index, peer_id=PeerId(node.peer_id), folder=folders[node.index])
         for node in report.nodes
-        if (folders[node.index] / "events.jsonl").exists()
+        if (folders[node.index] / LOG_NAME).exists()
     ]
 
 

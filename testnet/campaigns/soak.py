@@ -22,6 +22,7 @@ from typing import IO, Final
 import msgspec
 import trio
 
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -246,7 +247,7 @@ class _Course:
         seconds = self._ended - self._began
         steady = steady_of(soak.nodes)
         verdicts = judge(self._samples, seconds=seconds, steady=steady)
-        members = [m for m in self._swarm.members if (m.folder / "events.jsonl").exists()]
+        members = [m for m in self._swarm.members if (m.folder / LOG_NAME).exists()]
         broken = [line for member in members for line in broken_votes(member, 1, ROUND_LIMIT)]
         problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=soak.nodes, steady=steady)]
         problems += [f"fault {r.strike.number}: {r.error}" for r in self._records if r.error is not None]

@@ -23,6 +23,8 @@ from typing import Final, Literal
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
+from shoal.node.reporting.event_files import LOG_NAME, earlier_of
+
 Measure = Literal["rss", "threads", "descriptors", "disk", "kept"]
 Role = Literal["daemon", "trainer", "folder"]
 
@@ -52,7 +54,7 @@ GROWTH_LIMITS: Final[dict[Measure, float]] = {
     "kept": KEPT_BYTES_PER_ROUND,
 }
 
-_KEPT_NAMES: Final = ("chain.log", "chain", "events.jsonl", "log.txt")
+_KEPT_NAMES: Final = ("chain.log", "chain", LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt")
 _AUDIT_FOLDER: Final = "rounds"
 
 

@@ -8,14 +8,15 @@ Times are those of the node's own clock, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
-BLOCK_BYTES: Final = 1 << 20
+from shoal.node.reporting.event_files import blocks_of
+
 LINE_LIMIT_BYTES: Final = 1 << 20
 TEXT_LIMIT_CHARS: Final = 200
 CLOCK_RANGE_S: Final = (1e9, 1e10)
@@ -357,16 +358,15 @@ def _members(raw: msgspec.Raw) -> int:
 
 
 def read_log(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
-    """Read a whole log. Raises OSError if it cannot be read."""
+    """Read a whole log, both files of it. Raises OSError if it cannot be read."""
     history = LogHistory(label)
-    with path.open("rb") as file:
-        for raw in _lines(file):
-            line = None if raw is None else _parsed(raw)
-            if line is None:
-                history.damaged += 1
-            else:
-                history.lines += 1
-                history.take(line, rounds)
+    for raw in _lines(blocks_of(path)):
+        line = None if raw is None else _parsed(raw)
+        if line is None:
+            history.damaged += 1
+        else:
+            history.lines += 1
+            history.take(line, rounds)
     history.finish()
     return history
 
@@ -381,10 +381,10 @@ def _parsed(raw: bytes) -> Line | None:
     return line if plausible else None
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines of a file, None for one that is too long or that no line break ends; blank ones are none."""
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
+    """The lines of a log, None for one that is too long or that no line break ends; blank ones are none."""
     rest, skipping = b"", False
-    while block := file.read(BLOCK_BYTES):
+    for block in blocks:
         first, *others = (rest + block).split(b"\n")
         complete = [first, *others][:-1]
         rest = others[-1] if others else first

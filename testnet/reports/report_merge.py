@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.reports.report_log import FaultSeen, LogHistory, RoundKey, SwarmRounds, read_log
 
-LOG_NAME: Final = "events.jsonl"
 SHARED_WANTED: Final = 3
 """Rounds in common that make a good measure of two clocks; fewer are taken where there are no more."""
 FAREWELL_S: Final = 30.0
@@ -87,7 +87,8 @@ def find_logs(places: Sequence[Path]) -> list[tuple[str, Path]]:
             )
         for log in logs:
             found.setdefault(log.resolve(), log.parent.name if log.name == LOG_NAME else log.stem)
-    return [(label, path) for path, label in found.items()]
+    read_with_later = {earlier_of(path) for path in found}
+    return [(label, path) for path, label in found.items() if path not in read_with_later]
 
 
 def _logs_of(place: Path) -> list[Path]:

@@ -17,7 +17,6 @@ Times are seconds of virtual time since the start. A duration that is left out l
 from __future__ import annotations
 
 import random
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -25,6 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.toml_text import parse_toml
 
 FILE_LIMIT_BYTES = 1 << 20
 TRACE_LIMIT_LINES = 1_000_000
@@ -143,8 +143,8 @@ def load_faults(path: Path) -> FaultFile:
     if len(text) > FILE_LIMIT_BYTES:
         raise ConfigError(f"{path} is longer than {FILE_LIMIT_BYTES} bytes; split it")
     try:
-        found = msgspec.convert(tomllib.loads(text.decode()), FaultFile)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, ValueError) as error:
+        found = msgspec.convert(parse_toml(text.decode(), source=str(path), limit_bytes=FILE_LIMIT_BYTES), FaultFile)
+    except (UnicodeDecodeError, msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; see `shoal simulate --help`") from None
     if found.churn.trace:
         told = tuple(_traced(path.parent / found.churn.trace))

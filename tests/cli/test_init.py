@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -42,6 +43,33 @@ def test_init_keeps_its_keys_private(tmp_path: Path) -> None:
     init(tmp_path)
     for name in ("node.key", "authority.key"):
         assert stat.S_IMODE((tmp_path / "node" / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_commands_close_the_data_folder_to_others_whoever_made_it(tmp_path: Path, made: bool) -> None:
+    folder = tmp_path / "node"
+    if made:
+        folder.mkdir()
+        folder.chmod(0o755)
+    assert init(tmp_path) == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)  # as earlier releases left it
+    assert execute(["id", "--data-dir", str(folder)]) == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_init_leaves_a_folder_of_all_users_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    owner = folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert init(tmp_path) == 2
+    assert "is shared by all users; choose a folder of its own" in capsys.readouterr().err
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert list(folder.iterdir()) == []
 
 
 def test_init_comments_every_section(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ OF_ITS_OWN = {
     "node.state.checkpoint_check:_chain",
     "node.state.checkpoint_folder:read_layout",
     "node.doctor:run_trial",
+    "node.founded:_read",
     "node.doctor_trial:main",
     "node.rounds.evaluations:past_losses",
     "node.training.inner_state:SavedInner.__init__",

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +80,14 @@ def eventually(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
     return found
 
 
+def _allowing(manifest: Path) -> list[str]:
+    """The option without which a node imports no code that the manifest of a test names."""
+    if not manifest.is_file():  # a link: what its manifest names is not known yet
+        return []
+    name = tomllib.loads(manifest.read_text())["workload"]["name"]
+    return ["--allow-workload", name] if ":" in name else []
+
+
 class Node:
     """One data folder and, while it has one, its process."""
 
@@ -105,7 +114,7 @@ class Node:
             ("--dashboard", "off"),
         ):
             arguments += [] if option in extra else [option, default]
-        arguments += ["--test-mode", *extra]
+        arguments += ["--test-mode", *extra, *_allowing(self.manifest)]
         for other in join:
             arguments += ["--join", other.address]
         for hold in holds:

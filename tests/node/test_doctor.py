@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,22 @@ def test_a_broken_lane_is_found() -> None:
     assert not doctor.lane(broken).ok
 
 
+def test_data_folder_of_another_user_or_of_all_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data"
+    assert "first `shoal run` makes it" in doctor.data_folder(folder).detail
+    folder.mkdir()
+    for mode, said in ((0o755, "open to others, until the next start closes it"), (0o700, "for its user alone")):
+        folder.chmod(mode)
+        assert doctor.data_folder(folder) == doctor.Check(name="data folder", ok=True, detail=f"{folder}, {said}")
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    folder.chmod(0o1777)
+    assert doctor.data_folder(folder).remedy == f"choose a folder of its own, such as {folder / 'shoal'}"
+    folder.chmod(0o700)
+    found = doctor.data_folder(folder)
+    assert (found.ok, found.detail) == (False, f"{folder} belongs to another user, who can take this node's keys")
+    assert "sudo chown -R" in found.remedy
+
+
 def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = TrialReport(numel=100 * GB)
     for check in (doctor.memory(large), doctor.disk_space(tmp_path, large.numel)):
@@ -154,12 +171,12 @@ def test_an_allowlist_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_workload_that_is_not_installed_is_found(tmp_path: Path) -> None:
-    assert doctor.workload(founded(tmp_path), ()).ok
+    assert doctor.workload(founded(tmp_path), (), tmp_path).ok
     other = load_manifest(tmp_path / "swarm.toml")
     text = (tmp_path / "swarm.toml").read_text().replace('"text"', '"protein"')
     (tmp_path / "swarm.toml").write_text(text)
     other = load_manifest(tmp_path / "swarm.toml")
-    check = doctor.workload(other, ())
+    check = doctor.workload(other, (), tmp_path)
     assert (check.ok, "install the Python package" in check.remedy) == (False, True)
     assert doctor.trial_request(Examination(data_dir=tmp_path, manifest=other), installed=False).workload is None
 

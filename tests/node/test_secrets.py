@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import base58
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from shoal.node.control_client import request
@@ -18,6 +20,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest
 from shoal.protocol.swarm_link import LinkInvite
+from tests.core_dumps import as_in_a_shell_that_wants_cores, leaves_cores
 from tests.node.lab import command, environment, eventually, shoal
 
 LATER = 2**33
@@ -112,3 +115,38 @@ def test_run_of_a_real_node_writes_no_secret_anywhere(tmp_path: Path) -> None:
             assert path.stat().st_mode & 0o777 == 0o600, path
     assert leaks(left, secrets) == []
     assert leaks(status, secrets) == ["page"]  # for who may speak to the node over its socket, and so may order it
+
+
+@pytest.mark.skipif(not leaves_cores(), reason="a crash leaves no core in the folder here")
+def test_real_node_that_crashes_leaves_no_core_nor_does_its_trainer(tmp_path: Path) -> None:
+    folder, manifest = tmp_path / "node", tmp_path / "swarm.toml"
+    arguments = ["--data-dir", str(folder)]
+    made = shoal("init", "-o", str(manifest), *arguments, "--workload", "regression")
+    assert made.returncode == 0, made.stderr
+    arguments += ["--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0", "--no-mdns", "--dashboard", "off"]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command("run", str(manifest), *arguments, "--threads", "1"),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(),
+            cwd=tmp_path,
+            preexec_fn=as_in_a_shell_that_wants_cores,
+        )
+    try:
+        events = folder / "events.jsonl"
+        eventually(lambda: events.exists() and b'"certified"' in events.read_bytes(), "a round is certified")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(signal.SIGSTOP)  # it starts no other trainer, and none of them ends by itself
+        for child in family:
+            child.send_signal(signal.SIGABRT)
+        process.send_signal(signal.SIGABRT)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == -signal.SIGABRT
+        psutil.wait_procs(family, 60)
+    finally:
+        process.kill()
+        process.wait()
+    assert [path for path in tmp_path.rglob("core*") if path.is_file()] == []

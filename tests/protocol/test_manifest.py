@@ -27,6 +27,7 @@ from shoal.protocol.manifest import (
     render_manifest,
     validate_manifest,
 )
+from shoal.protocol.manifest_text import render
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.wire import SwarmId, canonical
 
@@ -230,7 +231,8 @@ def test_overlap_that_nobody_asked_for_is_no_longer_than_a_round(steps: int, fra
         (MINIMAL.replace('"text"', f'"text"\noptions = {{a = {2**64}}}'), "options: a does not fit 64 bits"),
         (MINIMAL + "[network]\nbootstrap = ['']\n", "[network] bootstrap: expected a text of length >= 1"),
         ("[swarm\n", "swarm.toml: not valid TOML"),
-        ("a = " + "[" * 100_000, "swarm.toml: not valid TOML"),
+        ("a = " + "[" * 1000, "swarm.toml: nested deeper than 16 tables or lists"),
+        ("a = " + "[" * 100_000, "swarm.toml is larger than 16384 bytes"),
         ("", "swarm.toml: the section [swarm] is missing"),
     ],
 )
@@ -374,3 +376,74 @@ def test_manifest_from_a_peer_cannot_smuggle_in_addresses() -> None:
 def test_manifest_from_arbitrary_bytes_raises_only_remote_errors(data: bytes) -> None:
     with pytest.raises(RemoteError):
         Manifest.from_canonical(data, minimal().swarm_id)
+
+
+# --- size ---
+
+
+def with_allowed(count: int, name_chars: int = 1) -> dict[str, object]:
+    """Tables of a manifest that names so many peers."""
+    tables: dict[str, dict[str, object]] = msgspec.to_builtins(minimal())
+    seeds = [bytes([number % 256, number // 256]) + bytes(30) for number in range(count)]
+    allow = [Identity.from_seed(seed).peer_id for seed in seeds]
+    tables["swarm"] |= {"admission": "allowlist", "allow": allow, "name": "n" * name_chars}
+    return dict(tables)
+
+
+def test_manifest_leaves_its_comments_out_where_they_have_no_room() -> None:
+    manifest = validate_manifest(with_allowed(200), source="it")
+    text = render_manifest(manifest)
+    assert "#" not in text
+    assert len(text.encode()) <= MANIFEST_LIMIT_BYTES < len(render(manifest).encode())
+    assert parse_manifest(text) == manifest
+    assert Manifest.from_canonical(manifest.to_canonical(), manifest.swarm_id, peer=BOB) == manifest
+
+
+def test_manifest_that_no_node_could_keep_as_a_file_comes_from_nowhere() -> None:
+    fits = max(n for n in range(200, 300) if len(render(_converted(n), commented=False)) <= MANIFEST_LIMIT_BYTES)
+    for count in (fits, fits + 1):
+        manifest = _converted(count)
+        data = manifest.to_canonical()
+        assert len(data) < MANIFEST_LIMIT_BYTES  # as canonical bytes both have room
+        text = f"[swarm]\nname = 'n'\nfounders = ['{ALICE}']\nadmission = 'allowlist'\nallow = [" + ",".join(
+            f"'{peer}'" for peer in manifest.swarm.allow
+        )
+        text += "]\n[workload]\nname = 'text'\n[sync]\ninner_steps = 20\n"
+        assert len(text) < MANIFEST_LIMIT_BYTES
+        if count == fits:
+            assert parse_manifest(text) == manifest
+            assert Manifest.from_canonical(data, manifest.swarm_id, peer=BOB) == manifest
+            continue
+        with pytest.raises(ConfigError, match="it would be larger than 16384 bytes"):
+            parse_manifest(text, source="it")
+        with pytest.raises(RemoteError, match="more than 16384 bytes as a file"):
+            Manifest.from_canonical(data, manifest.swarm_id, peer=BOB)
+
+
+def _converted(count: int) -> Manifest:
+    return msgspec.convert(with_allowed(count), Manifest)
+
+
+def test_manifest_of_a_peer_is_no_larger_than_a_file_s() -> None:
+    data = minimal().to_canonical()
+    with pytest.raises(RemoteError, match="the limit is 16384"):
+        Manifest.from_canonical(data + bytes(MANIFEST_LIMIT_BYTES), minimal().swarm_id, peer=BOB)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (".".join("a" * 8000) + " = 1", "nested deeper than 16"),
+        ("outer_lr = " + "9" * 5000, "a number has too many digits"),
+        ("outer_lr = " + "9" * 4000, "Number out of range"),
+        ("outer_lr = 0x" + "f" * 5000, "Number out of range"),
+        ("outer_lr = " + "[" * 900 + "]" * 900, "nested deeper than 16"),
+    ],
+)
+def test_manifest_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, more: str, said: str) -> None:
+    path = tmp_path / "swarm.toml"
+    path.write_text(MINIMAL + more)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_manifest(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from shoal.protocol.errors import ConfigError
@@ -9,15 +11,25 @@ from shoal.protocol.manifest_workload import check_workload_allowed
 from tests.protocol.test_manifest import changed, minimal
 
 
-def test_workload_of_a_peers_manifest_must_be_installed_or_allowed() -> None:
+def test_workload_of_a_manifest_must_be_installed_or_allowed_or_founded_with() -> None:
     installed = ["text", "regression"]
     code = changed("workload", {"name": "evil.module:Class"})
     unknown = changed("workload", {"name": "vision"})
-    for from_peer in (True, False):
-        check_workload_allowed(minimal(), from_peer=from_peer, entry_points=installed, allowed=[])
+    for founded in (True, False):
+        allows = partial(check_workload_allowed, entry_points=installed, founded=lambda founded=founded: founded)
+        allows(minimal(), allowed=[])
         with pytest.raises(ConfigError, match=r"'vision' is not installed here .installed: regression, text"):
-            check_workload_allowed(unknown, from_peer=from_peer, entry_points=installed, allowed=[])
+            allows(unknown, allowed=[])
     with pytest.raises(ConfigError, match=r"--allow-workload evil\.module:Class"):
-        check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["other:Class"])
-    check_workload_allowed(code, from_peer=True, entry_points=installed, allowed=["evil.module:Class"])
-    check_workload_allowed(code, from_peer=False, entry_points=installed, allowed=[])
+        check_workload_allowed(code, entry_points=installed, allowed=["other:Class"])
+    check_workload_allowed(code, entry_points=installed, allowed=["evil.module:Class"])
+    check_workload_allowed(code, entry_points=installed, allowed=[], founded=lambda: True)
+
+
+def test_who_founded_a_swarm_is_asked_only_where_it_matters() -> None:
+    def ask() -> bool:
+        raise AssertionError("asked")
+
+    check_workload_allowed(minimal(), entry_points=["text"], allowed=[], founded=ask)
+    code = changed("workload", {"name": "own.module:Class"})
+    check_workload_allowed(code, entry_points=["text"], allowed=["own.module:Class"], founded=ask)

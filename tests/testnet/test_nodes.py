@@ -44,6 +44,13 @@ def test_node_command_names_every_setting_that_a_scenario_makes() -> None:
     assert Hold.parse(command.split("--hold ")[1].split()[0]) == launch.holds[0]
 
 
+def test_node_command_allows_the_code_that_its_own_testnet_s_manifest_names() -> None:
+    launch = Launch(manifest=Path("/o/swarm.toml"), data_dir=Path("/o/nodes/2"), workload="own.module:Class")
+    assert "--test-mode --allow-workload own.module:Class" in " ".join(node_command(launch))
+    launch = Launch(manifest=Path("/o/swarm.toml"), data_dir=Path("/o/nodes/2"), workload="text")
+    assert "--allow-workload" not in node_command(launch)
+
+
 def test_node_command_enters_the_place_where_it_runs() -> None:
     place = Place(
         host="198.18.0.3", control_port=4001, lane_port=4002, enter=("ip", "netns", "exec", "shoal-1-0-node2")

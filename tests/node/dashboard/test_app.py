@@ -271,7 +271,7 @@ def test_only_this_machine_can_connect_to_loopback(host: str, expected: bool) ->
     assert is_loopback(host) is expected
 
 
-def test_what_is_not_http_is_not_answered(app: ASGIApp) -> None:
+def test_what_is_not_http_reaches_no_application(app: ASGIApp) -> None:
     async def main() -> None:
         sent: list[Message] = []
 
@@ -282,6 +282,13 @@ def test_what_is_not_http_is_not_answered(app: ASGIApp) -> None:
             sent.append(message)
 
         await app({**scope_of("/api/feed"), "type": "websocket"}, receive, send)
+        assert [message["type"] for message in sent] == [
+            "websocket.http.response.start",
+            "websocket.http.response.body",
+        ]
+        assert sent[0]["status"] == 400
+        sent.clear()
+        await app({**scope_of("/api/feed"), "type": "lifespan"}, receive, send)
         assert sent == []
 
     trio.run(main)

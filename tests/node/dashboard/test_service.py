@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,65 @@ def test_a_page_that_ends_while_somebody_does_not_read_ends_at_once(tmp_path: Pa
     trio.run(main)
 
 
+HALVES = 70
+"""More than there may be connections."""
+
+
+@pytest.mark.parametrize(
+    "half",
+    [b"", b"G", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-shoal: ", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"],
+    ids=["nothing", "a letter", "half a head", "a whole request, and then nothing"],
+)
+def test_the_page_is_served_beside_many_who_do_not_finish_their_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes
+) -> None:
+    monkeypatch.setattr(server, "IDLE_DEADLINE_S", 10 * DEADLINE_S)  # nobody is let go for being silent
+
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+        async with serving(page_of(swarm, tmp_path)) as place:
+            viewer = await trio.open_tcp_stream(*place)
+            await viewer.send_all(b"GET /api/feed HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert (await viewer.receive_some(15)).startswith(b"HTTP/1.1 200")
+            held = []
+            for number in range(HALVES):
+                held.append(await trio.open_tcp_stream(*place))
+                if half:
+                    await held[-1].send_all(half)
+                if number % 10 == 9:
+                    assert (await get(place, "/"))[0] == 200
+            await _until_closed(held[0])  # who came first gave way; who watches did not
+            assert await viewer.receive_some()
+            for stream in (*held, viewer):
+                await trio.aclose_forcefully(stream)
+
+    trio.run(main)
+
+
+async def _until_closed(stream: trio.SocketStream) -> None:
+    with suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+
+
+@pytest.mark.parametrize("path", ["/", "/api/feed"])
+def test_an_upgrade_to_a_websocket_is_answered_with_an_error(tmp_path: Path, path: str) -> None:
+    async def main() -> None:
+        swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+        async with serving(page_of(swarm, tmp_path)) as place:
+            async with await trio.open_tcp_stream(*place) as stream:
+                await stream.send_all(
+                    f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+                    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+                )
+                answer = b"".join([piece async for piece in stream])
+            assert answer.startswith(b"HTTP/1.1 400 "), answer
+            assert b"x-frame-options: DENY" in answer
+            assert (await get(place, "/"))[0] == 200
+
+    trio.run(main)
+
+
 def test_so_many_connections_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
 
@@ -162,7 +221,7 @@ def test_so_many_connections_and_no_more(tmp_path: Path, monkeypatch: pytest.Mon
             assert (await get(place, "/"))[0] == 200
             held = [await trio.open_tcp_stream(*place) for _ in range(3)]
             for stream in held:
-                await stream.send_all(b"GET /favicon.ico HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                await stream.send_all(b"GET /api/feed HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
                 assert (await stream.receive_some(15)).startswith(b"HTTP/1.1 200")
             async with await trio.open_tcp_stream(*place) as late:
                 try:

@@ -1,0 +1,25 @@
+"""For tests of what a crash leaves behind: whether it does here, and a process that is dumped whole."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from shoal.protocol.core_dumps import FILTER
+
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
+EVERYTHING = "0x7f"
+
+
+def leaves_cores() -> bool:
+    """Whether a process that crashes may leave a core in the folder where it runs."""
+    if not FILTER.exists() or resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+        return False
+    return CORE_PATTERN.read_text()[:1] not in "|@/"
+
+
+def as_in_a_shell_that_wants_cores() -> None:
+    """In the child, before its program: this process may hold keys by now, and what it starts takes after it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    FILTER.write_text(EVERYTHING)
