@@ -298,6 +298,11 @@ class Host:
         """Whether a peer is connected, and not through a relay."""
         return self._network.is_direct(peer)
 
+    @property
+    def protocols(self) -> frozenset[str]:
+        """What peers can open streams of."""
+        return frozenset(map(str, self._libp2p.multiselect.get_protocols()))
+
     def tell_addresses(self) -> None:
         """Answer from now on, when libp2p's identify asks, where this node listens: other software passes that on."""
         tell_addresses(self._libp2p, lambda: self.addresses)

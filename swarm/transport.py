@@ -326,6 +326,14 @@ class Network(Swarm):  # type: ignore[misc]
             wire.sever()
         self._wires.clear()
 
+    def remove_conn(self, swarm_conn: Any) -> None:
+        """Forget a connection that has ended, and with a peer's last one what libp2p keeps of the peer."""
+        super().remove_conn(swarm_conn)
+        peer_id = swarm_conn.muxed_conn.peer_id
+        if peer_id not in self.connections:
+            self.peerstore.peer_data_map.pop(peer_id, None)
+            self.peerstore.peer_record_map.pop(peer_id, None)
+
     async def drop_peer(self, peer: PeerId) -> None:
         """Close whatever connects us to `peer`."""
         for conn in self.get_connections(ID.from_base58(peer)):
@@ -408,8 +416,9 @@ def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
 
 
 def make_host(network: Network, guests: Guests) -> BasicHost:
-    """libp2p's host over `network`: it answers identify and ping, and asks nobody on its own."""
+    """libp2p's host over `network`: it serves nothing of its own, and asks nobody."""
     host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
+    host.multiselect.handlers.clear()  # identify push, above all, keeps whatever a stranger says of itself
     network.guests = guests
     # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
     network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]
