@@ -102,9 +102,10 @@ class Host:
         self.remote_errors = 0  # faults of peers in our handlers
         self.handler_errors = 0  # faults of ours
         self._listen = [parse_listen_address(text) for text in listen]
-        self._network = transport.Network(identity=identity, connection_limit=connection_limit)
-        self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.refusals = Refusals()
+        self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
+        self._network = transport.Network(identity=identity, connection_limit=connection_limit, memory=self._memory)
+        self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer belongs here; strangers are given less."""
         self.is_expected: Callable[[PeerId], bool] = lambda peer: False
@@ -122,7 +123,6 @@ class Host:
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
         )
         self._targets = DialTargets()
-        self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
         guests = Guests(
             self.refusals,
             lambda peer: self.is_admitted(peer),
