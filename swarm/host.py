@@ -136,7 +136,7 @@ class Host:
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.knocks = Knocks()
-        self._gossip = Gossip(self._libp2p, self.traffic, guests)
+        self._gossip = Gossip(self._libp2p, self.traffic, guests, self._memory)
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 

@@ -87,6 +87,12 @@ MESSAGE_BYTES_PER_S, MESSAGE_BURST_BYTES = 8 << 20, 64 << 20
 GOSSIP_PER_S, GOSSIP_BURST = 200.0, 2048.0
 """Gossip packets of one connected peer, its own and those it passes on."""
 STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST = 2.0, 32.0
+GOSSIP_BYTES_PER_S, GOSSIP_BURST_BYTES = 4 << 20, 8 << 20
+GOSSIP_ENTRIES_PER_S, GOSSIP_ENTRIES_BURST = 1024.0, 8192.0
+"""Of its packets beside messages: subscriptions, GRAFT, PRUNE, and the numbers in IHAVE, which tells of each message
+three times, and IWANT."""
+WANTED_BYTES_PER_S, WANTED_BURST_BYTES = 2 << 20, 16 << 20
+"""Messages that one peer is sent anew since it wants them."""
 
 HANDSHAKE_LIMIT_BYTES = 16 << 10
 """Of one connection, either way made, until both ends are known and their streams agreed on; it takes some 500."""
@@ -376,6 +382,9 @@ class Guests:
         self._strangers_reads = TokenBucket(STRANGERS_READS_PER_S, STRANGERS_READS_BURST)
         self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
         self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
+        self._gossip_bytes: Rates[PeerId] = Rates(GOSSIP_BYTES_PER_S, GOSSIP_BURST_BYTES)
+        self._gossip_entries: Rates[PeerId] = Rates(GOSSIP_ENTRIES_PER_S, GOSSIP_ENTRIES_BURST)
+        self._wanted_bytes: Rates[PeerId] = Rates(WANTED_BYTES_PER_S, WANTED_BURST_BYTES)
         self._small_frames: Rates[PeerId] = Rates(SMALL_FRAMES_PER_S, SMALL_FRAMES_BURST)
         self._open: Counter[PeerId] = Counter()
         self._strikes: Rates[PeerId] = Rates(STRIKES_LIMIT / STRIKES_FORGIVEN_S, STRIKES_LIMIT)
@@ -440,6 +449,21 @@ class Guests:
         return self._stranger_streams.take(peer, now) and (
             self._first.take(peer, now) or self._strangers.take(None, now)
         )
+
+    async def gossiped(self, peer: PeerId, size: int, entries: int) -> None:
+        """A packet of so many bytes and control entries came by gossip: wait until that is within the rates again."""
+        now = trio.current_time()
+        wait_s = max(self._gossip_bytes.owe(peer, now, size), self._gossip_entries.owe(peer, now, entries))
+        if wait_s > 0:
+            self._refusals.note(Reason.PACED)
+            await trio.sleep(wait_s)
+
+    def may_want(self, peer: PeerId, size: int) -> bool:
+        """Whether this peer may be sent a message of so many bytes once more."""
+        if self._wanted_bytes.take(peer, trio.current_time(), size):
+            return True
+        self._refusals.note(Reason.GOSSIP_RATE)
+        return False
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether one more gossip packet of `peer` is looked at."""

@@ -147,8 +147,9 @@ async def plain_socket(node: NodeProcess) -> AsyncIterator[trio.SocketStream]:
 
 @contextlib.asynccontextmanager
 async def connected(node: NodeProcess, seed: int = 1) -> AsyncIterator[tuple[Host, Any]]:
-    """A host that dialled the node, and its connection."""
+    """A host that dialled the node and says nothing by itself, and its connection."""
     host = Host(identity=Identity.from_seed(bytes([seed]) * 32), listen=["/ip4/127.0.0.1/tcp/0"])
+    host.is_admitted = lambda peer: False
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
         peer = await host.dial(node.address, deadline_s=WAIT_S)
@@ -290,7 +291,7 @@ async def prunes(node: NodeProcess, size: int) -> None:
         with trio.move_on_after(FLOOD_S), contextlib.suppress(Exception):
             while sent < size:
                 packet = rpc_pb2.RPC()
-                for _ in range(4000):
+                for _ in range(200):
                     number += 1
                     topic = f"topic {number}".ljust(60, "x")
                     packet.control.prune.add(topicID=topic, backoff=1 << 40)

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from tests.swarm.floods import MIB, STRANGERS, NodeProcess, growth, node_process
+from tests.swarm.floods import MEMBERS, MIB, STRANGERS, NodeProcess, growth, node_process
 
 FLOOD_BYTES = 64 * MIB
 GROWTH_LIMIT_BYTES = 24 * MIB
 """The most that a stranger's unread bytes come to, with what Python makes of them; a member's is below."""
+
+
+MEMBER_GROWTH_LIMIT_BYTES = 48 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +33,9 @@ def node_of_members() -> Iterator[NodeProcess]:
 def test_a_strangers_flood_takes_little_memory(name: str, node_without_members: NodeProcess) -> None:
     peak, _ = trio.run(growth, node_without_members, STRANGERS[name], FLOOD_BYTES)
     assert peak < GROWTH_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_members_flood_of_gossip_takes_little_memory(name: str, node_of_members: NodeProcess) -> None:
+    peak, _ = trio.run(growth, node_of_members, MEMBERS[name], FLOOD_BYTES)
+    assert peak < MEMBER_GROWTH_LIMIT_BYTES

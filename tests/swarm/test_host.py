@@ -383,8 +383,9 @@ def test_malformed_protocol_messages_end_a_stream_not_the_process() -> None:
                 (HOP_PROTOCOL, b"\x05\xff\xff\xff\xff\xff"),
             ]:
                 raw = await near._network.open_stream(far.peer_id, protocol)
-                await raw.write(data)
-                await raw.finish()
+                with contextlib.suppress(NetworkError):  # it may have ended by then: of gossip the newest is heard
+                    await raw.write(data)
+                    await raw.finish()
             conn = near._network.link(transport.ID.from_base58(far.peer_id))
             assert conn is not None
             stream = await conn.new_stream()  # a protocol name that is no text, before any handler is chosen
