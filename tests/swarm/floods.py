@@ -40,7 +40,7 @@ MULTISTREAM = encode_delim(b"/multistream/1.0.0")
 ENDLESS = encode_uvarint(1 << 30)
 """The length of a message that does not end while anybody looks."""
 PIECE, LARGE = bytes(64 << 10), bytes(2 << 20)
-WAIT_S, FLOOD_S = 30.0, 8.0
+WAIT_S, FLOOD_S = 30.0, 6.0
 
 NODE_PROCESS = """
 import sys, trio
@@ -285,7 +285,21 @@ async def gossiping(node: NodeProcess) -> AsyncIterator[tuple[Host, Callable[[An
 
 
 async def prunes(node: NodeProcess, size: int) -> None:
-    """PRUNE, GRAFT and subscriptions, of topics that there are not."""
+    """PRUNE of topics that there are not, each of its own."""
+    async with connected(node) as (host, _):
+        stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP)).raw
+        numbers = itertools.count(10_000_000)
+        sent = 0
+        with trio.move_on_after(FLOOD_S), contextlib.suppress(Exception):
+            while sent < size:
+                entries = b"".join(b"\x22\x0a\x0a\x08%d" % next(numbers) for _ in range(2000))
+                packet = encode_varint_prefixed(b"\x1a" + encode_varint_prefixed(entries))  # its field of control
+                await stream.write(packet)
+                sent += len(packet)
+
+
+async def other_topics(node: NodeProcess, size: int) -> None:
+    """PRUNE, GRAFT, IHAVE and subscriptions, of topics that there are not."""
     async with gossiping(node) as (_, send):
         sent = number = 0
         with trio.move_on_after(FLOOD_S), contextlib.suppress(Exception):
@@ -296,6 +310,7 @@ async def prunes(node: NodeProcess, size: int) -> None:
                     topic = f"topic {number}".ljust(60, "x")
                     packet.control.prune.add(topicID=topic, backoff=1 << 40)
                     packet.control.graft.add(topicID=topic)
+                    packet.control.ihave.add(topicID=topic, messageIDs=[b"1"])
                     packet.subscriptions.add(subscribe=True, topicid=topic)
                 await send(packet)
                 sent += packet.ByteSize()
@@ -365,6 +380,7 @@ STRANGERS: dict[str, Flood] = {
 }
 MEMBERS: dict[str, Flood] = {
     "prunes": prunes,
+    "other topics": other_topics,
     "empty entries": empty_entries,
     "wants": wants,
     "long numbers": long_numbers,
