@@ -236,6 +236,19 @@ def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
     trio.run(main)
 
 
+def test_of_a_peer_the_newest_stream_is_read_alone() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            streams = [(await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw for _ in range(3)]
+            await until(lambda: waiting_streams(far) <= 2)  # the newest, and the one on which far speaks itself
+            packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"heard", TOPIC)])
+            await streams[-1].write(encode_varint_prefixed(packet.SerializeToString()))
+            assert (await box.receive()).data == b"heard"
+            assert len(far._gossip._pubsub._reading) == 1
+
+    trio.run(main)
+
+
 def test_what_was_kept_of_peers_that_are_gone_goes_with_a_heartbeat() -> None:
     async def main() -> None:
         async with two_hosts() as (near, far, _):

@@ -116,7 +116,8 @@ def test_packet_that_holds_too_much_is_none_before_it_is_parsed(data: bytes) -> 
 
 
 def test_what_is_made_of_a_packet_does_not_keep_it() -> None:
-    said = rpc_pb2.RPC(publish=[message(), message(data=bytes(200_000))])
-    (small, _) = messages(parse(said.SerializeToString()), OURS)
+    packet = parse(rpc_pb2.RPC(publish=[message(), message(data=bytes(200_000))]).SerializeToString())
+    (small, large) = messages(packet, OURS)
+    packet.publish[0].data = packet.publish[1].data = b"changed"  # a part of a packet would change with it
     assert small == message()
-    assert small.ByteSize() == message().ByteSize()
+    assert large == message(data=bytes(200_000))

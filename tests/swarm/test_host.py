@@ -21,7 +21,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import ConnectionChange, Host
-from shoal.swarm.limits import Door, Reason
+from shoal.swarm.limits import Door, Rates, Reason
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
 from shoal.swarm.streams import Mailbox, MessageStream
 
@@ -369,6 +369,24 @@ def test_nothing_is_kept_of_a_peer_whose_connection_has_ended() -> None:
             await until(lambda: near.peer_id not in far.connected() and not far._network.connections)
             assert set(store.peer_data_map) == {transport.ID.from_base58(far.peer_id)}
             assert not store.peer_record_map
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_dialler", [True, False])
+def test_frames_that_carry_nothing_are_read_at_a_rate_whoever_dialled(is_dialler: bool) -> None:
+    async def main() -> None:
+        async with hosts(1, 2) as pair:
+            await connected(*pair)
+            near, far = pair if is_dialler else pair[::-1]
+            assert far._network.guests is not None
+            far._network.guests._small_frames = Rates(0.001, 5)
+            await until(lambda: near.peer_id in far.connected())
+            conn = near._network.link(transport.ID.from_base58(far.peer_id))
+            assert conn is not None
+            for _ in range(10):
+                await conn.muxed_conn._write_frame(bytes(12))  # of yamux, with data of no length
+            await until(lambda: far.refusals.counts().get(Reason.PACED.value, 0) > 0)
 
     run(main)
 
