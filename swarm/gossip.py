@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
@@ -18,10 +19,14 @@ from typing import Any
 import trio
 from blake3 import blake3
 
-from shoal.protocol.errors import LocalError, NetworkError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests
-from shoal.swarm.streams import Mailbox, Traffic
+from shoal.swarm import gossip_packets
+from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
+from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests, Memory
+from shoal.swarm.net_stream import NetStream
+from shoal.swarm.rendezvous.varint_frames import VarintFrames
+from shoal.swarm.streams import Mailbox, MessageStream, Traffic
 from shoal.swarm.transport import running
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
@@ -35,10 +40,11 @@ from libp2p.pubsub.rpc_queue import RpcQueue  # isort: skip
 
 log = logging.getLogger(__name__)
 
-# GossipSub drops what makes its packets exceed 1 MiB, and says nothing.
-PUBLISH_LIMIT_BYTES = 256 << 10
+PUBLISH_LIMIT_BYTES = gossip_packets.MESSAGE_LIMIT_BYTES  # GossipSub drops what makes a packet exceed 1 MiB, in silence
 PUBLISH_DEADLINE_S = 5.0
 SUBSCRIPTION_LIMIT_ITEMS = 1024
+TOPICS_LIMIT = 8  # that are not ours, and one peer has subscribed to
+PENDING_LIMIT_ITEMS = 16  # messages kept for a peer whose subscriptions are not known yet
 OUTBOX_LIMIT_ITEMS = 1024  # waiting to be sent to one peer
 OUTBOX_LIMIT_BYTES = 16 << 20
 # Meshes of a small swarm; the heartbeat (2 minutes unless set) repairs them and offers what was missed.
@@ -81,7 +87,8 @@ pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 class _Router(GossipSub):  # type: ignore[misc]
     """Keeps little of what has passed. libp2p's own notes the time of every message for an adaptation that is off here,
-    and never forgets one; and of the last thousand messages it keeps the packets in which they came."""
+    and never forgets one; of the last thousand messages it keeps the packets in which they came; and who was told to
+    stay away, and scores, it keeps of peers that are long gone."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -92,6 +99,20 @@ class _Router(GossipSub):  # type: ignore[misc]
         brief = rpc_pb2.Message(from_id=msg.from_id, seqno=msg.seqno, topicIDs=msg.topicIDs, data=digest)
         return bool(super()._check_equivocation(brief))
 
+    def _periodic_security_cleanup(self) -> None:
+        super()._periodic_security_cleanup()
+        now = time.time()
+        for topic, peers in list(self.back_off.items()):
+            self.back_off[topic] = {peer: until for peer, until in peers.items() if until > now}
+        scorer = self.scorer
+        for peer in {*scorer.first_message_deliveries, *scorer.behavior_penalty, *scorer.graft_flood_penalties}:
+            if peer not in self.peer_protocol:
+                scorer.remove_peer(peer)
+
+    async def _do_px(self, px_peers: list[Any]) -> None:
+        """Nothing: whom to connect to is not for others to say."""
+        await trio.lowlevel.checkpoint()
+
 
 class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest.
@@ -99,17 +120,26 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     Each peer has one stream in each direction. libp2p writes to ours from two tasks, the outbox's and the one that
     replays recent messages to a new subscriber; here one message is out before the next begins, since the mixture of
     two breaks the stream. And a peer says its subscriptions once, on its own stream: libp2p forgets them when ours
-    breaks, for as long as the connection lasts; here they last as long as the connection. Strangers
+    breaks, for as long as the connection lasts; here they last as long as the connection. Of what a peer says only that
+    reaches libp2p which concerns topics of ours (`shoal.swarm.gossip_packets`), and it is read at its rates. Strangers
     are neither written to nor read: libp2p opens a stream to whoever connects, replays the last messages to whoever
     subscribes, and keeps a hundred for each that it cannot write to. What one said waits until it is admitted.
     """
 
     def __init__(
-        self, host: BasicHost, router: GossipSub, deliver: Callable[[str, GossipMessage], None], guests: Guests
+        self,
+        host: BasicHost,
+        router: GossipSub,
+        deliver: Callable[[str, GossipMessage], None],
+        guests: Guests,
+        memory: Memory | None,
     ) -> None:
         super().__init__(host, router, strict_signing=True)
-        self._guests = guests
+        self._guests, self._memory = guests, memory
         self._deliver = deliver
+        self._topics: set[str] = set()  # ours
+        self._said: dict[ID, set[str]] = {}  # topics of others that may become ours
+        self._reading: dict[ID, trio.CancelScope] = {}
         self._writing: weakref.WeakKeyDictionary[Any, trio.Lock] = weakref.WeakKeyDictionary()
         self._admission = trio.Event()  # the next one of anybody
 
@@ -126,15 +156,82 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         if self._is_admitted(peer_id):
             await super()._handle_new_peer(peer_id)
 
+    def adopt(self, topic: str) -> None:
+        """A topic is ours from now on, also for who has subscribed to it before."""
+        self._topics.add(topic)
+        for peer_id in [peer for peer, topics in self._said.items() if topic in topics]:
+            self._subscribe(peer_id, topic)
+
     async def continuously_read_stream(self, stream: Any) -> None:
+        """Read what a peer says once it is admitted, on its newest stream alone, until that ends."""
         peer_id = stream.muxed_conn.peer_id
         with trio.move_on_after(STRANGER_DEADLINE_S):
             while not self._is_admitted(peer_id):
                 await self._admission.wait()
-        if self._is_admitted(peer_id):
-            await super().continuously_read_stream(stream)
-        else:
+        if not self._is_admitted(peer_id):
             await stream.reset()
+            return
+        if (earlier := self._reading.get(peer_id)) is not None:
+            earlier.cancel()
+        self._reading[peer_id] = scope = trio.CancelScope()
+        try:
+            with scope:
+                await self._read_packets(peer_id, stream)
+        finally:
+            if self._reading.get(peer_id) is scope:
+                del self._reading[peer_id]
+
+    async def _read_packets(self, peer_id: ID, stream: Any) -> None:
+        peer = PeerId(str(peer_id))
+        packets = MessageStream(
+            VarintFrames(NetStream(stream)), peer=peer, limit_bytes=PACKET_LIMIT_BYTES, memory=self._memory
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(packets.run)
+            try:
+                while True:
+                    data = await packets.receive(deadline_s=None)
+                    packet = gossip_packets.parse(data)
+                    await self._take(peer_id, packet)
+                    await self._guests.gossiped(peer, len(data), gossip_packets.entries(packet))
+            except (NetworkError, RemoteError, ValueError) as error:
+                log.debug("gossip of %s: %s", peer, error)
+            finally:
+                await packets.abort()
+
+    async def _take(self, peer_id: ID, packet: Any) -> None:
+        """Hand to libp2p what is for it."""
+        for message in gossip_packets.messages(packet, self._topics):
+            try:
+                await self.push_msg(peer_id, message)
+            except Exception:  # the boundary: one message of a peer
+                log.debug("a message that %s passed on", peer_id, exc_info=True)
+        for topic, subscribes in gossip_packets.subscriptions(packet):
+            self._hear_subscription(peer_id, topic, subscribes=subscribes)
+        control = gossip_packets.control(packet, self._topics)
+        if control is not None:
+            for wanted in control.control.iwant:
+                ids = [number for number in wanted.messageIDs if self._may_have(peer_id, number)]
+                wanted.messageIDs[:] = ids
+            await self.router.handle_rpc(control, peer_id)
+
+    def _may_have(self, peer_id: ID, number: bytes) -> bool:
+        """Whether a message that a peer wants is there, and within what it may be sent anew."""
+        message = self.router.mcache.get(number)
+        return message is not None and self._guests.may_want(PeerId(str(peer_id)), message.ByteSize())
+
+    def _hear_subscription(self, peer_id: ID, topic: str, *, subscribes: bool) -> None:
+        said = self._said.setdefault(peer_id, set())
+        if not subscribes:
+            said.discard(topic)
+            self._forget_subscription(peer_id, topic)
+        elif len(said) < TOPICS_LIMIT or topic in self._topics:
+            said.add(topic)
+            if topic in self._topics:
+                self._subscribe(peer_id, topic)
+
+    def _subscribe(self, peer_id: ID, topic: str) -> None:
+        self.handle_subscription(peer_id, rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic))
 
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
         async with self._writing.setdefault(stream, trio.Lock()):
@@ -149,6 +246,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         if not self._peer_is_connected(peer_id):
             super()._forget_all_subscriptions(peer_id)
+            self._said.pop(peer_id, None)
 
     def notify_subscriptions(self, publish_message: Any) -> None:
         origin = ID(publish_message.from_id)
@@ -162,7 +260,7 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
 class Gossip:
     """Publishing and subscribing, over a libp2p host that runs."""
 
-    def __init__(self, host: BasicHost, traffic: Traffic, guests: Guests) -> None:
+    def __init__(self, host: BasicHost, traffic: Traffic, guests: Guests, memory: Memory | None = None) -> None:
         self._traffic = traffic
         self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
         self._router = _Router(
@@ -174,8 +272,9 @@ class Gossip:
             # Its limit of ten a second drops in silence, and its adaptation slows the heartbeat to a minute.
             max_messages_per_topic_per_second=1e9,
             adaptive_gossip_enabled=False,
+            max_pending_messages_per_peer=PENDING_LIMIT_ITEMS,
         )
-        self._pubsub = _Pubsub(host, self._router, self._deliver, guests)
+        self._pubsub = _Pubsub(host, self._router, self._deliver, guests, memory)
         self._runs = False
 
     @contextlib.asynccontextmanager
@@ -207,6 +306,7 @@ class Gossip:
             raise LocalError(
                 f"{len(data)} bytes exceed the {PUBLISH_LIMIT_BYTES} of a gossip message; announce a digest"
             )
+        self._pubsub.adopt(topic)
         with trio.move_on_after(PUBLISH_DEADLINE_S) as scope:
             await self._pubsub.publish(topic, data)
         if scope.cancelled_caught:
@@ -217,6 +317,7 @@ class Gossip:
         """What others publish on `topic` from now on; the oldest is dropped when nobody reads. Close it to end."""
         mailbox: Mailbox[GossipMessage] = Mailbox(SUBSCRIPTION_LIMIT_ITEMS)
         self._mailboxes.setdefault(topic, []).append(mailbox)
+        self._pubsub.adopt(topic)
         await self._pubsub.subscribe(topic)
         return mailbox
 

@@ -102,9 +102,10 @@ class Host:
         self.remote_errors = 0  # faults of peers in our handlers
         self.handler_errors = 0  # faults of ours
         self._listen = [parse_listen_address(text) for text in listen]
-        self._network = transport.Network(identity=identity, connection_limit=connection_limit)
-        self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.refusals = Refusals()
+        self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
+        self._network = transport.Network(identity=identity, connection_limit=connection_limit, memory=self._memory)
+        self._network.register_notifee(transport.ConnectionNotifee(self._changed))
         self.is_admitted: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer belongs here; strangers are given less."""
         self.is_expected: Callable[[PeerId], bool] = lambda peer: False
@@ -122,7 +123,6 @@ class Host:
             self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
         )
         self._targets = DialTargets()
-        self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
         guests = Guests(
             self.refusals,
             lambda peer: self.is_admitted(peer),
@@ -136,7 +136,7 @@ class Host:
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.knocks = Knocks()
-        self._gossip = Gossip(self._libp2p, self.traffic, guests)
+        self._gossip = Gossip(self._libp2p, self.traffic, guests, self._memory)
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made
 
@@ -297,6 +297,11 @@ class Host:
     def is_direct(self, peer: PeerId) -> bool:
         """Whether a peer is connected, and not through a relay."""
         return self._network.is_direct(peer)
+
+    @property
+    def protocols(self) -> frozenset[str]:
+        """What peers can open streams of."""
+        return frozenset(map(str, self._libp2p.multiselect.get_protocols()))
 
     def tell_addresses(self) -> None:
         """Answer from now on, when libp2p's identify asks, where this node listens: other software passes that on."""

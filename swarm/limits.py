@@ -10,7 +10,8 @@
                       little; what they send beyond that stays in the system's buffers, until they are parted from
     a stream          `Guests`: so many at once and a second; who is refused often loses the connection
     a message         `Guests.pace`: over its rate a member is read later, so it fills its own buffers and not ours
-    bytes             `Memory`: received and not yet read, of one peer and of all together
+    a frame           `Guests.small_frame`: so many of a connection that carry nothing or little; then it is read later
+    bytes             `Memory`: received and not yet read, at whatever stage, of one peer, of strangers, and of all
 
 Everything that is turned away is counted in `Refusals`, by reason, and is in the node's status. An address that floods
 spends its own allowance, so newcomers from elsewhere still get in; and whom this node dials itself is not counted.
@@ -86,11 +87,24 @@ MESSAGE_BYTES_PER_S, MESSAGE_BURST_BYTES = 8 << 20, 64 << 20
 GOSSIP_PER_S, GOSSIP_BURST = 200.0, 2048.0
 """Gossip packets of one connected peer, its own and those it passes on."""
 STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST = 2.0, 32.0
+GOSSIP_BYTES_PER_S, GOSSIP_BURST_BYTES = 4 << 20, 8 << 20
+GOSSIP_ENTRIES_PER_S, GOSSIP_ENTRIES_BURST = 1024.0, 8192.0
+"""Of its packets beside messages: subscriptions, GRAFT, PRUNE, and the numbers in IHAVE, which tells of each message
+three times, and IWANT."""
+WANTED_BYTES_PER_S, WANTED_BURST_BYTES = 2 << 20, 16 << 20
+"""Messages that one peer is sent anew since it wants them."""
 
+HANDSHAKE_LIMIT_BYTES = 16 << 10
+"""Of one connection, either way made, until both ends are known and their streams agreed on; it takes some 500."""
 PEER_UNREAD_LIMIT_BYTES = 32 << 20
-STRANGER_UNREAD_LIMIT_BYTES = 2 << 20
+STRANGER_UNREAD_LIMIT_BYTES, STRANGER_UNREAD_SURE_BYTES = 1 << 20, 128 << 10
+STRANGERS_UNREAD_LIMIT_BYTES = 16 << 20
+"""Of all strangers together, in what they have beyond that which each is sure of."""
 UNREAD_LIMIT_BYTES = 512 << 20
-"""Received from all peers on streams and not yet read."""
+"""Received from all peers and not yet read, from the socket up."""
+SMALL_FRAME_BYTES = 1024
+SMALL_FRAMES_PER_S, SMALL_FRAMES_BURST = 2000.0, 8192.0
+"""Frames of one connection that carry less than that, or nothing: at 100 MiB/s there are some 1,600 of credit."""
 
 
 class Reason(StrEnum):
@@ -142,11 +156,18 @@ class Rates(Generic[Key]):
 
     def take(self, key: Key, now: float, amount: float = 1.0) -> bool:
         """Whether there is room for `amount` of `key`; if so it is taken."""
+        return self._bucket(key, now).take(amount, now)
+
+    def owe(self, key: Key, now: float, amount: float = 1.0) -> float:
+        """Take `amount` of `key`, whatever there is room for; how many seconds until that is paid."""
+        return self._bucket(key, now).owe(amount, now)
+
+    def _bucket(self, key: Key, now: float) -> TokenBucket:
         bucket = self._buckets.pop(key, None) or TokenBucket(self._per_s, self._burst, now)
         if len(self._buckets) >= self._limit:
             self._buckets.popitem(last=False)
         self._buckets[key] = bucket
-        return bucket.take(amount, now)
+        return bucket
 
     def is_spent(self, key: Key, now: float) -> bool:
         """Whether there is no room for one more of `key`; nothing is taken."""
@@ -288,8 +309,15 @@ class KnownHosts:
         return host in self._hosts
 
 
+NOBODY = PeerId("")
+
+
 class Memory:
-    """Bytes received and not yet read, of each peer and of all together. Use from trio's thread."""
+    """Bytes received and not yet read, wherever they wait, of each peer and of all together. Use from trio's thread.
+
+    Connections of which nobody knows yet whose they are count as one stranger, NOBODY. However much other strangers
+    hold, each finds what a hello needs.
+    """
 
     def __init__(self, refusals: Refusals, is_admitted: Callable[[PeerId], bool]) -> None:
         self._refusals = refusals
@@ -299,14 +327,22 @@ class Memory:
 
     def take(self, peer: PeerId, size: int) -> bool:
         """Make room for bytes of `peer`; False, and no room is made, beyond the limits."""
-        limit = PEER_UNREAD_LIMIT_BYTES if self._is_admitted(peer) else STRANGER_UNREAD_LIMIT_BYTES
         of_peer = self._unread.get(peer, 0) + size
-        if of_peer > limit or self.unread_bytes + size > UNREAD_LIMIT_BYTES:
+        if not self._may_have(peer, of_peer) or self.unread_bytes + size > UNREAD_LIMIT_BYTES:
             self._refusals.note(Reason.UNREAD)
             return False
         self._unread[peer] = of_peer
         self.unread_bytes += size
         return True
+
+    def _may_have(self, peer: PeerId, unread: int) -> bool:
+        if self._is_admitted(peer):
+            return unread <= PEER_UNREAD_LIMIT_BYTES
+        if unread <= STRANGER_UNREAD_SURE_BYTES:
+            return True
+        others = (size for one, size in self._unread.items() if one != peer and not self._is_admitted(one))
+        beyond = sum(max(0, size - STRANGER_UNREAD_SURE_BYTES) for size in (*others, unread))
+        return unread <= STRANGER_UNREAD_LIMIT_BYTES and beyond <= STRANGERS_UNREAD_LIMIT_BYTES
 
     def free(self, peer: PeerId, size: int) -> None:
         """These bytes of `peer` were read, or dropped."""
@@ -346,6 +382,10 @@ class Guests:
         self._strangers_reads = TokenBucket(STRANGERS_READS_PER_S, STRANGERS_READS_BURST)
         self._packets: Rates[PeerId] = Rates(GOSSIP_PER_S, GOSSIP_BURST)
         self._stranger_packets: Rates[PeerId] = Rates(STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST)
+        self._gossip_bytes: Rates[PeerId] = Rates(GOSSIP_BYTES_PER_S, GOSSIP_BURST_BYTES)
+        self._gossip_entries: Rates[PeerId] = Rates(GOSSIP_ENTRIES_PER_S, GOSSIP_ENTRIES_BURST)
+        self._wanted_bytes: Rates[PeerId] = Rates(WANTED_BYTES_PER_S, WANTED_BURST_BYTES)
+        self._small_frames: Rates[PeerId] = Rates(SMALL_FRAMES_PER_S, SMALL_FRAMES_BURST)
         self._open: Counter[PeerId] = Counter()
         self._strikes: Rates[PeerId] = Rates(STRIKES_LIMIT / STRIKES_FORGIVEN_S, STRIKES_LIMIT)
 
@@ -356,6 +396,13 @@ class Guests:
             return False
         self._refusals.note(Reason.FLOODING)
         return True
+
+    async def small_frame(self, peer: PeerId) -> None:
+        """A frame of this peer's connection carried little: wait until it is within its rate again."""
+        wait_s = self._small_frames.owe(peer, trio.current_time())
+        if wait_s > 0:
+            self._refusals.note(Reason.PACED)
+            await trio.sleep(wait_s)
 
     async def turn(self, peer: PeerId, address: str | None = None) -> None:
         """Wait until this peer, which dialled from `address`, is to be read: members, and who likely is one, now."""
@@ -402,6 +449,21 @@ class Guests:
         return self._stranger_streams.take(peer, now) and (
             self._first.take(peer, now) or self._strangers.take(None, now)
         )
+
+    async def gossiped(self, peer: PeerId, size: int, entries: int) -> None:
+        """A packet of so many bytes and control entries came by gossip: wait until that is within the rates again."""
+        now = trio.current_time()
+        wait_s = max(self._gossip_bytes.owe(peer, now, size), self._gossip_entries.owe(peer, now, entries))
+        if wait_s > 0:
+            self._refusals.note(Reason.PACED)
+            await trio.sleep(wait_s)
+
+    def may_want(self, peer: PeerId, size: int) -> bool:
+        """Whether this peer may be sent a message of so many bytes once more."""
+        if self._wanted_bytes.take(peer, trio.current_time(), size):
+            return True
+        self._refusals.note(Reason.GOSSIP_RATE)
+        return False
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether one more gossip packet of `peer` is looked at."""

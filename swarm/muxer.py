@@ -1,6 +1,7 @@
 """One libp2p connection: the socket under it, and the yamux above it, as Shoal needs them.
 
-* `Wire`     — the socket: notices a dead peer within seconds, and can be closed without waiting.
+* `Wire`     — the socket: notices a dead peer within seconds, can be closed without waiting, and takes little of a peer
+  that nobody knows yet.
 * `Muxer`    — yamux: a cancelled task never leaves half a frame on the wire; a heartbeat; a memory bound; credit for
   what was read is given in few frames rather than after every read.
 * `Secured`  — what is between them: strangers are read when it is their turn.
@@ -17,6 +18,9 @@ from typing import Any
 
 import trio
 
+from shoal.protocol.identity import PeerId
+from shoal.swarm.limits import HANDSHAKE_LIMIT_BYTES, NOBODY, SMALL_FRAME_BYTES, Memory
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from libp2p.exceptions import BaseLibp2pError
@@ -24,12 +28,14 @@ with warnings.catch_warnings():
     from libp2p.io.exceptions import ConnectionClosedError
     from libp2p.network.exceptions import SwarmException
     from libp2p.peer.id import ID
+    from libp2p.stream_muxer.yamux import yamux
     from libp2p.stream_muxer.yamux.yamux import (
         DEFAULT_WINDOW_SIZE,
         FLAG_FIN,
         FLAG_RST,
         FLAG_SYN,
         HEADER_SIZE,
+        TYPE_DATA,
         TYPE_PING,
         TYPE_WINDOW_UPDATE,
         YAMUX_HEADER_FORMAT,
@@ -47,9 +53,13 @@ FRAME_GRACE_S = 1.0
 # A stopped process (SIGSTOP) keeps its TCP connections; only an answer proves that it runs.
 HEARTBEAT_INTERVAL_S = 5.0
 HEARTBEAT_DEADLINE_S = 15.0
-# Received and not yet read by anyone, over all streams of one connection; a peer that ignores flow control goes.
-CONNECTION_BUFFER_LIMIT_BYTES = 64 << 20
 CLOSE_DEADLINE_S = 2.0
+# What a socket is read for at once: libp2p's messages are that long at most, and frames are read in such pieces.
+READ_LIMIT_BYTES = 64 << 10
+FRAME_BODY_DEADLINE_S = 60.0
+# To which the room of a stream that is read quickly grows; libp2p's 16 MiB on a few streams are more than a peer has.
+WINDOW_LIMIT_BYTES = 2 << 20
+yamux.MAX_WINDOW_SIZE = WINDOW_LIMIT_BYTES  # looked up there by name
 # Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
 CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4
 OWED_LIMIT_STREAMS = 256
@@ -58,11 +68,53 @@ OWED_LIMIT_STREAMS = 256
 FOREIGN_ERRORS = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, ValueError)
 
 
+class Allowance:
+    """What one connection may send: little until its ends are known, and only what there is room for, waiting.
+
+    `counts` is told of everything that is read. What is read and not enough yet is `waiting`, and in `Memory`.
+    """
+
+    def __init__(self, memory: Memory | None) -> None:
+        self._memory = memory
+        self._holder = NOBODY
+        self._waiting = 0
+        self._left: int | None = HANDSHAKE_LIMIT_BYTES
+
+    def known(self, peer: PeerId) -> None:
+        """Whose the connection is, from now on."""
+        self.wait(0)
+        self._holder, self._left = peer, None
+
+    def counts(self, size: int) -> bool:
+        """Whether so many bytes more may be read."""
+        if self._left is None:
+            return True
+        self._left -= size
+        return self._left >= 0
+
+    def read(self, size: int) -> None:
+        """So many of the bytes that were waiting were read."""
+        self.wait(max(0, self._waiting - size))
+
+    def wait(self, size: int) -> bool:
+        """Have so many bytes waiting, all told; False if there is no room for them."""
+        more, self._waiting = size - self._waiting, size
+        if self._memory is None or more == 0:
+            return True
+        if more < 0:
+            self._memory.free(self._holder, -more)
+        elif not self._memory.take(self._holder, more):
+            self._waiting -= more
+            return False
+        return True
+
+
 class Wire(ReadWriteCloser):  # type: ignore[misc]
     """A TCP socket with our options, as libp2p reads and writes it."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, memory: Memory | None = None) -> None:
         self._stream = stream
+        self.allowance = Allowance(memory)
         _tune(stream)
 
     async def write(self, data: bytes) -> None:
@@ -73,16 +125,14 @@ class Wire(ReadWriteCloser):  # type: ignore[misc]
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly `n` bytes, or some where `n` is None; so libp2p's limit of a hundred partial reads is never met."""
-        buffer = bytearray()
-        while not buffer or (n is not None and len(buffer) < n):
-            try:
-                data = await self._stream.receive_some(None if n is None else n - len(buffer))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionClosedError("the connection is closed", transport="tcp") from error
-            if not data:
-                raise ConnectionClosedError("the peer closed the connection", transport="tcp")
-            buffer += data
-        return bytes(buffer)
+        return await read_bounded(self._receive, n, self.allowance)
+
+    async def _receive(self, limit_bytes: int) -> bytes:
+        try:
+            data: bytes = await self._stream.receive_some(limit_bytes)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError("the connection is closed", transport="tcp") from error
+        return data
 
     def sever(self) -> None:
         """Close the socket now; whoever waits on it gets an error."""
@@ -103,6 +153,26 @@ class Wire(ReadWriteCloser):  # type: ignore[misc]
         return host, port
 
 
+async def read_bounded(receive: Callable[[int], Awaitable[bytes]], n: int | None, allowance: Allowance) -> bytes:
+    """Receive exactly `n` bytes, or some where that is None. Raises ConnectionClosedError at the end of the connection,
+    and for more than may be sent."""
+    if n is not None and n > READ_LIMIT_BYTES:
+        raise ConnectionClosedError(f"{n} bytes are announced at once")
+    buffer = bytearray()
+    try:
+        while not buffer or (n is not None and len(buffer) < n):
+            data = await receive(READ_LIMIT_BYTES if n is None else n - len(buffer))
+            if not data:
+                raise ConnectionClosedError("the peer closed the connection")
+            buffer += data
+            is_enough = n is None or len(buffer) == n
+            if not allowance.counts(len(data)) or not (is_enough or allowance.wait(len(buffer))):
+                raise ConnectionClosedError("the peer sends more than there is room for")
+        return bytes(buffer)
+    finally:
+        allowance.wait(0)
+
+
 def _tune(stream: trio.SocketStream) -> None:
     """Set the options that find a dead peer, as far as the platform has them."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -115,28 +185,50 @@ def _tune(stream: trio.SocketStream) -> None:
 
 
 class Secured:
-    """A secured connection of which every read waits for its `turn`, where that is set."""
+    """A secured connection of which every read waits for its `turn`, where that is set, and heads of small frames for
+    theirs."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.turn: Callable[[], Awaitable[None]] | None = None
+        self.small_frame: Callable[[], Awaitable[None]] | None = None
 
-    async def read(self, n: int | None = None) -> bytes:
-        """What the connection reads, in its turn: until then it stays in the system's buffers, as it came."""
+    async def read(self, n: int) -> bytes:
+        """The head of a frame, in its turn: until then it stays in the system's buffers, as it came."""
+        head = await self.read_body(n)
+        if self.small_frame is not None and _is_small(head):
+            await self.small_frame()
+        return head
+
+    async def read_body(self, n: int) -> bytes:
+        """What the connection reads, in its turn."""
         if self.turn is not None:
             await self.turn()
         data: bytes = await self._connection.read(n)
         return data
 
+    @property
+    def decrypted_bytes(self) -> int:
+        """How much was decrypted and is read next."""
+        session = self._connection
+        return int(getattr(session, "high_watermark", 0) - getattr(session, "low_watermark", 0))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
+
+
+def _is_small(head: bytes) -> bool:
+    _, kind, _, _, length = struct.unpack(YAMUX_HEADER_FORMAT, head)
+    return bool(kind != TYPE_DATA or length < SMALL_FRAME_BYTES)
 
 
 class Muxer(Yamux):  # type: ignore[misc]
     """yamux whose frames are whole whatever is cancelled, with a heartbeat and a bound on unread bytes."""
 
-    def __init__(self, secured_conn: Any, peer_id: ID, *, is_initiator: bool) -> None:
+    def __init__(self, secured_conn: Any, peer_id: ID, *, is_initiator: bool, memory: Memory | None = None) -> None:
         super().__init__(Secured(secured_conn), peer_id, is_initiator=is_initiator)
+        self._unread = Allowance(memory)
+        self._unread.known(PeerId(str(peer_id)))
         self.opened_at = trio.current_time()
         self._owed: dict[int, int] = {}  # bytes of credit by stream
         self._begun = False
@@ -158,6 +250,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         try:
             await super().start()
         finally:
+            self._unread.wait(0)
             self._settled.set()
             if not self.event_closed.is_set():
                 with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
@@ -166,6 +259,10 @@ class Muxer(Yamux):  # type: ignore[misc]
     def take_turns(self, turn: Callable[[], Awaitable[None]]) -> None:
         """Wait for this before every read from now on."""
         self.secured_conn.turn = turn
+
+    def pace(self, small_frame: Callable[[], Awaitable[None]]) -> None:
+        """Wait for this after the head of every frame that carries little from now on."""
+        self.secured_conn.small_frame = small_frame
 
     def _credited(self, frame: bytes) -> bytes:
         """The frame that is to be sent for this one; none for credit that can wait, and more credit for what waited."""
@@ -203,12 +300,26 @@ class Muxer(Yamux):  # type: ignore[misc]
         await trio.lowlevel.checkpoint()
 
     async def _read_data_body(self, length: int) -> bytes:
-        unread_bytes = sum(map(len, self.stream_buffers.values()))
-        if unread_bytes + length > CONNECTION_BUFFER_LIMIT_BYTES:
-            await self.secured_conn.close()
-            raise ConnectionClosedError(f"{self.peer_id} ignores flow control")
-        body: bytes = await super()._read_data_body(length)
-        return body
+        """A frame's body, piece by piece: what is announced and does not come takes no room."""
+        body = bytearray()
+        with trio.fail_after(FRAME_BODY_DEADLINE_S):
+            while len(body) < length:
+                body += await self.secured_conn.read_body(min(length - len(body), READ_LIMIT_BYTES))
+                if not self._has_room(len(body)):
+                    await self.secured_conn.close()
+                    raise ConnectionClosedError(f"{self.peer_id} sends more than there is room for")
+        return bytes(body)
+
+    def _has_room(self, body_bytes: int) -> bool:
+        """Count what waits on this connection, such a body of a frame included; whether there is room for it."""
+        in_streams = sum(map(len, self.stream_buffers.values()))
+        return self._unread.wait(body_bytes + in_streams + self.secured_conn.decrypted_bytes)
+
+    async def read_stream(self, stream_id: int, n: int = -1) -> bytes:
+        """What a stream has received, which waits no longer."""
+        data: bytes = await super().read_stream(stream_id, n)
+        self._unread.read(len(data))
+        return data
 
     async def _measure_rtt_loop(self) -> None:
         """Ping at once and then every few seconds; close the connection to a peer that stops answering."""
@@ -225,6 +336,7 @@ class Muxer(Yamux):  # type: ignore[misc]
                     return
                 self._answered = True
                 self._settled.set()
+                self._has_room(0)  # what streams held that were reset is counted no longer
                 with trio.move_on_after(HEARTBEAT_INTERVAL_S):
                     await self.event_shutting_down.wait()
         except FOREIGN_ERRORS:

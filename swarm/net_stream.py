@@ -11,13 +11,13 @@ import trio
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.multistream import Communicator
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from libp2p.network.stream.exceptions import StreamEOF
     from libp2p.protocol_muxer.multiselect_client import MULTISELECT_PROTOCOL_ID
-    from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
     from libp2p.utils import encode_delim
 
 AnyStream = Any  # libp2p's stream, which has no types
@@ -29,7 +29,7 @@ async def agree(stream: AnyStream, protocol: str) -> bool:
     Source: multistream-select 1.0, https://github.com/multiformats/multistream-select
     """
     await stream.write(encode_delim(MULTISELECT_PROTOCOL_ID.encode()) + encode_delim(protocol.encode()))
-    communicator = MultiselectCommunicator(stream)
+    communicator = Communicator(stream)
     greeting, choice = await communicator.read(), await communicator.read()
     stream.set_protocol(protocol)
     return (greeting, choice) == (MULTISELECT_PROTOCOL_ID, protocol)

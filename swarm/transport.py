@@ -27,7 +27,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address import Address
 from shoal.swarm.libp2p_log import redirect
-from shoal.swarm.limits import Guests
+from shoal.swarm.limits import Guests, Memory
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuit_address import CircuitAddress
@@ -73,12 +73,20 @@ class NobodyListens(NetworkError):
 class _Upgrader(TransportUpgrader):  # type: ignore[misc]
     """Makes our `Muxer`; libp2p's own upgrader makes its Yamux whatever class it was given for that protocol."""
 
+    memory: Memory | None = None
+
+    async def upgrade_security(self, raw_conn: Any, is_initiator: bool, peer_id: ID | None = None) -> Any:
+        secured = await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        secured.allowance = raw_conn.stream.allowance
+        return secured
+
     async def upgrade_connection(self, conn: Any, peer_id: ID) -> Muxer:
         try:
             muxer_class = await self.muxer_multistream.select_transport(conn)
         except (MultiselectError, MultiselectClientError) as error:
             raise MuxerUpgradeFailure("no common stream muxer") from error
-        muxer: Muxer = muxer_class(conn, peer_id, is_initiator=conn.is_initiator)
+        conn.allowance.known(PeerId(str(peer_id)))
+        muxer: Muxer = muxer_class(conn, peer_id, is_initiator=conn.is_initiator, memory=self.memory)
         return muxer
 
 
@@ -145,7 +153,7 @@ class Network(Swarm):  # type: ignore[misc]
     accepts. Of two connections made at once, the one dialled by the lower PeerId stays.
     """
 
-    def __init__(self, *, identity: Identity, connection_limit: int) -> None:
+    def __init__(self, *, identity: Identity, connection_limit: int, memory: Memory | None = None) -> None:
         keys = ed25519_key_pair(identity.private_bytes())
         peerstore = PeerStore()
         own_id = ID.from_pubkey(keys.public_key)
@@ -156,6 +164,7 @@ class Network(Swarm):  # type: ignore[misc]
             {TProtocol(YAMUX): Muxer},
             negotiate_timeout=int(HANDSHAKE_DEADLINE_S),
         )
+        upgrader.memory = self.memory = memory
         config = ConnectionConfig(
             max_connections=connection_limit,
             high_watermark=connection_limit,
@@ -177,7 +186,7 @@ class Network(Swarm):  # type: ignore[misc]
     async def accept(self, stream: trio.SocketStream) -> Muxer | None:
         """Shake hands with whoever connected; on any failure the socket is closed and nothing else happens."""
         muxer: Muxer | None = None
-        wire = Wire(stream)
+        wire = Wire(stream, self.memory)
         with trio.move_on_after(HANDSHAKE_DEADLINE_S), self._tracked(wire):
             try:
                 muxer = await self.upgrade_inbound_raw_conn(RawConnection(wire, False), None)
@@ -213,7 +222,7 @@ class Network(Swarm):  # type: ignore[misc]
     async def _dial(self, address: Address, peer_id: ID) -> None:
         try:
             try:
-                wire = Wire(await trio.open_tcp_stream(address.host, address.port))
+                wire = Wire(await trio.open_tcp_stream(address.host, address.port), self.memory)
             except OSError as error:
                 raise _reason_not_connected(address, error) from error
             with self._tracked(wire):
@@ -243,7 +252,7 @@ class Network(Swarm):  # type: ignore[misc]
 
         Raises NetworkError unless the far end proves to be the peer; the socket is closed then, and when cancelled.
         """
-        wire, peer_id = Wire(stream), ID.from_base58(peer)
+        wire, peer_id = Wire(stream, self.memory), ID.from_base58(peer)
         with trio.move_on_after(TAKE_OVER_DEADLINE_S), self._tracked(wire):
             try:
                 if dialled:
@@ -270,8 +279,10 @@ class Network(Swarm):  # type: ignore[misc]
     async def add_conn(self, muxed_conn: Muxer, direction: str = "unknown") -> Any:
         """Register a connection that passed its handshake, as the only one to its peer, or refuse it."""
         peer_id = muxed_conn.peer_id
-        if self.guests is not None and not muxed_conn.is_initiator:
-            muxed_conn.take_turns(partial(self.guests.turn, PeerId(str(peer_id)), _host_of(muxed_conn)))
+        if self.guests is not None:
+            muxed_conn.pace(partial(self.guests.small_frame, PeerId(str(peer_id))))
+            if not muxed_conn.is_initiator:
+                muxed_conn.take_turns(partial(self.guests.turn, PeerId(str(peer_id)), _host_of(muxed_conn)))
         try:
             if muxed_conn.is_initiator:
                 self.manager.run_task(muxed_conn.start)
@@ -325,6 +336,14 @@ class Network(Swarm):  # type: ignore[misc]
         for wire in self._wires:
             wire.sever()
         self._wires.clear()
+
+    def remove_conn(self, swarm_conn: Any) -> None:
+        """Forget a connection that has ended, and with a peer's last one what libp2p keeps of the peer."""
+        super().remove_conn(swarm_conn)
+        peer_id = swarm_conn.muxed_conn.peer_id
+        if peer_id not in self.connections:
+            self.peerstore.peer_data_map.pop(peer_id, None)
+            self.peerstore.peer_record_map.pop(peer_id, None)
 
     async def drop_peer(self, peer: PeerId) -> None:
         """Close whatever connects us to `peer`."""
@@ -408,8 +427,9 @@ def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
 
 
 def make_host(network: Network, guests: Guests) -> BasicHost:
-    """libp2p's host over `network`: it answers identify and ping, and asks nobody on its own."""
+    """libp2p's host over `network`: it serves nothing of its own, and asks nobody."""
     host = BasicHost(network=network, announce_addrs=[], disable_identify_address_discovery=True)
+    host.multiselect.handlers.clear()  # identify push, above all, keeps whatever a stranger says of itself
     network.guests = guests
     # Asking each peer who it is would teach us addresses that nobody proved; NodeRecords carry signed ones.
     network.notifees = [n for n in network.notifees if not isinstance(n, basic_host._IdentifyNotifee)]

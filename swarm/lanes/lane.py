@@ -356,7 +356,16 @@ class Lane:
                 raise RemoteError("begins to share memory that was not taken")
         elif region is not None or header.kind not in BULK_KINDS:
             self._sink.received(self.peer, header, target)
+        if header.length == 0:
+            self._hold_back()
         return True
+
+    def _hold_back(self) -> None:
+        """A frame that carries nothing came: wait until the peer's are within their rate again."""
+        with self._changed:
+            delay_s = self._queue.empty_frames.owe(1.0, time.monotonic())
+        if delay_s > 0:
+            self._died.wait(delay_s)
 
     def _region(self, header: FrameHeader) -> memoryview | None:
         if header.kind not in BULK_KINDS:

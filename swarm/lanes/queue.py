@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from shoal.protocol.errors import NetworkError
+from shoal.protocol.offer_book import TokenBucket
 from shoal.swarm.lanes.choice import Lineup
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
@@ -28,6 +29,8 @@ QUEUE_LIMIT_FRAMES = 32 * 1024
 QUEUE_LIMIT_BYTES = 16 << 30
 SCOPE_LIMIT = 64
 TURN_BYTES = FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES
+EMPTY_FRAMES_PER_S, EMPTY_FRAMES_BURST = 2000.0, 16 * 1024.0
+"""Of one peer, that carry nothing: a request for each chunk there can be, at once."""
 
 Frame = tuple[FrameHeader, memoryview]
 
@@ -62,6 +65,7 @@ class FrameQueue:
         self.queued_bytes = 0  # of payload, posted and not yet given to the kernel
         self.busy_since: float | None = None  # since when there always was something queued
         self.lineup = Lineup()
+        self.empty_frames = TokenBucket(EMPTY_FRAMES_PER_S, EMPTY_FRAMES_BURST)  # that came
         self._limit_frames = limit_frames
         self._limit_bytes = limit_bytes
         self._clock = clock

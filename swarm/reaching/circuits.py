@@ -21,8 +21,8 @@ import trio
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.swarm.limits import Reason, Refusals
-from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer
+from shoal.swarm.limits import Memory, Reason, Refusals
+from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Allowance, Muxer, read_bounded
 from shoal.swarm.reaching.circuit_address import CircuitAddress
 
 with warnings.catch_warnings():
@@ -51,7 +51,6 @@ PENDING_LIMIT, STRANGERS_PENDING_LIMIT = 32, 16
 """Circuits to this node whose handshake is under way: in all, and those of callers who do not belong here, who may have
 no mind to end it."""
 HANDSHAKE_DEADLINE_S = 10.0
-READ_BYTES = 64 << 10
 
 logger = logging.getLogger("shoal.libp2p")
 
@@ -122,8 +121,9 @@ def peer_in(message: Any) -> PeerId | None:
 class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
     """A stream to a relay as libp2p's handshakes read and write it; what `Wire` is to a socket."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, memory: Memory | None = None) -> None:
         self._stream = stream
+        self.allowance = Allowance(memory)
         self.closed = False
 
     async def write(self, data: bytes) -> None:
@@ -134,16 +134,14 @@ class CircuitWire(ReadWriteCloser):  # type: ignore[misc]
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly `n` bytes, or some where `n` is None."""
-        buffer = bytearray()
-        while not buffer or (n is not None and len(buffer) < n):
-            try:
-                data = await self._stream.read(READ_BYTES if n is None else n - len(buffer))
-            except FOREIGN_ERRORS as error:
-                raise ConnectionClosedError("the circuit is closed", transport="circuit") from error
-            if not data:
-                raise ConnectionClosedError("the circuit ended", transport="circuit")
-            buffer += data
-        return bytes(buffer)
+        return await read_bounded(self._receive, n, self.allowance)
+
+    async def _receive(self, limit_bytes: int) -> bytes:
+        try:
+            data: bytes = await self._stream.read(limit_bytes)
+        except FOREIGN_ERRORS as error:
+            raise ConnectionClosedError("the circuit is closed", transport="circuit") from error
+        return data
 
     async def close(self) -> None:
         self.closed = True
@@ -220,7 +218,7 @@ class Circuits:
                 await reset(stream)
         if not done:
             raise NetworkError(f"{relay} has no way to {address.peer} (status {answer.status})")
-        return CircuitWire(stream)
+        return CircuitWire(stream, self._network.memory)
 
     async def _hop(self, relay: PeerId) -> Any:
         return (await self._network.open_stream(relay, HOP_PROTOCOL)).raw
@@ -255,7 +253,7 @@ class Circuits:
                     if not self.lets_in(relay, caller):
                         raise NetworkError("too many call through this relay")
                     await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
-                    raw = CircuitWire(stream).raw(dialled=False)
+                    raw = CircuitWire(stream, self._network.memory).raw(dialled=False)
                     muxer = await self._network.upgrade_inbound_raw_conn(raw, None)
             except Exception as error:  # the boundary: a stranger sent whatever it pleased
                 logger.debug("refused a circuit: %r", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ from tests.collectives.reduce_lab import Mesh, make_plan
 from tests.collectives.reduce_lab import encode as encode_contribution
 from tests.collectives.reduce_lab import peer as reduce_peer
 from tests.fuzz.machines import CHUNK_VALUES, PEERS, Renewed, round_targets, row_targets
+from tests.fuzz.network import listening, network_targets
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import MANIFEST, ME, PEER, START, SWARM, Target, examples, sealer
 
@@ -386,10 +387,11 @@ async def handler_targets(seed: int = 1) -> AsyncIterator[list[Target]]:
     traffic_module.PLAN_WAIT_S = 0.0  # a lane's thread would wait for a plan that does not come
     try:
         with tempfile.TemporaryDirectory() as folder:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
                 host = Host(identity=identity(0), listen=("/ip4/127.0.0.1/tcp/0",))
                 lanes = LanePool(me=ME, swarm_id=SWARM, sink=Nowhere(), listen=("127.0.0.1", 0), request=_nobody)
                 await nursery.start(lanes.run)
+                running = await stack.enter_async_context(listening())
                 yield [
                     *link_targets(host, rng),
                     *request_targets(host, lanes, Path(folder), rng),
@@ -399,6 +401,7 @@ async def handler_targets(seed: int = 1) -> AsyncIterator[list[Target]]:
                     *round_targets(rng),
                     *row_targets(rng),
                     *frame_targets(rng),
+                    *network_targets(running, _connection),
                 ]
                 nursery.cancel_scope.cancel()
     finally:

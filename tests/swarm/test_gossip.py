@@ -9,13 +9,18 @@ import pytest
 import trio
 
 from shoal.protocol.identity import Identity
-from shoal.swarm import gossip
-from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
+from shoal.swarm import gossip, limits
+from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, TOPICS_LIMIT, GossipMessage
+from shoal.swarm.gossip_packets import parse
 from shoal.swarm.host import Host
+from shoal.swarm.limits import Reason
 from shoal.swarm.streams import Mailbox, MessageStream
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.host.
+from libp2p.peer.id import ID  # isort: skip
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
+from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
+from libp2p.utils import encode_varint_prefixed  # isort: skip
 
 TEST_DEADLINE_S = 60
 TOPIC = "news"
@@ -138,3 +143,135 @@ def test_streams_of_a_stranger_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPa
             await until(lambda: waiting_streams(near) == 0)
 
     trio.run(main)
+
+
+def test_what_a_member_says_of_other_topics_is_nowhere_kept() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            router, pubsub = far._gossip._router, far._gossip._pubsub
+            packet = rpc_pb2.RPC()
+            for number in range(200):
+                topic = f"topic {number}"
+                packet.control.prune.add(topicID=topic, backoff=1 << 40)
+                packet.control.graft.add(topicID=topic)
+                packet.control.ihave.add(topicID=topic, messageIDs=[b"1"])
+                packet.subscriptions.add(subscribe=True, topicid=topic)
+            said = signed(near, b"1", b"in two topics", TOPIC, *(f"topic {number}" for number in range(20)))
+            packet.publish.append(said)
+            packet.publish.append(signed(near, b"2", b"genuine", TOPIC))
+            packet.publish.append(signed(near, bytes(100), b"long", TOPIC))
+            peer = near_id(near)
+            await pubsub._take(peer, parse(packet.SerializeToString()))
+            assert (await box.receive()).data == b"genuine"
+            assert not box._items
+            topics = {TOPIC}
+            assert set(pubsub.peer_topics) == topics
+            assert set(router.mesh) == topics
+            assert set(router.back_off) <= topics
+            for table in (router.graft_flood_tracking, router.ihave_message_limits, router.message_rate_limits):
+                assert set(table.get(peer, ())) <= topics
+            for table in (router.time_since_last_publish, router.recent_message_deliveries):
+                assert set(table) <= topics
+            assert len(pubsub._said[peer]) == TOPICS_LIMIT
+            await near.disconnect(far.peer_id)
+            await until(lambda: not far.gossip_peers(TOPIC))
+            assert not pubsub._said
+
+    trio.run(main)
+
+
+def test_subscription_counts_once_its_topic_is_ours() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, _):
+            await near.subscribe("later")
+            await until(lambda: "later" in far._gossip._pubsub._said.get(near_id(near), ()))
+            assert not far.gossip_peers("later")
+            box = await far.subscribe("later")
+            assert far.gossip_peers("later") == {near.peer_id}
+            await until(lambda: near.gossip_peers("later") == {far.peer_id})
+            await near.publish("later", b"now")
+            assert (await box.receive()).data == b"now"
+
+    trio.run(main)
+
+
+def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WANTED_BURST_BYTES", 1 << 20)
+
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
+            await box.receive()
+            router, pubsub = far._gossip._router, far._gossip._pubsub
+            (number,) = router.mcache.window(TOPIC)
+            sent: list[int] = []
+            monkeypatch.setattr(router, "send_rpc", lambda peer, packet, **_: sent.append(packet.ByteSize()))
+            want = rpc_pb2.RPC()
+            want.control.iwant.add(messageIDs=[number] * 1000)
+            for _ in range(20):
+                router.iwant_request_limits.clear()  # libp2p's own limit, which counts what is asked at once as one
+                router.mcache.put(signed(near, b"1", b"", TOPIC))
+                await pubsub._take(near_id(near), parse(want.SerializeToString()))
+            assert 1 <= len(sent) <= 5
+            assert max(sent) < PUBLISH_LIMIT_BYTES + 4096
+
+    trio.run(main)
+
+
+def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            far._gossip._pubsub._guests._gossip_entries = limits.Rates(0.001, 100)
+            stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw
+            packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"first", TOPIC)])
+            for _ in range(101):
+                packet.control.graft.add(topicID="no topic")
+            await stream.write(encode_varint_prefixed(packet.SerializeToString()))
+            assert (await box.receive()).data == b"first"
+            packet.publish[0].CopyFrom(signed(near, b"2", b"second", TOPIC))
+            await stream.write(encode_varint_prefixed(packet.SerializeToString()))
+            await until(lambda: far.refusals.counts().get(Reason.PACED.value, 0) > 0)
+            assert not box._items
+
+    trio.run(main)
+
+
+def test_of_a_peer_the_newest_stream_is_read_alone() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, box):
+            streams = [(await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw for _ in range(3)]
+            await until(lambda: waiting_streams(far) <= 2)  # the newest, and the one on which far speaks itself
+            packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"heard", TOPIC)])
+            await streams[-1].write(encode_varint_prefixed(packet.SerializeToString()))
+            assert (await box.receive()).data == b"heard"
+            assert len(far._gossip._pubsub._reading) == 1
+
+    trio.run(main)
+
+
+def test_what_was_kept_of_peers_that_are_gone_goes_with_a_heartbeat() -> None:
+    async def main() -> None:
+        async with two_hosts() as (near, far, _):
+            router, gone = far._gossip._router, near_id(Host(identity=Identity.from_seed(bytes([9]) * 32)))
+            router.back_off = {TOPIC: {gone: 1, near_id(near): 1 << 40}}
+            router.scorer.first_message_deliveries[gone][TOPIC] = 1.0
+            router.scorer.behavior_penalty[gone] = 1.0
+            router._periodic_security_cleanup()
+            assert router.back_off == {TOPIC: {near_id(near): 1 << 40}}
+            assert gone not in router.scorer.first_message_deliveries
+            assert gone not in router.scorer.behavior_penalty
+
+    trio.run(main)
+
+
+def near_id(host: Host) -> ID:
+    return ID.from_base58(host.peer_id)
+
+
+def signed(host: Host, number: bytes, data: bytes, *topics: str) -> rpc_pb2.Message:
+    """A message as GossipSub of this host would have made it."""
+    said = rpc_pb2.Message(from_id=near_id(host).to_bytes(), seqno=number, data=data, topicIDs=topics)
+    pubsub = host._gossip._pubsub
+    said.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + said.SerializeToString())
+    said.key = pubsub.host.get_public_key().serialize()
+    return said

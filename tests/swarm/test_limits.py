@@ -240,11 +240,32 @@ def test_memory_holds_little_for_strangers_and_frees_what_was_read(monkeypatch: 
     assert refusals.counts() == {Reason.UNREAD.value: 3}
 
 
+def test_strangers_leave_room_for_who_comes_next() -> None:
+    memory = Memory(Refusals(), is_member)
+    size = 16 << 10
+
+    def fill(peer: PeerId) -> int:
+        held = 0
+        while memory.take(peer, size):
+            held += size
+        return held
+
+    held = [fill(PeerId(f"stranger {number}")) for number in range(limits.STRANGER_LIMIT)]
+    assert held[0] == limits.STRANGER_UNREAD_LIMIT_BYTES
+    assert min(held) >= limits.STRANGER_UNREAD_SURE_BYTES, "who comes last finds what a hello takes"
+    sure = limits.STRANGER_LIMIT * limits.STRANGER_UNREAD_SURE_BYTES
+    assert sum(held) <= sure + limits.STRANGERS_UNREAD_LIMIT_BYTES
+    memory.free(PeerId("stranger 0"), held[0])
+    assert fill(PeerId("stranger 1")) == 0
+    assert fill(PeerId("stranger 100")) == limits.STRANGER_UNREAD_LIMIT_BYTES - limits.STRANGER_UNREAD_SURE_BYTES
+    assert memory.take(MEMBER, limits.PEER_UNREAD_LIMIT_BYTES), "members lose nothing by it"
+
+
 def test_stream_with_more_than_there_is_room_for_ends_and_gives_its_room_back() -> None:
     async def main() -> None:
         refusals = Refusals()
         memory = Memory(refusals, is_member)
-        size = 1 << 20
+        size = limits.STRANGER_UNREAD_LIMIT_BYTES // 2
         async with trio.open_nursery() as nursery:
             streams = []
             for _ in range(4):  # two are as much as a stranger has

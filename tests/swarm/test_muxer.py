@@ -5,28 +5,47 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
-from shoal.protocol.identity import Identity
+from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import muxer
+from shoal.swarm.limits import (
+    HANDSHAKE_LIMIT_BYTES,
+    PEER_UNREAD_LIMIT_BYTES,
+    SMALL_FRAME_BYTES,
+    SMALL_FRAMES_BURST,
+    SMALL_FRAMES_PER_S,
+    Guests,
+    Memory,
+    Reason,
+    Refusals,
+)
+from shoal.swarm.multistream import NAME_LIMIT_BYTES, NAMES_LIMIT, Communicator, MultiselectCommunicatorError
 from shoal.swarm.muxer import (
-    CONNECTION_BUFFER_LIMIT_BYTES,
     CREDIT_BYTES,
     FLAG_FIN,
     FRAME_GRACE_S,
     FRAME_STALL_DEADLINE_S,
+    HEADER_SIZE,
     OWED_LIMIT_STREAMS,
+    TYPE_DATA,
     TYPE_WINDOW_UPDATE,
     USER_TIMEOUT_MS,
     YAMUX_HEADER_FORMAT,
+    Allowance,
     ConnectionClosedError,
     Muxer,
     Secured,
     Wire,
+    read_bounded,
 )
+
+# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.muxer.
+from libp2p.utils import encode_delim, encode_uvarint  # isort: skip
 
 PEER_ID = muxer.ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
 
@@ -103,18 +122,138 @@ def test_frame_that_the_peer_does_not_take_closes_the_connection(deadline_s: flo
     run(main)
 
 
-def test_peer_that_ignores_flow_control_is_cut_off() -> None:
+def test_peer_that_ignores_flow_control_is_cut_off_and_gives_its_room_back() -> None:
     async def main() -> None:
-        connection = SlowConnection(delay_s=0)
-        muxer = Muxer(connection, PEER_ID, is_initiator=True)
-        muxer.stream_buffers[2] = bytearray(CONNECTION_BUFFER_LIMIT_BYTES - 100)
+        connection, memory = SlowConnection(delay_s=0), Memory(Refusals(), lambda peer: True)
+        muxer = Muxer(connection, PEER_ID, is_initiator=True, memory=memory)
+        muxer.stream_buffers[2] = bytearray(PEER_UNREAD_LIMIT_BYTES - 100)
         assert await muxer._read_data_body(100) == bytes(100)
+        assert memory.unread_bytes == PEER_UNREAD_LIMIT_BYTES
         assert not connection.closed
-        with pytest.raises(ConnectionClosedError, match="flow control"):
+        with pytest.raises(ConnectionClosedError, match="room"):
             await muxer._read_data_body(101)
         assert connection.closed
+        muxer._unread.wait(0)  # as at its end
+        assert memory.unread_bytes == 0
 
     run(main)
+
+
+def test_bytes_of_streams_count_until_they_are_read() -> None:
+    async def main() -> None:
+        memory = Memory(Refusals(), lambda peer: True)
+        muxer = Muxer(SlowConnection(delay_s=0), PEER_ID, is_initiator=True, memory=memory)
+        stream = await muxer.open_stream()
+        muxer.stream_buffers[stream.stream_id].extend(await muxer._read_data_body(5000))
+        assert memory.unread_bytes == 5000
+        assert len(await muxer.read_stream(stream.stream_id, 3000)) == 3000
+        assert memory.unread_bytes == 2000
+        muxer.stream_buffers[stream.stream_id].clear()  # a reset drops them without a word
+        assert muxer._has_room(0)
+        assert memory.unread_bytes == 0
+
+    run(main)
+
+
+def test_small_frames_are_paced_and_large_ones_are_not() -> None:
+    async def main() -> None:
+        refusals = Refusals()
+        guests = Guests(refusals, lambda peer: True)
+        heads = Heads()
+        secured = Secured(heads)
+        secured.small_frame = partial(guests.small_frame, PeerId("a member"))
+        for kind, length, is_paced in (
+            (TYPE_DATA, 0, True),
+            (TYPE_DATA, SMALL_FRAME_BYTES - 1, True),
+            (TYPE_WINDOW_UPDATE, 1 << 20, True),
+            (TYPE_DATA, SMALL_FRAME_BYTES, False),
+        ):
+            heads.head = struct.pack(YAMUX_HEADER_FORMAT, 0, kind, 0, 3, length)
+            began = trio.current_time()
+            for _ in range(int(SMALL_FRAMES_BURST) + 2000):
+                await secured.read(HEADER_SIZE)
+            took_s = trio.current_time() - began
+            if is_paced:  # the burst was there for the first of them alone
+                assert took_s >= 2000 / SMALL_FRAMES_PER_S - 0.01
+            else:
+                assert took_s == 0
+        assert refusals.counts()[Reason.PACED.value] > 2000
+
+    run(main)
+
+
+class Heads:
+    """A connection that has one head of a frame after the other, without an end."""
+
+    head = b""
+
+    async def read(self, n: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self.head
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_connection_says_little_until_it_is_known_whose_it_is(known: bool) -> None:
+    async def main() -> None:
+        memory = Memory(Refusals(), lambda peer: True)
+        allowance = Allowance(memory)
+        if known:
+            allowance.known(PeerId("a member"))
+        sent = 0
+
+        async def receive(limit_bytes: int) -> bytes:
+            nonlocal sent
+            sent += 1000
+            assert memory.unread_bytes in (0, sent - 1000)
+            return bytes(1000)
+
+        if known:
+            assert len(await read_bounded(receive, 64_000, allowance)) == 64_000
+        else:
+            with pytest.raises(ConnectionClosedError, match="room"):
+                await read_bounded(receive, 64_000, allowance)
+            assert sent <= HANDSHAKE_LIMIT_BYTES + 1000
+        assert memory.unread_bytes == 0
+        with pytest.raises(ConnectionClosedError, match="announced"):
+            await read_bounded(receive, 1 << 30, allowance)
+
+    run(main)
+
+
+def test_multistream_hears_few_and_short_names() -> None:
+    async def main() -> None:
+        said = Said(encode_delim(b"/short/1") * (NAMES_LIMIT + 1))
+        communicator = Communicator(said)
+        for _ in range(NAMES_LIMIT):
+            assert await communicator.read() == "/short/1"
+        with pytest.raises(MultiselectCommunicatorError, match="no protocol agreed"):
+            await communicator.read()
+        for bad in (
+            encode_delim(bytes(NAME_LIMIT_BYTES)),
+            encode_uvarint(1 << 40),
+            b"\x03abc",
+            b"\x03\xff\xfe\n",
+            b"\0",
+        ):
+            said = Said(bad + bytes(5000))
+            with pytest.raises(MultiselectCommunicatorError):
+                await Communicator(said).read()
+            assert said.at <= 10, "nothing is read of what is too long"
+
+    run(main)
+
+
+class Said:
+    """A stream on which this was said."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    async def read(self, n: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        taken = self.data[self.at : self.at + n]
+        self.at += len(taken)
+        return taken
 
 
 def test_wire_sets_the_options_that_find_a_dead_peer() -> None:

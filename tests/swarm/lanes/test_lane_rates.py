@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shoal.protocol.offer_book import TokenBucket
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
@@ -73,3 +74,25 @@ def test_lanes_together_hold_a_rate_limit(rate: int, lanes: int, direction: str)
 def moved(near: list[Lane], far: list[Lane], direction: str) -> int:
     """Bytes on the side that has the cap."""
     return sum(lane.bytes_sent for lane in near) if direction == "upload" else sum(ln.bytes_received for ln in far)
+
+
+def test_frames_that_carry_nothing_are_read_at_their_rate_over_all_lanes_of_a_peer() -> None:
+    frames, burst, per_s, lanes = 60, 20, 40, 2
+    queue = FrameQueue()
+    queue.empty_frames = TokenBucket(per_s, burst, time.monotonic())
+    ends, sink = [(tcp_pair(), agree()) for _ in range(lanes)], RecordingSink()
+    near = [make_lane(pair[0], keys[0], RecordingSink()) for pair, keys in ends]
+    far = [make_lane(pair[1], keys[1], sink, queue=queue) for pair, keys in ends]
+    empty = FrameHeader(kind=FrameKind.REQUEST, length=0)
+    try:
+        began = time.monotonic()
+        for number in range(frames):
+            near[number % lanes].post(empty, b"")
+        for _ in range(frames):
+            assert sink.frames.get(timeout=WAIT_S) == (empty, b"")
+        assert time.monotonic() - began >= (frames - burst - lanes) / per_s
+        assert all(lane.usable for lane in far)
+    finally:
+        for lane in near + far:
+            lane.abort()
+            assert lane.join(WAIT_S)
