@@ -25,7 +25,7 @@ from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
 from shoal.node.discovery.credentials import admission_of
-from shoal.node.discovery.finding import Finding
+from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.reaching import Reaching
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.gossip.exchange import GossipExchange, VectorShelf
@@ -117,7 +117,11 @@ class Daemon:
             record=lambda: node_record(self),
             deliver=lambda peer, message: self.engine.hear(peer, message),
             admission=admission_of(
-                store.folder, manifest, self.identity.peer_id, lambda peer: peer in self.chain.head.members
+                store.folder,
+                manifest,
+                self.identity.peer_id,
+                chain=self.chain,
+                named=peers_of((*config.join, *manifest.network.bootstrap)),
             ),
         )
         self.links: Links = self.members.links

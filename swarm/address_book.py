@@ -1,8 +1,9 @@
 """The peers that a node was linked with, and where: what finds the swarm again when all that it was told of is gone.
 
-Only who was linked, and so proved its PeerId and was admitted, gets in. The order is by success, then by recency: who
-failed less often since its last link first, of those who was linked last. There is no clock in it. When the book is
-full, the last in that order makes room.
+Only who was linked, and so proved its PeerId and was admitted, gets in. Whoever comes first in the swarm
+(`shoal.protocol.places`) is before the others; then the order is by success, then by recency: who failed less often
+since its last link first, of those who was linked last. There is no clock in it. When the book is full, the last in
+that order makes room.
 
 As a file it is JSON: {"version": 1, "peers": [{"peer": …, "addresses": […], "failures": 0}, …]}, who was linked last
 first.
@@ -10,7 +11,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -46,6 +47,8 @@ class AddressBook:
 
     def __init__(self, peers: Iterable[KnownPeer] = ()) -> None:
         self._peers = {PeerId(known.peer): known for known in reversed(tuple(peers))}
+        self.first: Callable[[], Collection[PeerId]] = tuple
+        """Who comes before the others, however often it was not reached."""
 
     @classmethod
     def parse(cls, data: bytes) -> AddressBook:
@@ -97,7 +100,8 @@ class AddressBook:
     def best(self) -> tuple[KnownPeer, ...]:
         """All peers, those first that are most likely to be there."""
         last_first = list(reversed(self._peers.values()))
-        return tuple(sorted(last_first, key=lambda known: known.failures))
+        first = self.first()
+        return tuple(sorted(last_first, key=lambda known: (known.peer not in first, known.failures)))
 
     def __len__(self) -> int:
         return len(self._peers)

@@ -171,6 +171,7 @@ class Network(Swarm):  # type: ignore[misc]
         self._turns: dict[ID, trio.Lock] = {}
         self.circuits: Circuits | None = None
         self.guests: Guests | None = None
+        self.gives_way: Callable[[], PeerId | None] = lambda: None
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -281,6 +282,7 @@ class Network(Swarm):  # type: ignore[misc]
                     await dial.wait()
             async with self._turn(peer_id):
                 await self._make_way(muxed_conn)
+                await self._make_room()
                 return await super().add_conn(muxed_conn, direction)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -310,6 +312,13 @@ class Network(Swarm):  # type: ignore[misc]
             if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
                 raise SwarmException(f"{new.peer_id} is already connected")
             await self.drop(old)
+
+    async def _make_room(self) -> None:
+        """End a connection that gives way, where there are as many as there may be: libp2p would refuse the new one."""
+        if len(self.get_connections()) >= self.connection_config.max_connections:
+            peer = self.gives_way()
+            if peer is not None:
+                await self.drop_peer(peer)
 
     def _dialler(self, muxer: Muxer) -> str:
         return str(self.self_id if muxer.is_initiator else muxer.peer_id)

@@ -19,7 +19,7 @@ from shoal.node.outcome import Progress
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.invites import make_revocations
 from shoal.protocol.records import seal_record
-from shoal.swarm import members as members_module
+from shoal.swarm import dialling as dialling_module
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
 from tests.swarm.test_members import MANIFEST, Node, identity, manifest, run, stranger, until
@@ -69,8 +69,8 @@ class Finder(Node):
 
 @pytest.fixture(autouse=True)
 def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_SETTLE_S", 0.05)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_LIMIT_S", 0.2)
@@ -109,7 +109,7 @@ def test_newcomer_with_one_live_address_links_with_all(tmp_path: Path) -> None:
 
 
 def test_newcomer_dials_at_once_whom_its_first_member_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
 
     async def main() -> None:
         other, newcomer = Node(2), Node(3)
