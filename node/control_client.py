@@ -112,6 +112,7 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
+    long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
@@ -128,6 +129,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     members: list[MemberStatus]
     missing: list[str]
+    long_missing: list[str] = []
     rollbacks: list[RollbackStatus] = []
     amendments: list[AmendStatus] = []
     settings: dict[str, bool | int | float | str] = {}

@@ -1,9 +1,8 @@
 """The peers that a node was linked with, and where: what finds the swarm again when all that it was told of is gone.
 
-Only who was linked, and so proved its PeerId and was admitted, gets in. Whoever comes first in the swarm
-(`shoal.protocol.places`) is before the others; then the order is by success, then by recency: who failed less often
-since its last link first, of those who was linked last. There is no clock in it. When the book is full, the last in
-that order makes room.
+Only who was linked, and so proved its PeerId and was admitted, gets in. The order is by success, then by recency: who
+failed less often since its last link first, of those who was linked last. There is no clock in it. When the book is
+full, the last in that order makes room, but for whom comes first in the swarm (`shoal.protocol.places`).
 
 As a file it is JSON: {"version": 1, "peers": [{"peer": …, "addresses": […], "failures": 0}, …]}, who was linked last
 first.
@@ -48,7 +47,7 @@ class AddressBook:
     def __init__(self, peers: Iterable[KnownPeer] = ()) -> None:
         self._peers = {PeerId(known.peer): known for known in reversed(tuple(peers))}
         self.first: Callable[[], Collection[PeerId]] = tuple
-        """Who comes before the others, however often it was not reached."""
+        """Whom no stranger pushes out, however often it was not reached."""
 
     @classmethod
     def parse(cls, data: bytes) -> AddressBook:
@@ -83,7 +82,7 @@ class AddressBook:
         self._peers.pop(peer, None)
         self._peers[peer] = KnownPeer(peer=peer, addresses=found)
         if len(self._peers) > BOOK_LIMIT_PEERS:
-            self.forget(self.best()[-1].peer)
+            self.forget(self.in_order()[-1].peer)
         return newest != peer or self._peers[peer] != before
 
     def failed(self, peer: PeerId) -> None:
@@ -100,8 +99,12 @@ class AddressBook:
     def best(self) -> tuple[KnownPeer, ...]:
         """All peers, those first that are most likely to be there."""
         last_first = list(reversed(self._peers.values()))
+        return tuple(sorted(last_first, key=lambda known: known.failures))
+
+    def in_order(self) -> tuple[KnownPeer, ...]:
+        """All peers, those who come first before the others, and else as in `best`."""
         first = self.first()
-        return tuple(sorted(last_first, key=lambda known: (known.peer not in first, known.failures)))
+        return tuple(sorted(self.best(), key=lambda known: known.peer not in first))
 
     def __len__(self) -> int:
         return len(self._peers)

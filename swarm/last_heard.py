@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from shoal.protocol.identity import PeerId
 
 PEERS_LIMIT = 4096
+LONG_SILENCE_S = 3600.0
+"""Before it nobody is to be taken for gone for good."""
 
 Order = tuple[int, int]
 """(boot, sequence) of something that a peer signed."""
@@ -37,6 +39,6 @@ class LastHeard:
             if peer in self._at:
                 self._newest[peer] = order
 
-    def silence_s(self, peer: PeerId, now: float) -> float:
-        """How long nothing was heard of a peer; of one that never was, how long this node has listened."""
-        return now - self._at.get(peer, self._began)
+    def long_silent(self, peers: Iterable[str], now: float) -> list[str]:
+        """Those of the peers of whom nothing was heard for LONG_SILENCE_S; nobody before this node listened so long."""
+        return [peer for peer in peers if now - self._at.get(PeerId(peer), self._began) >= LONG_SILENCE_S]

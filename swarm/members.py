@@ -402,9 +402,9 @@ class Members:
     def _note_heard(self, peer: PeerId) -> None:
         self._last_heard.note(peer, trio.current_time(), keep=self.admission.first)
 
-    def silence_s(self, peer: PeerId) -> float:
-        """How long nothing was heard of a peer, by itself or through others; at most as long as this node runs."""
-        return self._last_heard.silence_s(peer, trio.current_time())
+    def long_silent(self, peers: Iterable[str]) -> list[str]:
+        """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
+        return self._last_heard.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)

@@ -37,7 +37,7 @@ FULL_RETRY_LIMIT_S = 60.0
 """Between two goes at an address whose node has no place left, JOIN_RETRY_S at first, doubled each time."""
 BOOK_DIAL_DEADLINE_S = 5.0
 BOOK_DIALS_LIMIT = 64
-"""Peers of the book that are dialled at once, the best ones."""
+"""Peers of the book that are dialled at once: who comes first, then the best of the others."""
 BOOK_RETRY_S, BOOK_RETRY_LIMIT_S = 5.0, 60.0
 """Between two goes at the book while nobody is linked, doubled each time."""
 BOOK_SETTLE_S = 1.0
@@ -207,7 +207,7 @@ class Finding:
         pause_s = BOOK_RETRY_S
         while True:
             self._alone = trio.Event()
-            dialled = self.book.best()[:BOOK_DIALS_LIMIT]
+            dialled = self.book.in_order()[:BOOK_DIALS_LIMIT]
             async with trio.open_nursery() as nursery:
                 for known in dialled:
                     nursery.start_soon(self._seek, known)
