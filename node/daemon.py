@@ -125,6 +125,7 @@ class Daemon:
             ),
         )
         self.links: Links = self.members.links
+        self.lanes.prefer(self.host.comes_first, self.host.is_known)
         self.finding = Finding(
             folder=store.folder, config=config, host=self.host, members=self.members, on_progress=on_progress
         )

@@ -20,6 +20,7 @@ from blake3 import blake3
 
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.gossip_mesh import OrderedMesh
 from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests
 from shoal.swarm.streams import Mailbox, Traffic
 from shoal.swarm.transport import running
@@ -79,7 +80,7 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
 pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 
-class _Router(GossipSub):  # type: ignore[misc]
+class _Router(OrderedMesh):
     """Keeps little of what has passed. libp2p's own notes the time of every message for an adaptation that is off here,
     and never forgets one; and of the last thousand messages it keeps the packets in which they came."""
 
@@ -175,6 +176,7 @@ class Gossip:
             max_messages_per_topic_per_second=1e9,
             adaptive_gossip_enabled=False,
         )
+        self._router.comes_first = guests.comes_first
         self._pubsub = _Pubsub(host, self._router, self._deliver, guests)
         self._runs = False
 

@@ -8,15 +8,12 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import pytest
 import trio
 
-from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Leave, Term
-from shoal.protocol.peering import Ack, LinkMessage, Ping
-from shoal.protocol.wire import canonical, decode, open_envelope
+from shoal.protocol.peering import Welcome
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm.limits import Door
-from shoal.swarm.links import ENVELOPE_KIND, MESSAGES_PROTOCOL
-from shoal.swarm.streams import MessageStream
+from tests.swarm.quiet import Quiet
 from tests.swarm.test_members import Node, Stranger, assert_linked, run, running, until
 
 PLACES = 4
@@ -38,20 +35,6 @@ def open_door(node: Node) -> None:
     node.host._door = Door(node.host.refusals, per_s=(1e3, 1e3), address_per_s=(1e3, 1e3), newcomers_per_s=(1e3, 1e3))
 
 
-class Quiet(Stranger):
-    """A stranger that says hello, and that it is alive when it is asked, and nothing else."""
-
-    async def _read(self, stream: MessageStream) -> None:
-        answers = await self.host.open(stream.peer, MESSAGES_PROTOCOL, deadline_s=5)
-        with contextlib.suppress(NetworkError):
-            while True:
-                envelope = open_envelope(await stream.receive(deadline_s=None), self.swarm_id)
-                said = decode(envelope.payload, LinkMessage) if envelope.kind == ENVELOPE_KIND else None  # type: ignore[arg-type]
-                if isinstance(said, Ping):
-                    ack = Ack(nonce=said.nonce, incarnation=0)
-                    await answers.send(self.sealer.seal(ENVELOPE_KIND, canonical(ack)), deadline_s=5)
-
-
 @contextlib.asynccontextmanager
 async def full_of_strangers(node: Node, seeds: Sequence[int]) -> AsyncIterator[list[Quiet]]:
     """As many of them as there are seeds, linked in this order."""
@@ -59,7 +42,7 @@ async def full_of_strangers(node: Node, seeds: Sequence[int]) -> AsyncIterator[l
     async with trio.open_nursery() as nursery:
         for one in quiet:
             await nursery.start(one.host.run)
-            await one.ask(node, one.hello())
+            assert isinstance(await one.ask_at(node.host.addresses[0], node.peer, one.hello()), Welcome)
             await until(lambda one=one: one.peer in node.linked())  # type: ignore[misc]
         yield quiet
         nursery.cancel_scope.cancel()
