@@ -294,10 +294,16 @@ class Host:
         """The peers that dialled this node and are not admitted, and since when they are connected, oldest first."""
         return sorted((since, peer) for since, peer in self._network.came() if not self.is_admitted(peer))
 
-    def _gives_way(self) -> PeerId | None:
-        """Whose connection ends for a new one where there are too many: the oldest of who is not admitted."""
+    def _gives_way(self, newcomer: PeerId) -> PeerId | None:
+        """Whose connection ends for a new one where there are too many: the oldest of who is not admitted.
+
+        Raises NetworkError if nobody's does, unless the newcomer comes first: of those there are few.
+        """
         self.refusals.note(Reason.CONNECTIONS)
-        return next((peer for _, peer in self.strangers() if not self.comes_first(peer)), None)
+        loser = next((peer for _, peer in self.strangers() if not self.comes_first(peer)), None)
+        if loser is None and not self.comes_first(newcomer):
+            raise NetworkError(f"all connections are taken; there is none for {newcomer}")
+        return loser
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
