@@ -162,6 +162,8 @@ class Daemon:
         self.relay_room = RelayRoom(self.host, self.traffic, lambda: self.links.linked())
         self.shared_memory = SharedMemory(self.host, self.lanes, lambda: self.links.linked())
         self.engine = self._new_engine()
+        if isinstance(self.engine, GossipEngine | RolloutEngine):  # no chain says who contributed
+            self.members.admission.contributed = self.engine.contributors.__contains__
         self.sharing = self.engine if isinstance(self.engine, RolloutEngine) else None
         self.reaching = Reaching(self)
         self.services = services_of(self)

@@ -1,7 +1,7 @@
 """Places that are not enough for everybody: who comes first, and who gives way to whom.
 
     FIRST        members of the last certificate, founders, the authority, and whom this node's user named
-    CONTRIBUTOR  whoever else was a member after some round
+    CONTRIBUTOR  whoever else was a member after some round; where none is certified, of whom this node took something
     STRANGER     who never contributed
 
 Who comes to where all places are taken gets one of a lower rank: a stranger's rather than a contributor's, and of one
@@ -22,6 +22,8 @@ from shoal.protocol.identity import PeerId
 
 SILENT_STRANGER_S = 60.0
 """Without a word beyond signs of life. Every node that runs says who it is every few seconds."""
+
+CONTRIBUTORS_LIMIT = 1024
 
 
 class Rank(IntEnum):
@@ -51,3 +53,20 @@ def _may_give_way(place: Place, newcomer: Rank) -> bool:
     if place.rank == newcomer == Rank.STRANGER:
         return place.silent_s >= SILENT_STRANGER_S
     return place.rank < newcomer
+
+
+class Contributors:
+    """Those of whom a node took something, where no certificate says who contributed; the last ones of this life."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, None] = {}
+
+    def note(self, peer: str) -> None:
+        """Something of this peer was taken."""
+        self._peers.pop(peer, None)
+        self._peers[peer] = None
+        if len(self._peers) > CONTRIBUTORS_LIMIT:
+            del self._peers[next(iter(self._peers))]
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._peers

@@ -52,7 +52,8 @@ class OrderedMesh(GossipSub):  # type: ignore[misc]
         others = [peer for peer in self.mesh[topic] if not self._is_first(peer)]
         gone: list[ID] = self.select_from_minus(num_to_prune, others, ())
         first = [peer for peer in self.mesh[topic] if self._is_first(peer)]
-        return gone + self.select_from_minus(num_to_prune - len(gone), first, ())
+        gone += self.select_from_minus(num_to_prune - len(gone), first, ())
+        return gone
 
     def _is_first(self, peer: ID) -> bool:
         return self.comes_first(PeerId(str(peer)))

@@ -421,7 +421,7 @@ class Host:
         return listeners
 
     def _may_belong(self, peer: PeerId) -> bool:
-        return self.is_admitted(peer) or self.is_expected(peer)
+        return self.is_admitted(peer) or self.comes_first(peer) or self.is_expected(peer)
 
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None

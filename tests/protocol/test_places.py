@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from shoal.protocol import places
 from shoal.protocol.admission import Admission
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import make_revocations
@@ -79,3 +80,11 @@ def test_rank_is_by_the_manifest_the_last_certificate_the_user_and_the_chain() -
     admission.take(make_revocations(AUTHORITY, OPEN.swarm_id, None, [FOUNDER.peer_id, GAVE.peer_id]))
     assert admission.rank(FOUNDER.peer_id) is admission.rank(GAVE.peer_id) is Rank.STRANGER
     assert FOUNDER.peer_id not in admission.first()
+
+
+def test_contributors_are_the_last_of_whom_something_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "CONTRIBUTORS_LIMIT", 2)
+    known = places.Contributors()
+    for peer in ("a", "b", "a", "c"):
+        known.note(peer)
+    assert [peer in known for peer in "abc"] == [True, False, True]

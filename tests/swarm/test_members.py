@@ -48,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def identity(n: int) -> Identity:
-    return Identity.from_seed(bytes([n]) * 32)
+    return Identity.from_seed(bytes([n]) * 32 if n < 256 else n.to_bytes(32, "big"))
 
 
 def manifest(name: str = "test", *, allowed: Sequence[int] | None = None) -> Manifest:

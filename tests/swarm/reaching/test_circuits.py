@@ -388,14 +388,15 @@ def test_call_gives_its_place_back_when_its_relay_is_gone() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("belongs", ["is admitted", "is expected", "is a stranger"])
-def test_who_is_admitted_or_expected_calls_as_a_member(belongs: str) -> None:
+@pytest.mark.parametrize("belongs", ["is admitted", "is expected", "comes first", "is a stranger"])
+def test_who_is_admitted_or_expected_or_comes_first_calls_as_a_member(belongs: str) -> None:
     """And spends its relay's account, whoever calls through others."""
 
     async def main() -> None:
         async with hosts(3) as (relay, alice, bob):
             bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
             bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
+            bob.comes_first = lambda peer: belongs == "comes first" and peer == alice.peer_id
             none = (0.0, 0.0)  # is left for strangers
             bob._door = Door(
                 bob.refusals, per_s=none, newcomers_per_s=none, address_per_s=none, is_member=bob._door._is_member
