@@ -237,8 +237,9 @@ def missing_lines(status: Status) -> list[str]:
     who = "this node" if len(status.missing) == 1 else "these nodes"
     lines = [f"missing    {in_one_line(peer)}" for peer in status.missing]
     remedy = f"start {who} again, `shoal run` with the same --data-dir"
-    if 2 * here <= len(electorate):
-        remedy += "; gone for good: `shoal rebase --forget` where the authority's key is"
+    if 2 * here <= len(electorate) and status.long_missing:
+        gone = " ".join(in_one_line(peer) for peer in status.long_missing)
+        remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"
     return [*lines, f"help       {effect}; {remedy}"]
 
 

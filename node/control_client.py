@@ -112,6 +112,7 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
+    long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
@@ -130,6 +131,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     abstains: str | None = None
     members: list[MemberStatus]
     missing: list[str]
+    long_missing: list[str] = []
     rollbacks: list[RollbackStatus] = []
     amendments: list[AmendStatus] = []
     settings: dict[str, bool | int | float | str] = {}

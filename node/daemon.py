@@ -25,7 +25,7 @@ from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
 from shoal.node.discovery.credentials import admission_of
-from shoal.node.discovery.finding import Finding
+from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.reaching import Reaching
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.gossip.exchange import GossipExchange, VectorShelf
@@ -118,10 +118,15 @@ class Daemon:
             record=lambda: node_record(self),
             deliver=lambda peer, message: self.engine.hear(peer, message),
             admission=admission_of(
-                store.folder, manifest, self.identity.peer_id, lambda peer: peer in self.chain.head.members
+                store.folder,
+                manifest,
+                self.identity.peer_id,
+                chain=self.chain,
+                named=peers_of((*config.join, *manifest.network.bootstrap)),
             ),
         )
         self.links: Links = self.members.links
+        self.lanes.prefer(self.host.comes_first, self.host.is_known)
         self.finding = Finding(
             folder=store.folder, config=config, host=self.host, members=self.members, on_progress=on_progress
         )
@@ -158,6 +163,8 @@ class Daemon:
         self.relay_room = RelayRoom(self.host, self.traffic, lambda: self.links.linked())
         self.shared_memory = SharedMemory(self.host, self.lanes, lambda: self.links.linked())
         self.engine = self._new_engine()
+        if isinstance(self.engine, GossipEngine | RolloutEngine):  # no chain says who contributed
+            self.members.admission.contributed = self.engine.contributors.__contains__
         self.sharing = self.engine if isinstance(self.engine, RolloutEngine) else None
         self.reaching = Reaching(self)
         self.services = services_of(self)

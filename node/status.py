@@ -83,6 +83,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         settings=amended_settings(daemon.config.manifest, amended),
         bans=_bans(daemon.chain.banned),
         missing=missing,
+        long_missing=daemon.members.long_silent(missing),
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,
         blocked_fraction=daemon.desk.blocked_fraction,

@@ -7,17 +7,20 @@
 and in all three nobody whom the authority has revoked. A signed credential is part of its user's record, so everybody
 who has the record can check it, and nobody has to be asked. An invite's expiry is looked at only where its user says
 hello (`reason_not_to_join`), and not with members of the last certified round, who come back.
+
+Whom of those who may be in comes first where there is not room for all: `Admission.rank`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Credential, Revocations, reason_expired, reason_not_valid
 from shoal.protocol.manifest import Manifest
+from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.wire import SwarmId
 
@@ -34,23 +37,27 @@ def _forget(revocations: Revocations) -> None:
 class Admission:
     """The rule of one swarm at one node.
 
-    credential: this node's own. standing: whether a peer is a member of the last certified round. keep: makes a list of
-    revocations durable. clock: seconds since 1970.
+    credential: this node's own. members: those of the last certified round. contributed: whether a peer was one after
+    any round. named: whom this node's user named. keep: makes a list of revocations durable. clock: seconds since 1970.
     """
 
     manifest: Manifest
     credential: Credential | None = None
     revocations: Revocations | None = None
-    standing: Callable[[PeerId], bool] = _nobody
+    members: Callable[[], Collection[PeerId]] = tuple
+    contributed: Callable[[PeerId], bool] = _nobody
+    named: frozenset[PeerId] = frozenset()
     keep: Callable[[Revocations], None] = _forget
     clock: Callable[[], float] = time.time
     _swarm_id: SwarmId = field(init=False)
     _listed: frozenset[PeerId] = field(init=False)
+    _founding: frozenset[PeerId] = field(init=False)
 
     def __post_init__(self) -> None:
         swarm = self.manifest.swarm
         self._swarm_id = self.manifest.swarm_id
-        self._listed = frozenset((*swarm.founders, *swarm.allow, swarm.authority))
+        self._founding = frozenset((*swarm.founders, swarm.authority))
+        self._listed = self._founding.union(swarm.allow)
 
     def reason_not_to_know(self, peer: PeerId) -> str | None:
         """Why a peer of which only the PeerId is known is not to be dialled; None if it may be."""
@@ -67,9 +74,22 @@ class Admission:
         reason = self.reason_not_admitted(record)
         credential = record.credential
         by_invite = self.manifest.swarm.admission == "invite" and record.peer not in self._listed
-        if reason is None and by_invite and credential is not None and not self.standing(record.peer):
+        if reason is None and by_invite and credential is not None and record.peer not in self.members():
             return reason_expired(credential.invite, self.clock())
         return reason
+
+    def first(self) -> frozenset[PeerId]:
+        """Everybody who comes first where there is not room for all."""
+        revoked = () if self.revocations is None else self.revocations.peers
+        return self._founding.union(self.named, self.members()).difference(revoked)
+
+    def rank(self, peer: PeerId) -> Rank:
+        """Where a peer stands among those who may be here; the least for one whom the authority has taken back."""
+        if self._reason_revoked(peer, None) is not None:
+            return Rank.STRANGER
+        if peer in self._founding or peer in self.named or peer in self.members():
+            return Rank.FIRST
+        return Rank.CONTRIBUTOR if self.contributed(peer) else Rank.STRANGER
 
     def is_revoked(self, peer: PeerId, record: NodeRecord | None) -> bool:
         """Whether the authority has taken back a peer, or the invite in its record."""

@@ -57,6 +57,7 @@ class Chain:
         self._decisions: dict[Position, int] = {}
         self._rebases: dict[int, int] = {}
         self._initial = NO_HASH
+        self._members_ever = set(self._genesis.members)
         self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
         self.bans = Register(FOR_EVER if self._manifest is None else self._manifest.audits.ban_rounds)
 
@@ -129,6 +130,7 @@ class Chain:
         value = entry.value
         self._entries.append(entry)
         self._heights[value.hash] = self.height
+        self._members_ever.update(value.members)
         if isinstance(entry, Rebase):
             self._rebases[value.term.rebases] = self.height
         else:
@@ -222,6 +224,10 @@ class Chain:
         if first is not None:
             height = min(height, self._heights[first.value.hash] - 1)
         return tuple(self._entries[height : height + limit])
+
+    def was_member(self, peer: PeerId) -> bool:
+        """Whether a peer was a member after any of the decisions."""
+        return peer in self._members_ever
 
     def recent_members(self, rounds: int) -> frozenset[PeerId]:
         """Everyone who was a member after one of the last `rounds` decisions, the head's members included; whom a

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,6 +75,8 @@ EXCUSES_PER_SILENCE_LIMIT = 3
 REFUTE_INTERVAL_S = 0.5
 PEER_LIMIT = 4096
 RELAY_LIMIT = 1024
+STRANGERS_RELAY_LIMIT = RELAY_LIMIT // 2
+"""Pings that are sent for others than those who come first."""
 RELAYS_PER_PEER_LIMIT = 64
 INCARNATION_LIMIT = 2**62
 NONCE_BITS = 62
@@ -152,6 +154,7 @@ class MembershipMachine:
 
     `now` is any clock in seconds that does not go back. `incarnation` is our own, put into every Ping and Ack.
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
+    first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
     """
 
     me: PeerId
@@ -159,6 +162,7 @@ class MembershipMachine:
     incarnation: int = 0
     has_link: Callable[[PeerId], bool] = _always
     can_ask: Callable[[PeerId, PeerId], bool] = _always
+    first: Callable[[], Collection[PeerId]] = tuple
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
     _relays: dict[int, _Relay] = field(default_factory=dict)
     _ran_at: float | None = None
@@ -180,12 +184,28 @@ class MembershipMachine:
     def silent(self, now: float) -> frozenset[PeerId]:
         """The live peers that were pinged over their links and say nothing over them; others may vouch for them."""
         alive = self.alive()
-        limit_s = probe_interval_s(len(alive)) + SILENCE_S
-        return frozenset(peer for peer in alive if now - self._peers[peer].said_at > limit_s)
+        first = self.first() if len(alive) > PROBES_PER_S else ()
+        limits_s = [probe_interval_s(peers) + SILENCE_S for peers in (len(alive), len(first))]
+        return frozenset(peer for peer in alive if now - self._peers[peer].said_at > limits_s[peer in first])
 
     def forget(self, peer: PeerId) -> None:
         """Stop watching a peer that left or whose record expired."""
         self._peers.pop(peer, None)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Make room to watch one more, where it takes that: the dead go first, those heard of longest ago before.
+
+        Who comes first is watched in the place of a live stranger as well, and gives way to nobody.
+        """
+        if len(self._peers) < PEER_LIMIT:
+            return True
+        first = self.first()
+        others = [(w.state is not _DEAD, w.heard_at, other) for other, w in self._peers.items() if other not in first]
+        is_alive, _, gone = min(others, default=(True, 0.0, peer))
+        if not others or (is_alive and peer not in first):
+            return False
+        del self._peers[gone]
+        return True
 
     # --- what peers say ---
 
@@ -194,7 +214,7 @@ class MembershipMachine:
         self._notice_stall(now)
         watched = self._peers.get(peer)
         if watched is None:
-            if peer != self.me and len(self._peers) < PEER_LIMIT:
+            if peer != self.me and self._has_room(peer):
                 self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=now)
             return []
         if incarnation > watched.incarnation:
@@ -209,7 +229,7 @@ class MembershipMachine:
         self._notice_stall(now)
         watched = self._peers.get(peer)
         if watched is None:
-            if peer != self.me and len(self._peers) < PEER_LIMIT:
+            if peer != self.me and self._has_room(peer):
                 self._peers[peer] = _Watched(incarnation, heard_at=now, said_at=-math.inf, cut=True)
                 return [Revived(peer=peer, was=_DEAD)]
             return []
@@ -235,7 +255,8 @@ class MembershipMachine:
         """`requester` cannot reach `target`. Only peers we watch are pinged: we are nobody's reflector."""
         self._notice_stall(now)
         mine = sum(1 for relay in self._relays.values() if relay.requester == requester)
-        full = len(self._relays) >= RELAY_LIMIT or mine >= RELAYS_PER_PEER_LIMIT
+        limit = RELAY_LIMIT if requester in self.first() else STRANGERS_RELAY_LIMIT
+        full = len(self._relays) >= limit or mine >= RELAYS_PER_PEER_LIMIT
         if requester not in self._peers or target not in self._peers or target == requester or full:
             return []
         if not self.has_link(target):
@@ -346,10 +367,12 @@ class MembershipMachine:
         return [SendPing(peer=peer, nonce=probe.nonce), *self._inquire(peer, watched, probe.nonce)]
 
     def _inquire(self, peer: PeerId, watched: _Watched, nonce: int) -> list[Effect]:
-        """Ask others to ping `peer` for us: those to whom we have a link, first of all who may have one to it."""
+        """Ask others to ping `peer` for us: those to whom we have a link, before all who may have one to it; of those
+        the ones that come first, lest strangers answer for everybody."""
         others = [other for other in self.in_state(_ALIVE) if other != peer and self.has_link(other)]
         self.rng.shuffle(others)
-        others.sort(key=lambda other: not self.can_ask(other, peer))
+        first = self.first()
+        others.sort(key=lambda other: (not self.can_ask(other, peer), other not in first))
         vias = tuple(others[:INDIRECT_PEERS])
         watched.inquiry = _Inquiry(nonce, vias)
         return [SendPingRequest(via=via, target=peer, nonce=nonce) for via in vias]
@@ -357,9 +380,12 @@ class MembershipMachine:
     def _look(self, now: float) -> tuple[list[tuple[PeerId, _Watched]], list[tuple[float, PeerId, _Watched]]]:
         """Who may have let a deadline pass; and whom to ping now, and since when, the longest overdue first."""
         peers = self._peers
-        interval = PROBE_INTERVAL_S
+        interval = among_first = PROBE_INTERVAL_S
+        first: Collection[PeerId] = ()
         if len(peers) > PROBES_PER_S:
+            first = self.first()
             interval = probe_interval_s([watched.state for watched in peers.values()].count(_ALIVE))
+            among_first = probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
         overdue: list[tuple[PeerId, _Watched]] = []
         due: list[tuple[float, PeerId, _Watched]] = []
         for peer, watched in peers.items():
@@ -369,7 +395,7 @@ class MembershipMachine:
             if state is _ALIVE:
                 if probe is not None:
                     continue
-                at = watched.heard_at + interval
+                at = watched.heard_at + (among_first if peer in first else interval)
             elif state is _SUSPECT:
                 at = watched.pinged_at + PROBE_INTERVAL_S
             else:

@@ -67,7 +67,13 @@ class Refusal(Message, frozen=True, kw_only=True):
     reason: Reason
 
 
-HelloAnswer = Welcome | Refusal
+class Full(Message, frozen=True, kw_only=True):
+    """Welcome, were there a place left; `others` are records of peers to try meanwhile, as in a Welcome."""
+
+    others: Annotated[tuple[RecordBytes, ...], msgspec.Meta(max_length=RECORDS_IN_WELCOME_LIMIT)]
+
+
+HelloAnswer = Welcome | Refusal | Full
 
 
 class Ping(Message, frozen=True, kw_only=True):

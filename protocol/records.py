@@ -9,6 +9,7 @@ Numbers in a record are claims. They help to plan well; no plan is wrong because
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -115,15 +116,17 @@ def open_record(data: bytes, swarm_id: SwarmId, now: float, *, peer: PeerId | No
 
 
 class RecordBook:
-    """The newest record of each peer. At most `RECORD_LIMIT`; those nearest to expiry make room.
+    """The newest record of each peer. At most `RECORD_LIMIT`; those nearest to expiry make room, but for whom `keep`
+    names, who come first.
 
     What has expired is forgotten, order and all, so an old record that somebody kept can come back then. It says
     what its signer once said, expires again, and yields to the signer's next word; who is alive is for the
     failure detector to say.
     """
 
-    def __init__(self, swarm_id: SwarmId) -> None:
+    def __init__(self, swarm_id: SwarmId, *, keep: Callable[[], Collection[PeerId]] = tuple) -> None:
         self._swarm_id = swarm_id
+        self._keep = keep
         self._entries: dict[PeerId, Entry] = {}
 
     def receive(self, data: bytes, now: float, *, peer: PeerId | None = None) -> NodeRecord | None:
@@ -141,7 +144,8 @@ class RecordBook:
         return entry.record
 
     def _make_room(self) -> None:
-        oldest = min(self._entries, key=lambda peer: (self._entries[peer].expires_at, peer))
+        kept = self._keep()
+        oldest = min(self._entries, key=lambda peer: (peer in kept, self._entries[peer].expires_at, peer))
         del self._entries[oldest]
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
@@ -160,6 +164,11 @@ class RecordBook:
         """The envelope of `peer`'s newest record, to be passed on."""
         entry = self._entries.get(peer)
         return entry.sealed if entry else None
+
+    def order(self, peer: PeerId) -> tuple[int, int]:
+        """How far on the newest record of `peer` is: (boot, number of its envelope), (0, 0) without one."""
+        entry = self._entries.get(peer)
+        return (entry.boot, entry.seq) if entry else (0, 0)
 
     def forget(self, peer: PeerId) -> None:
         """Drop the record of a peer that may not be here."""

@@ -2,7 +2,7 @@
 
 Only who was linked, and so proved its PeerId and was admitted, gets in. The order is by success, then by recency: who
 failed less often since its last link first, of those who was linked last. There is no clock in it. When the book is
-full, the last in that order makes room.
+full, the last in that order makes room, but for whom comes first in the swarm (`shoal.protocol.places`).
 
 As a file it is JSON: {"version": 1, "peers": [{"peer": …, "addresses": […], "failures": 0}, …]}, who was linked last
 first.
@@ -10,7 +10,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -46,6 +46,8 @@ class AddressBook:
 
     def __init__(self, peers: Iterable[KnownPeer] = ()) -> None:
         self._peers = {PeerId(known.peer): known for known in reversed(tuple(peers))}
+        self.first: Callable[[], Collection[PeerId]] = tuple
+        """Whom no stranger pushes out, however often it was not reached."""
 
     @classmethod
     def parse(cls, data: bytes) -> AddressBook:
@@ -80,7 +82,7 @@ class AddressBook:
         self._peers.pop(peer, None)
         self._peers[peer] = KnownPeer(peer=peer, addresses=found)
         if len(self._peers) > BOOK_LIMIT_PEERS:
-            self.forget(self.best()[-1].peer)
+            self.forget(self.in_order()[-1].peer)
         return newest != peer or self._peers[peer] != before
 
     def failed(self, peer: PeerId) -> None:
@@ -98,6 +100,11 @@ class AddressBook:
         """All peers, those first that are most likely to be there."""
         last_first = list(reversed(self._peers.values()))
         return tuple(sorted(last_first, key=lambda known: known.failures))
+
+    def in_order(self) -> tuple[KnownPeer, ...]:
+        """All peers, those who come first before the others, and else as in `best`."""
+        first = self.first()
+        return tuple(sorted(self.best(), key=lambda known: known.peer not in first))
 
     def __len__(self) -> int:
         return len(self._peers)

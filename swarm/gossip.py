@@ -22,6 +22,7 @@ from blake3 import blake3
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm import gossip_packets
+from shoal.swarm.gossip_mesh import OrderedMesh
 from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
 from shoal.swarm.limits import STRANGER_DEADLINE_S, Guests, Memory
 from shoal.swarm.net_stream import NetStream
@@ -85,7 +86,7 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
 pubsub.RpcQueue = _Outbox  # looked up there by name for each new peer
 
 
-class _Router(GossipSub):  # type: ignore[misc]
+class _Router(OrderedMesh):
     """Keeps little of what has passed. libp2p's own notes the time of every message for an adaptation that is off here,
     and never forgets one; of the last thousand messages it keeps the packets in which they came; and who was told to
     stay away, and scores, it keeps of peers that are long gone."""
@@ -274,6 +275,7 @@ class Gossip:
             adaptive_gossip_enabled=False,
             max_pending_messages_per_peer=PENDING_LIMIT_ITEMS,
         )
+        self._router.comes_first = guests.comes_first
         self._pubsub = _Pubsub(host, self._router, self._deliver, guests, memory)
         self._runs = False
 

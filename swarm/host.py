@@ -114,13 +114,20 @@ class Host:
         """Whether an IP address is one of a member: it is let in before others when many come."""
         self.is_refused: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer was told that it does not belong here: the next stream that it opens ends its connection."""
+        self.comes_first: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer has its place before strangers, admitted or not yet."""
+        self._network.gives_way = self._gives_way
         self._door = Door(
             self.refusals,
             is_known=lambda address: self.is_known(address),
             is_member=self._may_belong,
         )
         self._half_open = Crowd(
-            self.refusals, Reason.HALF_OPEN, limit=HALF_OPEN_LIMIT, per_address=HALF_OPEN_PER_ADDRESS_LIMIT
+            self.refusals,
+            Reason.HALF_OPEN,
+            limit=HALF_OPEN_LIMIT,
+            per_address=HALF_OPEN_PER_ADDRESS_LIMIT,
+            is_known=lambda address: self.is_known(address),
         )
         self._targets = DialTargets()
         guests = Guests(
@@ -129,6 +136,7 @@ class Host:
             lambda peer: self.is_expected(peer),
             lambda address: self.is_known(address),
             lambda peer: self.is_refused(peer),
+            lambda peer: self.comes_first(peer),
         )
         self._libp2p = transport.make_host(self._network, guests)
         self.circuits = Circuits(self._network, self._libp2p, self.refusals)
@@ -286,6 +294,17 @@ class Host:
         """The peers that dialled this node and are not admitted, and since when they are connected, oldest first."""
         return sorted((since, peer) for since, peer in self._network.came() if not self.is_admitted(peer))
 
+    def _gives_way(self, newcomer: PeerId) -> PeerId | None:
+        """Whose connection ends for a new one where there are too many: the oldest of who is not admitted.
+
+        Raises NetworkError if nobody's does, unless the newcomer comes first: of those there are few.
+        """
+        self.refusals.note(Reason.CONNECTIONS)
+        loser = next((peer for _, peer in self.strangers() if not self.comes_first(peer)), None)
+        if loser is None and not self.comes_first(newcomer):
+            raise NetworkError(f"all connections are taken; there is none for {newcomer}")
+        return loser
+
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
         await self._network.drop_peer(peer)
@@ -407,7 +426,7 @@ class Host:
         return listeners
 
     def _may_belong(self, peer: PeerId) -> bool:
-        return self.is_admitted(peer) or self.is_expected(peer)
+        return self.is_admitted(peer) or self.comes_first(peer) or self.is_expected(peer)
 
     async def _accept(self, stream: trio.SocketStream, address: str) -> None:
         muxer: Muxer | None = None

@@ -1,5 +1,7 @@
 """What strangers and members may cost this node: the bounds of the control plane, and who enforces them.
 
+    who comes first   members, founders and whom the user named (`shoal.protocol.places`): no stranger has its place,
+                      and what strangers share is not taken from it, from where its PeerId is proven
     a connection      `Door`: so many handshakes a second from one IP address and in all, members' addresses first,
                       then those that have not come before; so many half-open at once, of which the oldest of the most
                       crowded address gives way; who comes too often is left hanging (`shoal.swarm.incoming`)
@@ -113,6 +115,7 @@ class Reason(StrEnum):
     HALF_OPEN = "half-open connections"
     HANDSHAKE_RATE = "connections per second"
     HANDSHAKE_FAILED = "failed handshakes"
+    CONNECTIONS = "connections beyond the limit"
     STRANGERS = "unadmitted connections"
     SILENT = "connections without a hello"
     REFUSED = "streams and connections after a refused hello"
@@ -124,6 +127,7 @@ class Reason(StrEnum):
     TURNS = "reads delayed of strangers"
     GOSSIP_RATE = "gossip packets per second"
     ADMISSION = "hellos not admitted"
+    LINKS = "hellos and dials beyond the links"
     LANE_RATE = "lane connections per second"
     LANE_STRANGERS = "lane connections pushed out"
     LANE_HELLO = "lane connections not authentic"
@@ -185,11 +189,20 @@ class Rates(Generic[Key]):
 class Crowd:
     """Connections that have proven nothing yet, by IP address. Use from trio's thread.
 
-    When there are too many, the oldest of the most crowded address gives way: it had its chance.
+    When there are too many, the oldest of the most crowded address gives way: it had its chance. is_known: whether an
+    IP address is a member's; those give way after all others.
     """
 
-    def __init__(self, refusals: Refusals, reason: Reason, *, limit: int, per_address: int) -> None:
-        self._refusals, self._reason = refusals, reason
+    def __init__(
+        self,
+        refusals: Refusals,
+        reason: Reason,
+        *,
+        limit: int,
+        per_address: int,
+        is_known: Callable[[str], bool] = lambda address: False,
+    ) -> None:
+        self._refusals, self._reason, self._is_known = refusals, reason, is_known
         self._limit, self._per_address = limit, per_address
         self._places: dict[str, OrderedDict[object, trio.CancelScope]] = {}
 
@@ -213,7 +226,7 @@ class Crowd:
         if len(self._places.get(address, ())) < self._per_address:
             if len(self) < self._limit:
                 return
-            crowded = max(self._places, key=lambda one: len(self._places[one]))
+            crowded = max(self._places, key=lambda one: (not self._is_known(one), len(self._places[one])))
         place = next(iter(self._places[crowded]))
         self._places[crowded][place].cancel()
         self._remove(crowded, place)
@@ -359,7 +372,8 @@ class Guests:
 
     is_admitted: whether a peer belongs to the swarm; to others less is given. is_expected: whether one that does not
     may do so, and is known. is_known: whether an IP address is a member's: others there are read as soon. is_refused:
-    whether a peer was told that it does not belong here, and has nothing more to say.
+    whether a peer was told that it does not belong here, and has nothing more to say. comes_first: whether a peer does,
+    admitted or not yet.
     """
 
     def __init__(
@@ -369,10 +383,11 @@ class Guests:
         is_expected: Callable[[PeerId], bool] = lambda peer: False,
         is_known: Callable[[str], bool] = lambda address: False,
         is_refused: Callable[[PeerId], bool] = lambda peer: False,
+        comes_first: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self._refusals = refusals
         self.is_admitted, self._is_expected, self._is_known = is_admitted, is_expected, is_known
-        self._is_refused = is_refused
+        self._is_refused, self.comes_first = is_refused, comes_first
         self._streams: Rates[PeerId] = Rates(STREAMS_PER_S, STREAMS_BURST)
         self._stranger_streams: Rates[PeerId] = Rates(STRANGER_STREAMS_PER_S, STRANGER_STREAMS_BURST)
         self._first: Rates[PeerId] = Rates(0.0, FIRST_STREAMS)
@@ -406,7 +421,8 @@ class Guests:
 
     async def turn(self, peer: PeerId, address: str | None = None) -> None:
         """Wait until this peer, which dialled from `address`, is to be read: members, and who likely is one, now."""
-        if self.is_admitted(peer) or self._is_expected(peer) or (address is not None and self._is_known(address)):
+        is_due = self.is_admitted(peer) or self.comes_first(peer) or self._is_expected(peer)
+        if is_due or (address is not None and self._is_known(address)):
             return
         now = trio.current_time()
         is_newcomer = self._first_reads.take(peer, now)
@@ -418,7 +434,7 @@ class Guests:
     @contextlib.contextmanager
     def stream(self, peer: PeerId) -> Iterator[bool]:
         """A place for one more incoming stream of `peer` as long as the block lasts; False if it may have none."""
-        admitted = self.is_admitted(peer)
+        admitted = self.is_admitted(peer) or self.comes_first(peer)
         if self._has_no_business(peer):
             self._refusals.note(Reason.REFUSED)
             yield False

@@ -11,13 +11,16 @@ Sending never waits: each link has a bounded queue, and a peer that lets it fill
 sent again anyway). Every message is an envelope signed by its sender. What is said to the whole swarm (`SWARM_KIND`)
 holds whoever brings it, and is passed on between two that have no link by others (`shoal.swarm.forwarding`); all else
 (`ENVELOPE_KIND`) must come from the peer at the stream's end.
+
+There are LINK_LIMIT places. Where all are taken somebody of a lower rank gives way (`shoal.protocol.places`), or the
+newcomer is told that this node is full: before it is welcomed, so that no link is up at one end alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,10 +29,25 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Reach, Refusal, SwarmMessage, Welcome
+from shoal.protocol.peering import (
+    Ack,
+    Full,
+    Hello,
+    HelloAnswer,
+    LinkMessage,
+    Nack,
+    Ping,
+    PingRequest,
+    Reach,
+    Refusal,
+    Suspicion,
+    SwarmMessage,
+    Welcome,
+)
+from shoal.protocol.places import Place, Rank, gives_way
 from shoal.protocol.wire import Envelope, ReplayGuard, Sealer, SwarmId, canonical, decode, open_envelope
 from shoal.swarm.forwarding import Forwarding
-from shoal.swarm.limits import Pace, Refusals
+from shoal.swarm.limits import Pace, Reason, Refusals
 from shoal.swarm.streams import MessageStream, StreamEnded
 
 HELLO_PROTOCOL = "/shoal/hello/1"
@@ -47,6 +65,8 @@ FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 ENVELOPE_KIND = "link"
 SWARM_KIND = "swarm"
+SIGNS_OF_LIFE = (Ping, Ack, PingRequest, Nack, Reach, Suspicion)
+"""Who says nothing else counts as silent."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +99,23 @@ class Refused(RemoteError):
     """The peer does not admit this node; the text is its reason."""
 
 
+class NoPlaceLeft(NetworkError):
+    """The peer, or this node, has no place left for a link between the two."""
+
+
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One link. In the queue an event stands for "all before it is sent"."""
+    """One link. In the queue an event stands for "all before it is sent".
+
+    said_at: when the peer last said more than that it is alive, at first when the link came up.
+    """
 
     peer: PeerId
     outbox: trio.MemorySendChannel[bytes | trio.Event]
     queue: trio.MemoryReceiveChannel[bytes | trio.Event]
     scope: trio.CancelScope
     pace: Pace
+    said_at: float
 
 
 class Gatekeeper(Protocol):
@@ -102,8 +130,20 @@ class Gatekeeper(Protocol):
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         """The peer admitted this node; raises RemoteError if its record does not hold."""
 
+    def rank(self, peer: PeerId) -> Rank:
+        """Where a peer stands when there is not room for all."""
+
+    def full(self, peer: PeerId) -> Full:
+        """What to answer a peer that would be welcome, were there a place left."""
+
+    def turned_away(self, peer: PeerId, full: Full) -> None:
+        """The peer would welcome this node, and has no place left."""
+
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
+
+    def gave_way(self, peer: PeerId) -> None:
+        """A link was ended for another's sake."""
 
     def lost(self, peer: PeerId) -> None:
         """A link is gone."""
@@ -136,6 +176,7 @@ class Links:
         self._sealer = sealer
         self._gate = gatekeeper
         self._links: dict[PeerId, _Link] = {}
+        self._promised: set[PeerId] = set()  # who is being welcomed
         self.forwarding = Forwarding(sealer.peer_id)
         self._guard = ReplayGuard()
         self._passed_on = ReplayGuard()
@@ -160,15 +201,21 @@ class Links:
     async def join(self, address: str, *, deadline_s: float) -> PeerId:
         """Connect to `address` and introduce this node.
 
-        Raises NetworkError if nobody answers, Refused with the peer's reason, ConfigError for a malformed address.
+        Raises NetworkError if nobody answers, its NoPlaceLeft if the peer is full, Refused with the peer's reason,
+        ConfigError for a malformed address.
         """
         peer = await self._host.dial(address, deadline_s=deadline_s)
         await self._introduce(peer)
         return peer
 
     async def meet(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
-        """Connect to a known peer and introduce this node; returns at once if a link is up."""
+        """Connect to a known peer and introduce this node; returns at once if a link is up.
+
+        Raises as `join`, and NoPlaceLeft, without a dial, where this node is full and nobody gives way to the peer.
+        """
         if peer not in self._links:
+            if not self._may_dial(peer):
+                raise NoPlaceLeft(f"all {LINK_LIMIT} links of this node are taken; there is none for {peer}")
             if (parted := self._parting.get(peer)) is not None:
                 await parted.wait()  # else the connection that is on its way out would seem to do
             await self._host.dial_peer(peer, addresses, deadline_s=deadline_s)
@@ -209,13 +256,19 @@ class Links:
 
     def drop(self, peer: PeerId) -> None:
         """End the link and the connection with `peer`."""
-        link = self._links.pop(peer, None)
-        if link is not None:
-            link.scope.cancel()
-            self._parting[peer] = parted = trio.Event()
-            self._jobs.send_nowait(partial(self._disconnect, peer, parted))
-            self.forwarding.forget(peer)
+        if self._part(peer):
             self._gate.lost(peer)
+
+    def _part(self, peer: PeerId) -> bool:
+        """End the link with `peer`; whether there was one."""
+        link = self._links.pop(peer, None)
+        if link is None:
+            return False
+        link.scope.cancel()
+        self._parting[peer] = parted = trio.Event()
+        self._jobs.send_nowait(partial(self._disconnect, peer, parted))
+        self.forwarding.forget(peer)
+        return True
 
     async def _disconnect(self, peer: PeerId, parted: trio.Event) -> None:
         try:
@@ -233,13 +286,22 @@ class Links:
         answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
         if isinstance(answer, Refusal):
             raise Refused(f"refused: {answer.reason}", peer=peer)
+        if isinstance(answer, Full):
+            self._gate.turned_away(peer, answer)
+            raise NoPlaceLeft(f"{peer} is full: all of its links are taken; others are tried, and it again later")
         self._gate.welcomed(peer, answer)
+        if not self._make_room(peer):
+            await self._host.disconnect(peer)
+            raise NoPlaceLeft(f"all {LINK_LIMIT} links of this node are taken; there is none for {peer}")
         self._admit(peer)
 
     async def _answer_hello(self, stream: MessageStream) -> None:
         hello = decode(await stream.receive(deadline_s=HELLO_DEADLINE_S), Hello, peer=stream.peer)
         answer = self._gate.welcome(stream.peer, hello)
-        await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
+        if isinstance(answer, Welcome) and not self._make_room(stream.peer):
+            answer = self._gate.full(stream.peer)
+        with self._promise(stream.peer, isinstance(answer, Welcome)):
+            await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
         if isinstance(answer, Welcome):
             self._admit(stream.peer)
         elif stream.peer not in self._turning_away:
@@ -248,7 +310,7 @@ class Links:
         await stream.aclose()
 
     async def _turn_away(self, peer: PeerId) -> None:
-        """Close the connection with a peer that was refused, unless it was admitted meanwhile."""
+        """Close the connection with a peer that was not welcome, unless it was admitted meanwhile."""
         await trio.sleep(REFUSAL_LINGER_S)
         self._turning_away.discard(peer)
         if peer not in self._links:
@@ -257,10 +319,8 @@ class Links:
     def _admit(self, peer: PeerId) -> None:
         if peer in self._links:
             return
-        if len(self._links) >= LINK_LIMIT:
-            raise NetworkError(f"{LINK_LIMIT} links are up already")
         outbox, queue = trio.open_memory_channel[bytes | trio.Event](QUEUE_LIMIT_MESSAGES)
-        link = _Link(peer, outbox, queue, trio.CancelScope(), Pace(self._refusals))
+        link = _Link(peer, outbox, queue, trio.CancelScope(), Pace(self._refusals), said_at=trio.current_time())
         self._links[peer] = link
         self._jobs.send_nowait(partial(self._write_messages, link))
         self._admitted.set()
@@ -268,6 +328,48 @@ class Links:
         if self.forwarding.lacking:
             self.send(peer, Reach(lacks=tuple(sorted(self.forwarding.lacking))))
         self._gate.linked(peer)
+
+    # -- places ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _promise(self, peer: PeerId, welcome: bool) -> Iterator[None]:
+        """Keep a place for a peer while its welcome is being sent."""
+        if welcome:
+            self._promised.add(peer)
+        try:
+            yield
+        finally:
+            self._promised.discard(peer)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether there is a place for `peer`; those that are promised to others are none for a stranger."""
+        promised = 0 if self._gate.rank(peer) is Rank.FIRST else len(self._promised - {peer, *self._links})
+        return peer in self._links or len(self._links) + promised < LINK_LIMIT
+
+    def _may_dial(self, peer: PeerId) -> bool:
+        """Whether a link with `peer` would come of it; for strangers that it finds by itself a node ends no links."""
+        return self._has_room(peer) or (self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None)
+
+    def _loser(self, peer: PeerId) -> PeerId | None:
+        now = trio.current_time()
+        places = (
+            Place(peer=link.peer, rank=self._gate.rank(link.peer), silent_s=now - link.said_at)
+            for link in self._links.values()
+        )
+        return gives_way(places, self._gate.rank(peer))
+
+    def _make_room(self, peer: PeerId) -> bool:
+        """Have a place for `peer`, if need be another's; whether there is one."""
+        if self._has_room(peer):
+            return True
+        self._refusals.note(Reason.LINKS)
+        loser = self._loser(peer)
+        if loser is None:
+            return False
+        logger.info("all %d links are taken: that with %s ends for one with %s", LINK_LIMIT, loser, peer)
+        self._part(loser)
+        self._gate.gave_way(loser)
+        return True
 
     # -- streams ---------------------------------------------------------------------------------------------
 
@@ -334,6 +436,7 @@ class Links:
             if signer == peer:
                 self._pass_on(envelope, sealed)
                 if self._guard.accept(envelope):
+                    self._note_said(peer)
                     self._gate.message(peer, word)
             elif self._gate.admits(signer) and self._guard.accept(envelope):
                 self._gate.passed_on(signer, word)
@@ -342,7 +445,14 @@ class Links:
             raise RemoteError(f"passed on a {envelope.kind} of {signer}", peer=peer)
         if self._guard.accept(envelope):
             message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
+            if not isinstance(message, SIGNS_OF_LIFE):
+                self._note_said(peer)
             self._gate.message(peer, message)
+
+    def _note_said(self, peer: PeerId) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.said_at = trio.current_time()
 
     def _pass_on(self, envelope: Envelope, sealed: bytes) -> None:
         """Give what its signer itself sent to those that have no link to it, if that is for this node to do."""

@@ -1,24 +1,25 @@
 """Who is in the swarm and alive: admission, records by gossip, the failure detector, and links to everyone.
 
 The shell around two machines of the protocol: `MembershipMachine` decides who is alive from pings and broken links,
-`RecordBook` keeps the newest signed record of each. This module moves their bytes, and dials whoever is known and not
-linked: of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S. Whom this node
-does not reach all the same it tells its neighbours, who help out (`shoal.swarm.forwarding`).
+`RecordBook` keeps the newest signed record of each. This module moves their bytes; `shoal.swarm.dialling` dials whoever
+is known and not linked. Whom this node does not reach all the same it tells its neighbours, who help out
+(`shoal.swarm.forwarding`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
 from shoal.protocol.admission import Admission
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.liveness import (
@@ -41,6 +42,7 @@ from shoal.protocol.peering import (
     RECORDS_IN_WELCOME_LIMIT,
     Ack,
     Announce,
+    Full,
     Hello,
     HelloAnswer,
     LinkMessage,
@@ -53,20 +55,18 @@ from shoal.protocol.peering import (
     SwarmMessage,
     Welcome,
 )
+from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
+from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
+from shoal.swarm.last_heard import LastHeard
 from shoal.swarm.limits import KnownHosts, Reason
-from shoal.swarm.links import Links, Refused
+from shoal.swarm.links import Links, NoPlaceLeft
+from shoal.swarm.reaching.circuit_address import CircuitAddress, parse_any
 from shoal.swarm.strangers import Strangers
 from shoal.swarm.streams import Mailbox
 
-DIAL_COURTESY_S = 2.0
-DIAL_DEADLINE_S = 5.0
-DIAL_PERIOD_S = 0.5
-DIALS_AT_ONCE_LIMIT = 16
-DIAL_BACKOFF_S = 1.0
-DIAL_BACKOFF_LIMIT_S = 30.0
 REDIAL_DEADLINE_S = 0.8
 """Re-making a broken connection: the machine of a killed peer refuses at once, and it is then known to be dead."""
 REDIAL_PAUSE_S = 0.1
@@ -80,7 +80,6 @@ STRANGER_SETTLE_S = 3.0
 REACH_PERIOD_S = 0.5
 """At most so often others are told."""
 CHANGE_LIMIT_ITEMS = 1024
-FOUND_LIMIT_PEERS = 1024
 
 Deliver = Callable[[PeerId, LinkMessage], None]
 
@@ -97,15 +96,6 @@ class Change:
 
     kind: str
     peer: PeerId
-
-
-@dataclass(slots=True)
-class _Dial:
-    """When a peer that is not linked may be dialled, and with what pause after that."""
-
-    at: float
-    backoff_s: float = DIAL_BACKOFF_S
-    under_way: bool = False
 
 
 class Members:
@@ -134,37 +124,48 @@ class Members:
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
         self.admission = admission or Admission(manifest=manifest)
-        self.book = RecordBook(swarm_id)
+        self.book = RecordBook(swarm_id, keep=self.admission.first)
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
         self._known = KnownHosts()
         self._guests = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
         host.is_known = self._known.__contains__
         host.is_expected = self.admits
+        host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
+        self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
+        self._last_heard = LastHeard(-math.inf)
         self.machine = MembershipMachine(
             me=self._me,
             rng=random.Random(self._me),
             has_link=lambda peer: peer in self.links.linked(),
             can_ask=lambda via, target: not self.links.forwarding.apart(via, target),
+            first=self.admission.first,
         )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
-        self._found: dict[PeerId, tuple[str, ...]] = {}
-        self._dials: dict[PeerId, _Dial] = {}
+        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
+        self._dialling = Dialling(
+            me=self._me,
+            links=self.links,
+            book=self.book,
+            admission=self.admission,
+            never_heard=lambda peer: self.machine.state_of(peer) is None,
+            start=self._jobs.send_nowait,
+        )
+        self.addresses_of = self._dialling.addresses_of
+        self.found = self._dialling.found
         self._hosts: dict[PeerId, str | None] = {}  # where links led to
-        self._strangers: frozenset[PeerId] = frozenset()
         self._without_link: dict[PeerId, float] = {}  # since when
         self._reach_told_at = -math.inf
         self._announce = trio.Event()
-        self._dialling = trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT)
-        self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep links, records and the detector going until cancelled."""
+        self._last_heard = LastHeard(trio.current_time())
         mailbox = await self._host.subscribe(self._topic)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.links.run)
             nursery.start_soon(self._tick)
-            nursery.start_soon(self._dial_all)
+            nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._guests.run)
             task_status.started()
@@ -200,12 +201,6 @@ class Members:
         """This node's record changed: publish it now rather than at the next period."""
         self._announce.set()
 
-    def found(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Discovery saw a peer of this swarm at these addresses."""
-        has_room = peer in self._found or len(self._found) < FOUND_LIMIT_PEERS
-        if peer != self._me and has_room and self.admission.reason_not_to_know(peer) is None:
-            self._found[peer] = tuple(addresses)
-
     def revoke(self, revocations: Revocations, *, blame: PeerId | None = None) -> None:
         """Take the authority's list, pass it on if it is news, and part from everybody on it.
 
@@ -214,13 +209,13 @@ class Members:
         if not self.admission.take(revocations, peer=blame):
             return
         self.links.broadcast(revocations)
-        known = {*(record.peer for record in self.book.records()), *self._found, *self.links.linked()} - {self._me}
+        known = {*self._dialling.known(), *self.links.linked()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
             self.changes.put(Change("revoked", peer))
             self.links.drop(peer)
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             self.book.forget(peer)
-            self._found.pop(peer, None)
+            self._dialling.forget(peer)
 
     # -- the gatekeeper of the links -------------------------------------------------------------------------
 
@@ -237,6 +232,7 @@ class Members:
             self._host.refusals.note(Reason.ADMISSION)
             self._guests.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
+        self._note_heard(peer)
         known = self.book.get(peer)
         self._take_record(hello.record, blame=peer)
         newer = self.book.get(peer)
@@ -269,6 +265,7 @@ class Members:
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
+        others.sort(key=lambda other: -self.rank(other))  # else strangers could fill it
         sealed = (self.book.sealed(other) for other in others[:RECORDS_IN_WELCOME_LIMIT])
         return tuple(data for data in sealed if data is not None)
 
@@ -278,25 +275,58 @@ class Members:
         if reason is not None:
             raise RemoteError(f"does not belong to this swarm: {reason}", peer=peer)
         self._take_record(welcome.record, blame=peer)
-        for data in welcome.others:
+        self._take_others(peer, welcome.others)
+
+    def _take_others(self, peer: PeerId, others: Sequence[bytes]) -> None:
+        """Whom `peer` names: who is linked with nobody yet dials them at once, which gets in nobody's way."""
+        for data in others:
             self._take_record(data, blame=peer)
-        if not self.links.linked():  # nobody has heard of this newcomer yet, so to dial at once gets in nobody's way
-            now = trio.current_time()
-            others = {record.peer for record in self.book.records() if record.phase != "leaving"} - {self._me, peer}
-            for other in sorted(others):
-                self._dials.setdefault(other, _Dial(at=now))
-                self._dial_when_due(other, now)
+        if not self.links.linked():
+            here = (record.peer for record in self.book.records() if record.phase != "leaving")
+            self._dialling.dial_now(set(here) - {self._me, peer})
+
+    def rank(self, peer: PeerId) -> Rank:
+        """Where a peer stands when there is not room for all."""
+        return self.admission.rank(peer)
+
+    def full(self, peer: PeerId) -> Full:
+        """Name others to a peer for which there is no place here."""
+        self._guests.refused(peer)
+        return Full(others=self._others(peer))
+
+    def turned_away(self, peer: PeerId, full: Full) -> None:
+        """Take note of the others whom a peer names that has no place left for this node."""
+        self._note_heard(peer)
+        self._take_others(peer, full.others)
 
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
-        self._dials.pop(peer, None)
+        self._dialling.linked(peer)
         self._hosts[peer] = self._host.host_of(peer)
-        self._known.note(self._hosts[peer])
+        self._note_host(peer)
         self._host.gossip_with(peer)
         self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
         self.changes.put(Change("linked", peer))
         if self.admission.revocations is not None:
             self.links.send(peer, self.admission.revocations)
+
+    def _note_host(self, peer: PeerId) -> None:
+        """Connections from where a peer is that belongs to the swarm come before others."""
+        if self._vouched or self.rank(peer) > Rank.STRANGER:
+            self._known.note(self._host.host_of(peer))
+
+    def expect_from(self, addresses: Iterable[str]) -> None:
+        """Connections from where members were last, or the user says that they are, come before others from now on."""
+        for text in addresses:
+            with contextlib.suppress(ConfigError):
+                address = parse_any(text)
+                self._known.note(None if isinstance(address, CircuitAddress) else address.host)
+
+    def gave_way(self, peer: PeerId) -> None:
+        """A link was ended for another's sake: its peer is not held for dead, and not dialled at once."""
+        self.changes.put(Change("lost", peer))
+        self._hosts.pop(peer, None)
+        self.machine.forget(peer)
 
     def lost(self, peer: PeerId) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
@@ -315,6 +345,9 @@ class Members:
             try:
                 await self.links.meet(peer, self.addresses_of(peer), deadline_s=REDIAL_DEADLINE_S)
                 return
+            except NoPlaceLeft as error:
+                logger.info("the link to %s is not re-made: %s", peer, error)
+                break
             except (NetworkError, RemoteError) as error:
                 logger.info("cannot re-make the link to %s: %s", peer, error)
                 ended = isinstance(error, NotReached) and error.proves_end(host)
@@ -331,6 +364,7 @@ class Members:
     def message(self, peer: PeerId, message: LinkMessage) -> None:
         """Take what came over a link."""
         now = trio.current_time()
+        self._note_heard(peer)
         if isinstance(message, Ping):
             self._carry_out(self.machine.on_ping(peer, message.nonce, message.incarnation, now))
         elif isinstance(message, Ack):
@@ -361,8 +395,16 @@ class Members:
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""
+        self._note_heard(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
         self._deliver(peer, message)
+
+    def _note_heard(self, peer: PeerId) -> None:
+        self._last_heard.note(peer, trio.current_time(), keep=self.admission.first)
+
+    def long_silent(self, peers: Iterable[str]) -> list[str]:
+        """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
+        return self._last_heard.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)
@@ -380,7 +422,7 @@ class Members:
     def _tell_reach(self, now: float) -> None:
         """Tell the others whom this node does not reach itself, when that changed."""
         linked, alive = self.links.linked(), self.alive()
-        without = (alive | self._strangers) - linked
+        without = (alive | self._dialling.strangers) - linked
         self._without_link = {peer: self._without_link.get(peer, now) for peer in without}
         before = self.links.forwarding.lacking
         settled = {
@@ -388,7 +430,10 @@ class Members:
             for peer, since in self._without_link.items()
             if peer in before or now - since >= (LACK_SETTLE_S if peer in alive else STRANGER_SETTLE_S)
         }
-        found = sorted(settled | self.machine.silent(now), key=lambda peer: (peer not in alive, peer))
+        first = self.admission.first()
+        found = sorted(
+            settled | self.machine.silent(now), key=lambda peer: (peer not in first, peer not in alive, peer)
+        )
         lacking = frozenset(found[:MEMBER_LIMIT])
         if lacking != before and now - self._reach_told_at >= REACH_PERIOD_S:
             self._reach_told_at = now
@@ -432,11 +477,15 @@ class Members:
         if record is not None and self.admission.reason_not_admitted(record) is not None:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
         elif record is not None and record.peer != self._me:
+            order = self.book.order(record.peer)
+            self._last_heard.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))
 
     async def _publish(self) -> None:
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
+            for peer in self.links.linked():
+                self._note_host(peer)  # some of them are members only since they were linked
             record = self._sealed_record()
             self.links.broadcast(Announce(record=record))
             try:
@@ -445,48 +494,3 @@ class Members:
                 logger.debug("record not published: %s", error)
             with trio.move_on_after(RECORD_PERIOD_S):
                 await self._announce.wait()
-
-    # -- dialling --------------------------------------------------------------------------------------------
-
-    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer says it is, and where discovery saw it."""
-        record = self.book.get(peer)
-        known = () if record is None else record.control_addresses
-        return tuple(dict.fromkeys((*known, *self._found.get(peer, ()))))
-
-    async def _dial_all(self) -> None:
-        while True:
-            now = trio.current_time()
-            self.book.expire(now)
-            known = {*(record.peer for record in self.book.records()), *self._found}
-            self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
-            strangers = []
-            for peer in known - self.links.linked() - {self._me}:
-                record = self.book.get(peer)
-                if record is None or record.phase != "leaving":
-                    self._dial_when_due(peer, now)
-                    if record is not None and self.machine.state_of(peer) is None:
-                        strangers.append(peer)
-            self._strangers = frozenset(strangers)
-            await trio.sleep(DIAL_PERIOD_S)
-
-    def _dial_when_due(self, peer: PeerId, now: float) -> None:
-        courtesy = 0.0 if self._me < peer else DIAL_COURTESY_S
-        dial = self._dials.setdefault(peer, _Dial(at=now + courtesy))
-        if now >= dial.at and not dial.under_way:
-            dial.under_way = True
-            self._jobs.send_nowait(partial(self._dial, peer, dial))
-
-    async def _dial(self, peer: PeerId, dial: _Dial) -> None:
-        try:
-            async with self._dialling:
-                await self.links.meet(peer, self.addresses_of(peer), deadline_s=DIAL_DEADLINE_S)
-        except Refused as error:
-            logger.warning("%s", error)
-            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
-        except (NetworkError, RemoteError) as error:
-            logger.debug("dialling: %s", error)
-        finally:
-            dial.under_way = False
-            dial.at = trio.current_time() + dial.backoff_s
-            dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)

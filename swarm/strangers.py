@@ -1,6 +1,7 @@
 """Parting from strangers: who dialled this node and is not admitted.
 
-* Whose hello was not admitted STRANGER_DEADLINE_S after it came goes, and so do the oldest of more than STRANGER_LIMIT.
+* Whose hello was not admitted STRANGER_DEADLINE_S after it came goes, and so do the oldest of more than STRANGER_LIMIT;
+  of those who come first none goes for their number.
 * Whose hello was refused goes REFUSED_STAY_S later, when the refusal has been read. Who has said REFUSALS_LIMIT such
   hellos by then goes with its next stream.
 """
@@ -55,10 +56,11 @@ class Strangers:
         came = {peer: since for since, peer in strangers}
         # Who is gone or was admitted after all is forgotten, and so is what was said on an earlier connection.
         self._refused = {peer: one for peer, one in self._refused.items() if peer in came and one.at >= came[peer]}
-        crowded = len(strangers) - STRANGER_LIMIT
+        others = [peer for _, peer in strangers if not self._host.comes_first(peer)]
+        crowd = set(others[: max(0, len(others) - STRANGER_LIMIT)])
         async with trio.open_nursery() as nursery:  # who reads nothing takes its time to part from
-            for place, (since, peer) in enumerate(strangers):
-                reason = self._reason_to_part(peer, now - since, now, crowded=place < crowded)
+            for since, peer in strangers:
+                reason = self._reason_to_part(peer, now - since, now, crowded=peer in crowd)
                 if reason is not None:
                     self._host.refusals.note(reason)
                     self._refused.pop(peer, None)

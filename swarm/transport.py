@@ -27,7 +27,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.address import Address
 from shoal.swarm.libp2p_log import redirect
-from shoal.swarm.limits import Guests, Memory
+from shoal.swarm.limits import HALF_OPEN_LIMIT, Guests, Memory
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuit_address import CircuitAddress
@@ -165,9 +165,11 @@ class Network(Swarm):  # type: ignore[misc]
             negotiate_timeout=int(HANDSHAKE_DEADLINE_S),
         )
         upgrader.memory = self.memory = memory
+        self._connection_limit = connection_limit
+        # Where libp2p's own limit is reached it refuses whoever comes, before it knows who that is.
         config = ConnectionConfig(
-            max_connections=connection_limit,
-            high_watermark=connection_limit,
+            max_connections=connection_limit + HALF_OPEN_LIMIT,
+            high_watermark=connection_limit + HALF_OPEN_LIMIT,
             min_connections=0,
             low_watermark=0,
             inbound_upgrade_timeout=HANDSHAKE_DEADLINE_S,
@@ -180,6 +182,8 @@ class Network(Swarm):  # type: ignore[misc]
         self._turns: dict[ID, trio.Lock] = {}
         self.circuits: Circuits | None = None
         self.guests: Guests | None = None
+        self.gives_way: Callable[[PeerId], PeerId | None] = lambda peer: None
+        """Whose connection ends for a new one of this peer, where there are too many; NetworkError if none may."""
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -292,6 +296,7 @@ class Network(Swarm):  # type: ignore[misc]
                     await dial.wait()
             async with self._turn(peer_id):
                 await self._make_way(muxed_conn)
+                await self._make_room(peer_id)
                 return await super().add_conn(muxed_conn, direction)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -321,6 +326,13 @@ class Network(Swarm):  # type: ignore[misc]
             if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
                 raise SwarmException(f"{new.peer_id} is already connected")
             await self.drop(old)
+
+    async def _make_room(self, newcomer: ID) -> None:
+        """End a connection that gives way, where there are as many as may be. Raises NetworkError if none does."""
+        if len(self.get_connections()) >= self._connection_limit:
+            peer = self.gives_way(PeerId(str(newcomer)))
+            if peer is not None:
+                await self.drop_peer(peer)
 
     def _dialler(self, muxer: Muxer) -> str:
         return str(self.self_id if muxer.is_initiator else muxer.peer_id)

@@ -75,7 +75,8 @@ class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """This node. Bytes count since it started; `loss` is held-out, `train_loss` its own; `cpu` in cores.
+    """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
+    is held-out, `train_loss` its own; `cpu` in cores.
 
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
@@ -93,6 +94,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     members: int
     missing: Sequence[str]
+    long_missing: Sequence[str]
     loss: float | None
     train_loss: float | None
     tokens_per_s: float
@@ -231,6 +233,7 @@ class DaemonSource:
             paused=daemon.record_phase == "paused",
             members=len(electorate),
             missing=missing,
+            long_missing=daemon.members.long_silent(missing),
             loss=desk.metric,
             train_loss=desk.loss,
             tokens_per_s=desk.tokens_per_s,

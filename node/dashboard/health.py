@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -42,10 +43,15 @@ def _majority(facts: Facts) -> Check:
             name="Majority",
             state="bad",
             detail=f"{detail}; rounds wait",
-            remedy="start the missing nodes again with their --data-dir; gone for good: shoal rebase --forget",
+            remedy="start the missing nodes again with their --data-dir" + _if_gone(node.long_missing),
         )
     state: State = "warn" if node.missing else "ok"
     return Check(name="Majority", state=state, detail=f"{detail}; rounds {'go on' if node.missing else 'can end'}")
+
+
+def _if_gone(long_missing: Sequence[str]) -> str:
+    who = " ".join(long_missing)
+    return f"; silent for an hour, and if gone for good: shoal rebase --forget {who}" if who else ""
 
 
 def _company(facts: Facts) -> Check:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from shoal.node.rounds.authority import KEY_NAME
 from shoal.node.state.store import disk_errors, sync_folder, write_atomically
 from shoal.protocol.admission import Admission
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import Revocations, make_revocations, reason_not_valid
@@ -79,9 +80,14 @@ def kept_revocations(folder: Path, manifest: Manifest) -> Revocations | None:
 
 
 def admission_of(
-    folder: Path, manifest: Manifest, peer: PeerId, standing: Callable[[PeerId], bool] | None = None
+    folder: Path,
+    manifest: Manifest,
+    peer: PeerId,
+    *,
+    chain: Chain | None = None,
+    named: frozenset[PeerId] = frozenset(),
 ) -> Admission:
-    """The admission rule at the node `peer`, whose data folder this is.
+    """The admission rule at the node `peer`, whose data folder this is, as its chain grows; `named` by its user.
 
     Raises ConfigError where admission is by invite and this node has none that holds; StorageError.
     """
@@ -93,8 +99,9 @@ def admission_of(
             logger.warning("the list of revocations is not kept: %s", error)
 
     admission = Admission(manifest=manifest, revocations=kept_revocations(folder, manifest), keep=keep)
-    if standing is not None:
-        admission.standing = standing
+    if chain is not None:
+        admission.members, admission.contributed = lambda: chain.head.members, chain.was_member
+    admission.named = named
     swarm = manifest.swarm
     if swarm.admission != "invite" or peer in (*swarm.founders, swarm.authority):
         return admission

@@ -1,6 +1,7 @@
 """Finding the swarm: every way at once, under deadlines, and what was found is remembered for the next start.
 
-    --join, the link's addresses, [network] bootstrap    each until a link comes of it, or its peer says no
+    --join, the link's addresses, [network] bootstrap    each until a link comes of it, or its peer says no; one that
+                                                         has no place left is asked again, less and less often
     peers.json, the address book                         at the start, and again while nobody is linked
     multicast DNS                                        as long as the node runs
 
@@ -10,6 +11,7 @@ suffices to find everyone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,16 +25,19 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, Storag
 from shoal.protocol.identity import PeerId
 from shoal.swarm.address_book import BOOK_LIMIT_BYTES, AddressBook, KnownPeer
 from shoal.swarm.host import Host
-from shoal.swarm.links import Links, Refused
+from shoal.swarm.links import Links, NoPlaceLeft, Refused
 from shoal.swarm.members import Change, Members
+from shoal.swarm.reaching.circuit_address import parse_any
 from shoal.swarm.rendezvous.mdns import LocalDiscovery
 
 BOOK_NAME = "peers.json"
 JOIN_DEADLINE_S = 10.0
 JOIN_RETRY_S = 2.0
+FULL_RETRY_LIMIT_S = 60.0
+"""Between two goes at an address whose node has no place left, JOIN_RETRY_S at first, doubled each time."""
 BOOK_DIAL_DEADLINE_S = 5.0
 BOOK_DIALS_LIMIT = 64
-"""Peers of the book that are dialled at once, the best ones."""
+"""Peers of the book that are dialled at once: who comes first, then the best of the others."""
 BOOK_RETRY_S, BOOK_RETRY_LIMIT_S = 5.0, 60.0
 """Between two goes at the book while nobody is linked, doubled each time."""
 BOOK_SETTLE_S = 1.0
@@ -41,6 +46,15 @@ BOOK_PERIOD_S = 60.0
 """Between two looks at where the linked peers are."""
 
 logger = logging.getLogger(__name__)
+
+
+def peers_of(addresses: Iterable[str]) -> frozenset[PeerId]:
+    """The peers that these addresses name; those that are none name nobody."""
+    found: set[PeerId] = set()
+    for text in addresses:
+        with contextlib.suppress(ConfigError):
+            found.add(parse_any(text).peer)
+    return frozenset(found)
 
 
 def read_book(path: Path) -> AddressBook:
@@ -74,12 +88,14 @@ class Finding:
         self._links: Links = members.links
         self._on_progress = on_progress
         self._refusals: dict[str, str] = {}  # by address, or by peer of the book
+        self._full: set[str] = set()  # of the addresses, those whose node had no place left
         self._named_tried = False
         self._book_refuses = False  # all that it names, at the last go
         self._worked: dict[PeerId, str] = {}  # of the addresses that the user named
         self._changed = trio.Event()  # the book is not what is on disk
         self._alone = trio.Event()  # the last link was lost
         self.book = read_book(self._path)
+        self.book.first = members.admission.first
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look for the swarm until cancelled.
@@ -87,6 +103,9 @@ class Finding:
         Raises ConfigError where nobody is linked, and all whom the user and the book name refuse this node.
         """
         named = tuple(dict.fromkeys((*self._config.join, *self._config.manifest.network.bootstrap)))
+        first = self._members.admission.first()
+        of_book = (text for known in self.book.best() if known.peer in first for text in known.addresses)
+        self._members.expect_from((*named, *of_book))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_book)
             nursery.start_soon(self._seek_known)
@@ -124,9 +143,15 @@ class Finding:
 
     async def _join(self, address: str) -> None:
         """Keep trying one address until a link comes of it, or its peer says no."""
+        pause_s = JOIN_RETRY_S
         while True:
             try:
                 peer = await self._links.join(address, deadline_s=JOIN_DEADLINE_S)
+            except NoPlaceLeft as error:
+                self._note_full(address, error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, FULL_RETRY_LIMIT_S)
+                continue
             except NetworkError as error:
                 logger.info("cannot join through %s yet: %s", address, error)
             except ConfigError as error:
@@ -140,6 +165,12 @@ class Finding:
                 self._note(peer)
                 return
             await trio.sleep(JOIN_RETRY_S)
+
+    def _note_full(self, address: str, error: NoPlaceLeft) -> None:
+        if address not in self._full:  # once is enough for the user
+            self._full.add(address)
+            self._on_progress(Notice(text=f"{address}: {error}"))
+        logger.info("%s: %s", address, error)
 
     def _note_refusal(self, who: str, error: RemoteError) -> None:
         if who not in self._refusals:  # once is enough for the user
@@ -176,7 +207,7 @@ class Finding:
         pause_s = BOOK_RETRY_S
         while True:
             self._alone = trio.Event()
-            dialled = self.book.best()[:BOOK_DIALS_LIMIT]
+            dialled = self.book.in_order()[:BOOK_DIALS_LIMIT]
             async with trio.open_nursery() as nursery:
                 for known in dialled:
                     nursery.start_soon(self._seek, known)
@@ -195,6 +226,8 @@ class Finding:
             return
         try:
             await self._links.meet(peer, known.addresses, deadline_s=BOOK_DIAL_DEADLINE_S)
+        except NoPlaceLeft as error:
+            logger.info("%s", error)
         except NetworkError as error:
             logger.debug("not where it was: %s", error)
             self._refusals.pop(peer, None)

@@ -84,6 +84,7 @@ class Reaching:
         """Control addresses at which members have reached this node."""
         self.proven_lanes: tuple[str, ...] = ()
         self.passages = PassageDesk(self._host, upload=self._lanes.upload)
+        self._host.relay.comes_first = self.passages.comes_first = self._host.comes_first
         DialBackDesk(self._host, self._is_linked)
         self.sightings = SightingDesk(self._host)
         self._parted: set[PeerId] = set()
@@ -225,7 +226,8 @@ class Reaching:
     async def _ask(self, known: frozenset[PeerId]) -> frozenset[PeerId]:
         """Have members knock that did not yet, as long as they are fewer than CHECKERS; who answered."""
         linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
-        linked.sort(key=lambda peer: (is_private(self._host.host_of(peer) or ""), peer))
+        first = self._members.admission.first()
+        linked.sort(key=lambda peer: (is_private(self._host.host_of(peer) or ""), peer not in first, peer))
         fresh = [peer for peer in linked if peer not in known]
         answered: set[PeerId] = set()
 
@@ -314,7 +316,8 @@ class Reaching:
 
     def _relays(self) -> list[PeerId]:
         found = [peer for peer in self._links.linked() if self._relaying(peer) is not None]
-        return sorted(found, key=lambda peer: (self._host.rtt_s(peer) or 0.0, peer))
+        first = self._members.admission.first()
+        return sorted(found, key=lambda peer: (peer not in first, self._host.rtt_s(peer) or 0.0, peer))
 
     def _circuit_addresses(self) -> tuple[str, ...]:
         """Where this node is reached through its relays."""

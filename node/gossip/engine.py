@@ -47,6 +47,7 @@ from shoal.protocol.gossip_messages import (
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Message
 from shoal.protocol.pairing import Alone, Effect, Fetch, PairingMachine, Phase, Say
+from shoal.protocol.places import Contributors
 
 PATIENCE_MIN_S = 3.0
 PATIENCE_SHARE = 0.5
@@ -93,6 +94,7 @@ class GossipEngine:
         self._fetching = trio.CancelScope()
         self._exchanging: Fetch | None = None
         self.machine: PairingMachine | None = None
+        self.contributors = Contributors()
         self.left = trio.Event()
         self.finished = False
 
@@ -398,6 +400,8 @@ class GossipEngine:
         await self._p.desk.stand_on(state, taken=self._taken)
         await self._saver.save_soon(state)
         seconds, partner = trio.current_time() - self._began_at, None if wanted is None else wanted.peer
+        if partner is not None:
+            self.contributors.note(partner)
         self._p.log.stepped(
             state.round,
             members=sorted(self.others | {self._me}),

@@ -59,6 +59,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest_rollouts import RolloutsSection
 from shoal.protocol.messages import Message
 from shoal.protocol.offer_book import Offer
+from shoal.protocol.places import Contributors
 from shoal.protocol.rollouts import Reason, decode_group, digest_of
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
@@ -123,6 +124,7 @@ class RolloutEngine:
         self.machine: Ready | None = None
         """The agent's word that it is ready."""
         self.recent = RecentGroups()
+        self.contributors = Contributors()
         self.state_round = 0
         self.left = trio.Event()
         self.finished = False
@@ -367,6 +369,8 @@ class RolloutEngine:
     def _finish_round(self, done: Done) -> None:
         self.state_round = done.round + 1
         self._ignored = frozenset(done.ignored)
+        for origin in done.origins:
+            self.contributors.note(origin)
         self._store.advance(self.state_round)
         refused = Counter({str(reason): count for reason, count in self._exchange.rejected.items()})
         rejected = Counter(done.rejected) + (refused - self._refused)

@@ -8,7 +8,7 @@ stranger who saw it cannot use it up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,10 +100,19 @@ class LaneListener:
             per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
             address_per_s=(LANE_ADDRESS_CONNECTIONS_PER_S, LANE_ADDRESS_CONNECTIONS_BURST),
             newcomers_per_s=(LANE_CONNECTIONS_PER_S, LANE_CONNECTIONS_BURST),
+            is_known=lambda address: self.is_known(address),
         )
         self._strangers = Crowd(
-            self.refusals, Reason.LANE_STRANGERS, limit=UNAUTHENTICATED_LIMIT, per_address=UNAUTHENTICATED_LIMIT
+            self.refusals,
+            Reason.LANE_STRANGERS,
+            limit=UNAUTHENTICATED_LIMIT,
+            per_address=UNAUTHENTICATED_LIMIT,
+            is_known=lambda address: self.is_known(address),
         )
+        self.is_known: Callable[[str], bool] = lambda address: False
+        """Whether an IP address is a member's: what comes from there comes before other connections."""
+        self.comes_first: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer may have all that there is; others leave half of it."""
         self.knocks: Knocks | None = None
         self.desks: Sequence[Desk] = ()
 
@@ -141,8 +150,8 @@ class LaneListener:
         waiting = [key for key, value in self._pending.items() if value.keys.peer == peer]  # oldest first
         for key in waiting[: max(0, len(waiting) + 1 - PENDING_PER_PEER_LIMIT)]:
             del self._pending[key]
-        if len(self._pending) >= PENDING_LIMIT:
-            raise NetworkError(f"{PENDING_LIMIT} lanes are waiting to be opened already")
+        if len(self._pending) >= PENDING_LIMIT // (1 if self.comes_first(peer) else 2):
+            raise NetworkError(f"{len(self._pending)} lanes are waiting to be opened already")
 
     def _is_noise(self, first: bytes) -> bool:
         """Whether a connection began with a whole id, and with none that anybody here waits for."""

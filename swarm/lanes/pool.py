@@ -153,6 +153,10 @@ class LanePool:
         self._dialler.reach, self._dialler.puncher = reach, puncher
         self._listener.knocks, self._listener.desks = knocks, desks
 
+    def prefer(self, comes_first: Callable[[PeerId], bool], is_known: Callable[[str], bool]) -> None:
+        """Leave half of the room for whom this says that it comes first, and connections from its addresses."""
+        self._listener.comes_first, self._listener.is_known = comes_first, is_known
+
     async def answer(self, peer: PeerId, offer: bytes) -> bytes:
         """Answer `peer`'s lane request; to be called with what its `request` sent over the libp2p channel.
 
@@ -163,7 +167,7 @@ class LanePool:
         if isinstance(asked, LaneSummons):
             self._obey_summons(peer, asked.lanes)
             return b""
-        self._check_room()
+        self._check_room(peer)
         if len(self.lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
             raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         if asked.via is not None and not self._dialler.reach.addresses_of(PeerId(asked.via.relay)):
@@ -320,9 +324,9 @@ class LanePool:
         if not self._up:
             raise NetworkError("this node's lanes are not up")
 
-    def _check_room(self) -> None:
-        if len(self._table.all()) >= LANE_COUNT_LIMIT:
-            raise NetworkError(f"this node has {LANE_COUNT_LIMIT} lanes already")
+    def _check_room(self, peer: PeerId) -> None:
+        if len(self._table.all()) >= LANE_COUNT_LIMIT // (1 if self._listener.comes_first(peer) else 2):
+            raise NetworkError(f"this node has {len(self._table.all())} lanes already")
 
     def _join_all(self) -> None:
         for lane in self._table.all():
@@ -339,7 +343,7 @@ class LanePool:
             async with lock:
                 while not self._satisfied(peer, lanes):
                     self._check_up()
-                    self._check_room()
+                    self._check_room(peer)
                     try:
                         await self._offer(peer, self._dialler.dial)
                     except NetworkError as error:

@@ -2,7 +2,8 @@
 
 A reservation is its connection's own: nobody reserves for another, and it ends with the connection. Whom this node
 relays for is its owner's to say (`admits`); who calls them is not, since a newcomer has to reach its first member. What
-one caller, one callee, and all together may have at once is bounded, and so is each circuit in bytes and time.
+one caller, one callee, and all together may have at once is bounded, and so is each circuit in bytes and time. Half of
+that is for callers that come first (`shoal.protocol.places`), and their reservations take the place of others'.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class CircuitRelay:
 
     def __init__(self, network: Any, libp2p_host: Any, limits: CircuitLimits | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
+        self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         self.limits = limits or CircuitLimits()
         self.bytes_passed = 0
         self._network = network
@@ -109,7 +111,7 @@ class CircuitRelay:
         if self.admits is None or not self.admits(peer):
             await self._refuse(stream, PERMISSION_DENIED)
             return
-        if peer not in reserved and len(reserved) >= self.limits.reservations:
+        if peer not in reserved and len(reserved) >= self.limits.reservations and not self._make_room(peer):
             await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
             return
         self._reservations[peer] = trio.current_time() + self.limits.reservation_s
@@ -119,6 +121,14 @@ class CircuitRelay:
         await write_message(stream, answer)
         await trio.sleep(STATUS_LINGER_S)
 
+    def _make_room(self, peer: PeerId) -> bool:
+        """Have a reservation for `peer`, if it comes first, in the place of the oldest of one that does not."""
+        others = [one for one in self._reservations if not self.comes_first(one)]
+        if not self.comes_first(peer) or not others:
+            return False
+        del self._reservations[min(others, key=lambda one: (self._reservations[one], one))]
+        return True
+
     async def _connect(self, stream: Any, caller: PeerId, asked: Any) -> None:
         callee = peer_in(asked)
         if callee is None or callee == caller:
@@ -127,8 +137,9 @@ class CircuitRelay:
         if callee not in self.reservations:
             await self._refuse(stream, NO_RESERVATION)
             return
-        limits = self.limits
-        if max(self._callers[caller], self._called[callee]) >= limits.per_peer or self.circuits >= limits.circuits:
+        limits, share = self.limits, 1 if self.comes_first(caller) else 2
+        of_ends = max(self._callers[caller], self._called[callee])
+        if of_ends >= limits.per_peer // share or self.circuits >= limits.circuits // share:
             await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
             return
         self._callers[caller] += 1

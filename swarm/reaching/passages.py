@@ -90,6 +90,8 @@ class PassageDesk:
 
     def __init__(self, host: Host, *, limits: PassageLimits | None = None, upload: RateLimit | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
+        self.comes_first: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
         self._limits = limits or PassageLimits()
         self._upload = upload
@@ -115,7 +117,9 @@ class PassageDesk:
             return Refusal(reason="no passage between these two: both have to be linked to this node")
         self._expire()
         ends = Counter(peer for passage in set(self._open.values()) for peer in passage.ends)
-        if len(self._open) >= 2 * self._limits.passages or max(ends[near], ends[far]) >= self._limits.per_peer:
+        share = 1 if self.comes_first(near) and self.comes_first(far) else 2
+        of_ends = max(ends[near], ends[far])
+        if len(self._open) >= 2 * self._limits.passages // share or of_ends >= self._limits.per_peer // share:
             return Refusal(reason="this node passes on as many lanes as it may")
         tickets = [bytes([TICKET_FIRST_BYTE]) + secrets.token_bytes(TICKET_BYTES - 1) for _ in range(2)]
         expires_at = trio.current_time() + self._limits.meet_s

@@ -61,6 +61,7 @@ class SyntheticSwarm:
     _loss: float | None = field(init=False, default=None)
     _train_loss: float | None = field(init=False, default=None)
     _dead: dict[str, float] = field(init=False, default_factory=dict)
+    silent_for_long: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -219,6 +220,7 @@ class SyntheticSwarm:
             peers=peers,
             groups=self._groups() if self.rollouts else (),
             node=NodeFacts(
+                long_missing=missing if self.silent_for_long else (),
                 peer=self._me,
                 swarm=blake3(bytes([self.seed])).hexdigest(),
                 name="coral reef",

@@ -40,7 +40,7 @@ from shoal.protocol.membership import TICK_S, MembershipMachine, detection_bound
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.rows import deal_rows, shortest
 from shoal.protocol.wire import SwarmId
-from shoal.swarm.members import DIAL_DEADLINE_S
+from shoal.swarm.dialling import DIAL_DEADLINE_S
 from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE, Violation
 from shoal.testnet.simulate.network import (
     CONTROL_OVERHEAD_BYTES,

@@ -28,15 +28,9 @@ from shoal.protocol.liveness import (
 )
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
+from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_COURTESY_S, DIAL_DEADLINE_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S
-from shoal.swarm.members import (
-    DIAL_BACKOFF_LIMIT_S,
-    DIAL_BACKOFF_S,
-    DIAL_COURTESY_S,
-    DIAL_DEADLINE_S,
-    REDIAL_DEADLINE_S,
-    REDIAL_PAUSE_S,
-)
+from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 from shoal.testnet.simulate.network import IN_FLIGHT_S
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("peer_id", "swarm_id", "addresses", "phase", "term", "round", "digest", "members", "missing", "rollbacks"),
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
-        *("bans", "dashboard", "dashboard_link", "proven", "reachability", "refused"),
+        *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -171,6 +171,16 @@ def test_missing_majority_is_explained(missing: list[str], effect: str) -> None:
     assert listed == [f"missing    {peer}" for peer in missing]
     assert effect in help_line
     assert "start these nodes again" in help_line
+    assert "forget" not in help_line, "any of them may have been heard of a minute ago"
+
+
+def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
+    missing = msgspec.structs.replace(STATUS, missing=["12D3B", "12D3C"], long_missing=["12D3C"])
+    help_line = missing_lines(missing)[-1]
+    assert "if gone for good: `shoal rebase --forget 12D3C` with" in help_line
+    assert "12D3B" not in help_line
+    majority = msgspec.structs.replace(STATUS, missing=["12D3B"], long_missing=["12D3B"])
+    assert "forget" not in missing_lines(majority)[-1], "rounds go on without it"
 
 
 def test_nobody_missing_is_no_line() -> None:

@@ -178,8 +178,11 @@ def link_targets(host: Host, rng: Any) -> Iterator[Target]:
         answer: Any = wire.decode(data, peering.HelloAnswer, peer=PEER)  # type: ignore[arg-type]
         if isinstance(answer, peering.Welcome):
             current.get().welcomed(PEER, answer)
+        elif isinstance(answer, peering.Full):
+            current.get().turned_away(PEER, answer)
 
-    yield Target("welcome", (wire.canonical(welcome),), welcomed)
+    full = peering.Full(others=welcome.others)
+    yield Target("welcome", (wire.canonical(welcome), wire.canonical(full)), welcomed)
     yield Target("gossiped record", (record,), lambda data: current.get()._take_record(data, blame=PEER), ())
 
 

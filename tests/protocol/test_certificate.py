@@ -300,6 +300,8 @@ def test_chain_follows_the_electorate_it_certified() -> None:
     everyone = frozenset(key.peer_id for key in KEYS[:6])
     newer = frozenset(members)
     assert [chain.recent_members(rounds) for rounds in (0, 1, 2, 9)] == [newer, newer, everyone, everyone]
+    assert all(map(chain.was_member, everyone))
+    assert not chain.was_member(Identity.generate().peer_id)
 
 
 def test_same_value_certified_in_two_views_is_one_link() -> None:

@@ -752,3 +752,59 @@ def test_own_sleep_makes_nobody_silent() -> None:
     assert machine.silent(30.0) == frozenset()
     machine.peer_seen(B, 0, 31.0)
     assert machine.silent(31.6) == {A}
+
+
+# --- crowds of strangers ---
+
+
+def machine_of(*first: PeerId, links: bool = True) -> MembershipMachine:
+    return MembershipMachine(me=ME, rng=random.Random(1), has_link=lambda peer: links, first=lambda: first)
+
+
+def test_who_comes_first_is_watched_however_many_strangers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "PEER_LIMIT", 3)
+    machine = machine_of(A, B)
+    for stranger in (C, D, E):
+        machine.peer_seen(stranger, 0, 0.0)
+    machine.connection_lost(D, 1.0, confirmed=True)
+    machine.peer_seen(name(9), 0, 2.0)
+    assert machine.state_of(D) is None, "the dead give way to anybody"
+    machine.peer_seen(name(10), 0, 2.0)
+    assert machine.state_of(name(10)) is None, "the living to no stranger"
+    machine.peer_seen(A, 0, 3.0)
+    machine.heard_through(B, 0, 4.0)
+    assert machine.alive() == tuple(sorted((A, B, name(9)))), "and to who comes first those heard of longest ago"
+
+
+def test_members_are_probed_as_often_as_without_a_crowd() -> None:
+    crowd = [name(number) for number in range(100, 356)]
+    machine = machine_of(A)
+    for peer in (A, *crowd):
+        machine.peer_seen(peer, 0, 0.0)
+    pinged: dict[PeerId, float] = {}
+    for tick in range(60):
+        for effect in machine.tick(tick * TICK_S):
+            if isinstance(effect, SendPing):
+                pinged.setdefault(effect.peer, tick * TICK_S)
+    assert pinged[A] == pytest.approx(probe_interval_s(1), abs=2 * TICK_S)
+    assert min(pinged[peer] for peer in crowd) >= probe_interval_s(256)
+    assert A in machine.silent(probe_interval_s(1) + SILENCE_S + TICK_S)
+    assert crowd[0] not in machine.silent(probe_interval_s(1) + SILENCE_S + TICK_S)
+
+
+def test_members_are_asked_about_the_dead_before_strangers() -> None:
+    machine = machine_of(A, B, C, D)
+    for peer in (A, B, C, D, *(name(number) for number in range(100, 150))):
+        machine.peer_seen(peer, 0, 0.0)
+    effects = machine.connection_lost(A, 0.1, confirmed=True)
+    assert {e.via for e in effects if isinstance(e, SendPingRequest)} == {B, C, D}
+
+
+def test_strangers_leave_room_for_the_requests_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "STRANGERS_RELAY_LIMIT", 4)
+    machine = machine_of(A, B)
+    for peer in (A, B, C):
+        machine.peer_seen(peer, 0, 0.0)
+    asked = [machine.on_ping_request(C, B, nonce, 0.0) for nonce in range(10)]
+    assert sum(map(bool, asked)) == 4
+    assert machine.on_ping_request(A, B, 99, 0.0)

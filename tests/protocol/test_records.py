@@ -174,3 +174,14 @@ def test_book_raises_only_remote_errors(data: bytes) -> None:
     for candidate in (data, Sealer(ALICE, SWARM, 1).seal(NODE_RECORD_KIND, data)):
         with pytest.raises(RemoteError):
             book.receive(candidate, 0.0)
+
+
+def test_strangers_records_push_out_nobodys_that_is_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RECORD_LIMIT", 2)
+    book = RecordBook(SWARM, keep=lambda: {ALICE.peer_id})
+    book.receive(seal_record(Sealer(ALICE, SWARM, 1), record_of()), 0.0)
+    strangers = [Identity.from_seed(bytes([n]) * 32) for n in range(1, 20)]
+    for at, one in enumerate(strangers, 1):
+        assert book.receive(seal_record(Sealer(one, SWARM, 1), record_of(one)), float(at)) is not None
+    assert {record.peer for record in book.records()} == {ALICE.peer_id, strangers[-1].peer_id}
+    assert book.order(ALICE.peer_id) == (1, 1)

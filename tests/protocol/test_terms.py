@@ -287,6 +287,7 @@ def test_rebase_takes_the_place_of_what_came_after_and_goes_on_with_its_electora
         assert next_position(chain.head) == (Term(1, 0), 5)
         assert chain.head.members == (PEERS[1],)
         assert chain.recent_members(9) == {PEERS[1]}  # whom it forgets is a joiner again
+        assert chain.was_member(PEERS[0])  # but it has contributed
         assert chain.decided((Term(), 6)) == rebase  # what somebody hears who is still in the abandoned round
         assert not chain.extend(rebase)
     assert sixth not in [entry.value for entry in entries(long)]

@@ -27,7 +27,7 @@ def test_wire_is_as_the_list_of_its_version_says() -> None:
 def test_list_has_what_peers_say_and_not_what_one_machine_keeps() -> None:
     now = collect()
     assert {"Envelope", "Hello", "NodeRecord", "LayoutPart", "LaneOffer", "StateHeader", "lane frame"} <= now.keys()
-    assert {"/shoal/hello/1", "/shoal/lane/1", "/shoal/fetch/1", "one of Refusal, Welcome"} <= now.keys()
+    assert {"/shoal/hello/1", "/shoal/lane/1", "/shoal/fetch/1", "one of Full, Refusal, Welcome"} <= now.keys()
     assert not {"DurableRecord", "Manifest", "KnownPeer", "Put", "Assignment", "Message", "RowBegin"} & now.keys()
     assert "FINAL 2" in now["lane frame"]
 

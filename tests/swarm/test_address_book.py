@@ -131,3 +131,17 @@ def test_damaged_file_is_a_book_or_a_value_error(at_byte: int, change: int) -> N
     assert len(book) <= 3
     for known in book.best():
         assert all(address.endswith(known.peer) for address in known.addresses)
+
+
+def test_strangers_push_out_nobody_that_comes_first() -> None:
+    book = book_of(A)
+    book.first = lambda: {A}
+    for _ in range(5):
+        book.failed(A)
+    crowd = [Identity.from_seed(n.to_bytes(32, "big")).peer_id for n in range(100, 100 + BOOK_LIMIT_PEERS + 5)]
+    for peer in crowd:
+        book.linked(peer, [at(peer)])
+    assert len(book) == BOOK_LIMIT_PEERS
+    assert A in order(book)
+    assert book.in_order()[0].peer == A, "and it is among those that are dialled"
+    assert book.best()[-1].peer == A, "though it failed more often than all others"

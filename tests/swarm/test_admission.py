@@ -25,7 +25,7 @@ from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Announce, Refusal
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.protocol.wire import Sealer
-from shoal.swarm import members as members_module
+from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
 from shoal.swarm.links import Refused
 from tests.swarm.test_members import Node, assert_linked, identity, run, running, stranger, until
@@ -74,8 +74,8 @@ def revoking(*nodes: Node, before: Revocations | None = None) -> Revocations:
 
 @pytest.fixture(autouse=True)
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
 
 
 def test_guests_with_invites_link_with_all_through_any_one_member() -> None:
@@ -125,7 +125,7 @@ def test_guest_whose_invite_expired_stays_while_linked_and_comes_back_as_a_membe
             assert founder.members.record_of(guest.peer) is not None
             with pytest.raises(Refused, match="your invite expired on"):
                 await guest.join(founder)
-            founder.members.admission.standing = lambda peer: peer == guest.peer
+            founder.members.admission.members = lambda: (guest.peer,)
             await guest.join(founder)
 
     run(main)

@@ -275,3 +275,29 @@ def signed(host: Host, number: bytes, data: bytes, *topics: str) -> rpc_pb2.Mess
     said.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + said.SerializeToString())
     said.key = pubsub.host.get_public_key().serialize()
     return said
+
+
+def test_neighbours_are_who_comes_first_and_not_who_asked_first() -> None:
+    """Whatever strangers are neighbours before a heartbeat, members are after it, as many as there may be."""
+
+    async def main() -> None:
+        async with two_hosts() as (near, far, _box):
+            router = near._gossip._router
+            member = ID.from_base58(far.peer_id)
+            crowd = [ID.from_base58(Identity.from_seed(bytes([seed]) * 32).peer_id) for seed in range(20, 40)]
+            router.peer_protocol.update(dict.fromkeys(crowd, router.peer_protocol[member]))
+            router.pubsub.peer_topics[TOPIC].update(crowd)
+            near.comes_first = lambda peer: peer == far.peer_id
+            for _ in range(20):
+                router.mesh[TOPIC] = set(crowd)
+                graft, prune = router.mesh_heartbeat()
+                assert TOPIC in graft[member]
+                assert member in router.mesh[TOPIC]
+                assert member not in prune
+                assert len(router.mesh[TOPIC]) == gossip.DEGREE
+            near.comes_first = lambda peer: True
+            router.mesh[TOPIC] = {member, *crowd}
+            router.mesh_heartbeat()
+            assert len(router.mesh[TOPIC]) == gossip.DEGREE, "many that come first are no more than others would be"
+
+    trio.run(main)

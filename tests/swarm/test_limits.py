@@ -225,6 +225,49 @@ def test_crowd_pushes_out_the_oldest_of_the_most_crowded_address() -> None:
     run(main)
 
 
+def test_half_open_connections_of_members_addresses_give_way_last() -> None:
+    async def main() -> None:
+        known = {"member"}
+        crowd = Crowd(Refusals(), Reason.HALF_OPEN, limit=4, per_address=4, is_known=known.__contains__)
+        out: list[str] = []
+
+        async def wait(address: str) -> None:
+            with crowd.entering(address):
+                await trio.sleep_forever()
+            out.append(address)
+
+        async with trio.open_nursery() as nursery:
+            for address in ("member", "member", *(f"10.0.0.{number}" for number in range(8))):
+                nursery.start_soon(wait, address)
+                await trio.testing.wait_all_tasks_blocked()
+            assert out == [f"10.0.0.{number}" for number in range(6)]
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_comes_first_has_a_members_streams_and_reads_before_it_is_admitted() -> None:
+    async def main() -> None:
+        guests = Guests(Refusals(), is_member, comes_first=lambda peer: peer == EXPECTED)
+        for flood in range(200):
+            for _ in range(int(limits.FIRST_READS)):
+                guests._newcomers_reads.owe(1.0, trio.current_time())
+            for _ in range(60):
+                with guests.stream(PeerId(f"flood {flood}")):
+                    pass
+        began = trio.current_time()
+        for _ in range(1000):
+            await guests.turn(EXPECTED)
+        assert trio.current_time() == began
+        opened = 0
+        for _ in range(500):
+            with guests.stream(EXPECTED) as welcome:
+                opened += welcome
+        assert opened == 500
+
+    run(main)
+
+
 def test_memory_holds_little_for_strangers_and_frees_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNREAD_LIMIT_BYTES", 40 << 20)
     refusals = Refusals()
@@ -566,6 +609,44 @@ def test_crowd_of_strangers_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) ->
             assert told()[Reason.STRANGERS.value] == 1, "who is kept is counted again"
             await until(lambda: one.peer not in older.host.connected())
             assert one.peer in newer.host.connected()
+
+    run_nodes(main)
+
+
+def test_crowd_of_strangers_pushes_out_nobody_that_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "STRANGER_LIMIT", 1)
+    monkeypatch.setattr(strangers_module, "STRANGER_DEADLINE_S", 600.0)
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+
+    async def main() -> None:
+        one = Node(2)
+        async with running(one), stranger(1) as founder, stranger(8) as older, stranger(9) as newer:
+            for host in (founder.host, older.host, newer.host):
+                await host.dial(one.host.addresses[0], deadline_s=5)
+            await until(lambda: one.peer not in older.host.connected())
+            assert one.host.refusals.counts()[Reason.STRANGERS.value] == 1
+            assert one.peer in founder.host.connected()
+            assert one.peer in newer.host.connected()
+
+    run_nodes(main)
+
+
+def test_full_node_ends_the_oldest_connection_of_a_stranger_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host.__init__, "__kwdefaults__", {**Host.__init__.__kwdefaults__, "connection_limit": 3})
+
+    async def main() -> None:
+        one, two, founder = Node(2), Node(3), Node(1)
+        async with running(one, two, founder), stranger(8) as older, stranger(9) as newer:
+            await two.join(one)
+            await assert_linked(one, two)
+            for host in (older.host, newer.host):
+                await host.dial(one.host.addresses[0], deadline_s=5)
+            await until(lambda: len(one.host.connected()) == 3)
+            await founder.join(one)
+            await until(lambda: founder.peer in one.linked())
+            assert one.host.connected() == {two.peer, newer.peer, founder.peer}, "the oldest stranger gave way"
+            assert one.host.refusals.counts() == {Reason.CONNECTIONS.value: 1}
+            await assert_linked(one, two, founder)
 
     run_nodes(main)
 

@@ -14,11 +14,13 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Leave, Term
-from shoal.protocol.peering import Hello, HelloAnswer, LinkMessage, Ping, Refusal, SwarmMessage, Welcome
+from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Ping, Refusal, SwarmMessage, Welcome
+from shoal.protocol.places import SILENT_STRANGER_S, Rank
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
 from shoal.swarm import links
 from shoal.swarm.host import Host
-from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND, Links, Refused
+from shoal.swarm.limits import Reason
+from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND, Links, NoPlaceLeft, Refused
 from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -62,6 +64,9 @@ class Gate:
 
     refusing: dict[PeerId, str] = field(default_factory=dict)
     not_believing: set[PeerId] = field(default_factory=set)
+    ranks: dict[PeerId, Rank] = field(default_factory=dict)
+    fulls: list[tuple[PeerId, Full]] = field(default_factory=list)
+    gone: list[PeerId] = field(default_factory=list)
     ups: list[PeerId] = field(default_factory=list)
     downs: list[PeerId] = field(default_factory=list)
     heard: list[tuple[PeerId, LinkMessage]] = field(default_factory=list)
@@ -76,6 +81,18 @@ class Gate:
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         if peer in self.not_believing:
             raise RemoteError("a record that does not hold", peer=peer)
+
+    def rank(self, peer: PeerId) -> Rank:
+        return self.ranks.get(peer, Rank.STRANGER)
+
+    def full(self, peer: PeerId) -> Full:
+        return Full(others=(b"another",))
+
+    def turned_away(self, peer: PeerId, full: Full) -> None:
+        self.fulls.append((peer, full))
+
+    def gave_way(self, peer: PeerId) -> None:
+        self.gone.append(peer)
 
     def linked(self, peer: PeerId) -> None:
         self.ups.append(peer)
@@ -272,16 +289,118 @@ def test_hello_that_is_none_is_answered_with_nothing() -> None:
     run(main)
 
 
-def test_links_beyond_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_to_a_full_node_is_told_so_at_hello_and_no_link_is_up_at_either_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(links, "LINK_LIMIT", 1)
 
     async def main() -> None:
         async with nodes(1, 2, 3) as (one, two, three):
             await one.join(two)
-            with pytest.raises(NetworkError, match="1 links"):
+            with pytest.raises(NoPlaceLeft, match=f"{one.peer} is full"):
+                await three.join(one)
+            assert three.gate.fulls == [(one.peer, Full(others=(b"another",)))]
+            assert (three.gate.ups, three.links.linked()) == ([], frozenset())
+            assert one.links.linked() == {two.peer}
+            assert one.links._refusals.counts() == {Reason.LINKS.value: 1}
+            await until(lambda: one.peer not in three.host.connected())  # in a while: the answer has to arrive
+            await assert_still_talking(one, two)
+
+    run(main)
+
+
+def test_full_node_ends_no_link_for_whom_it_dials_itself_and_does_not_dial_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "LINK_LIMIT", 1)
+
+    async def main() -> None:
+        async with nodes(1, 2, 3) as (one, two, three):
+            await one.join(two)
+            with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
+                await one.links.meet(three.peer, three.host.addresses, deadline_s=5)
+            assert three.gate.ups == [], "it was not even dialled"
+            with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
                 await one.join(three)
+            await until(lambda: not three.links.linked())
             assert one.links.linked() == {two.peer}
             await assert_still_talking(one, two)
+
+    run(main)
+
+
+def test_who_comes_first_gets_the_place_of_the_stranger_that_was_silent_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "LINK_LIMIT", 3)
+
+    async def main() -> None:
+        async with nodes(1, 2, 3, 4, 5, 6) as (one, gave, silent, talks, member, other):
+            one.gate.ranks = {gave.peer: Rank.CONTRIBUTOR, member.peer: Rank.FIRST, other.peer: Rank.FIRST}
+            for node in (gave, silent, talks):
+                await node.join(one)
+            talks.links.send(one.peer, leave())
+            await one.hears(talks, leave())
+            silent.links.send(one.peer, ping())
+            await one.hears(silent, ping())
+            await member.join(one)
+            assert one.gate.gone == [silent.peer], "a ping is no more than a sign of life"
+            await until(lambda: one.links.linked() == {gave.peer, talks.peer, member.peer})
+            assert silent.peer not in one.gate.downs, "it is not held for dead"
+            await other.join(one)
+            assert one.gate.gone == [silent.peer, talks.peer]
+            with pytest.raises(NoPlaceLeft):
+                await silent.join(one)
+            await assert_still_talking(one, gave)
+            await assert_still_talking(one, member)
+
+    run(main)
+
+
+def test_stranger_gets_the_place_of_another_only_where_that_was_silent_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "LINK_LIMIT", 2)
+
+    async def main() -> None:
+        async with nodes(1, 2, 3, 4) as (one, first, second, third):
+            for node in (first, second):
+                await node.join(one)
+            with pytest.raises(NoPlaceLeft):
+                await third.join(one)
+            one.links._links[first.peer].said_at -= SILENT_STRANGER_S
+            await third.join(one)
+            assert one.gate.gone == [first.peer]
+            await until(lambda: one.links.linked() == {second.peer, third.peer})
+            await assert_still_talking(one, third)
+
+    run(main)
+
+
+def test_places_that_are_promised_are_not_given_away_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hellos at the last place: while the one welcome is on its way, the other is told that there is none."""
+    monkeypatch.setattr(links, "LINK_LIMIT", 1)
+
+    async def main() -> None:
+        async with nodes(1) as (one,), stranger(8) as early, stranger(9) as late:
+            sending, go_on = trio.Event(), trio.Event()
+            send = MessageStream.send
+
+            async def held(stream: MessageStream, data: bytes, *, deadline_s: float) -> None:
+                if stream.peer == early.peer and data == canonical(WELCOME):
+                    sending.set()
+                    await go_on.wait()
+                await send(stream, data, deadline_s=deadline_s)
+
+            monkeypatch.setattr(MessageStream, "send", held)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(early.say_hello, one)
+                await sending.wait()
+                await late.host.dial(one.host.addresses[0], deadline_s=5)
+                reply = await late.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=5)
+                assert reply == canonical(Full(others=(b"another",)))
+                go_on.set()
+            assert one.links.linked() == {early.peer}
 
     run(main)
 

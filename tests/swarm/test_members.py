@@ -21,6 +21,7 @@ from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Hello, Ping, Refusal, Suspicion, Welcome
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
+from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
 from shoal.swarm import strangers as strangers_module
 from shoal.swarm.host import Host, NotReached
@@ -47,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def identity(n: int) -> Identity:
-    return Identity.from_seed(bytes([n]) * 32)
+    return Identity.from_seed(bytes([n]) * 32 if n < 256 else n.to_bytes(32, "big"))
 
 
 def manifest(name: str = "test", *, allowed: Sequence[int] | None = None) -> Manifest:
@@ -131,8 +132,8 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def _dial_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
 
 
 @contextlib.asynccontextmanager
@@ -442,7 +443,7 @@ def test_addresses_learned_through_a_welcome_lead_to_a_full_mesh() -> None:
 
 
 def test_newcomer_dials_everyone_as_soon_as_the_first_has_welcomed_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 10.0 * TEST_DEADLINE_S)  # nobody looks whom else there is
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 10.0 * TEST_DEADLINE_S)  # nobody looks whom else there is
 
     async def main() -> None:
         *members, newcomer = nodes = [Node(n) for n in (1, 2, 3, 4)]
@@ -470,7 +471,7 @@ def test_peer_found_by_discovery_is_dialled() -> None:
 
 
 def test_peer_that_leaves_is_dead_at_once_and_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.0)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.0)
 
     async def main() -> None:
         stays, leaves = Node(1), Node(2)
@@ -660,9 +661,9 @@ def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.Mon
                 sealer = Sealer(identity(100 + n), MANIFEST.swarm_id, 1)
                 record = NodeRecord(peer=sealer.peer_id, boot=1, phase="training")
                 node.members.book.receive(seal_record(sealer, record), trio.current_time())
-            await until(lambda: len(node.members._dials) == 20)
+            await until(lambda: len(node.members._dialling._dials) == 20)
             await until(lambda: len(node.members.book) == 0)
-            await until(lambda: len(node.members._dials) == 0)
+            await until(lambda: len(node.members._dialling._dials) == 0)
 
     run(main)
 
@@ -700,7 +701,7 @@ class Firewall:
         """Let them reach each other again."""
         for node in self._nodes:
             node.host.dial_peer = self._dial_peers[node.peer]  # type: ignore[method-assign]
-            node.members._dials.clear()
+            node.members._dialling._dials.clear()
 
 
 async def assert_talking_through_others(one: Node, other: Node) -> None:

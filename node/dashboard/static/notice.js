@@ -24,10 +24,12 @@ export function noticeOf(node) {
   if (node.phase === "no quorum") {
     const here = node.members - node.missing.length;
     const whom = node.missing.length ? ` Start ${names(node.missing)} again, each with its \`--data-dir\`.` : "";
+    const silent = node.long_missing ?? [];
+    const gone = silent.length ? ` Nothing was heard for an hour of ${names(silent)}; for who of them is gone for good there is \`shoal rebase --forget\`, where the authority’s key is.` : "";
     return {
       soft: false,
       first: `Rounds wait for a majority: ${here} of ${plural(node.members, "member")} here.`,
-      rest: `This node trains on alone meanwhile.${whom} For members that are gone for good there is \`shoal rebase --forget\`, where the authority’s key is.`,
+      rest: `This node trains on alone meanwhile.${whom}${gone}`,
     };
   }
   if (node.paused) return { soft: true, first: "This node is paused.", rest: "It votes and keeps the state, but trains nothing until you resume it." };

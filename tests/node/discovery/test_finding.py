@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -15,13 +16,17 @@ import trio
 from shoal.node.config import NodeConfig
 from shoal.node.discovery import finding as finding_module
 from shoal.node.discovery.finding import BOOK_NAME, Finding
-from shoal.node.outcome import Progress
+from shoal.node.outcome import Notice, Progress
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import make_revocations
+from shoal.protocol.peering import Full, Welcome
 from shoal.protocol.records import seal_record
-from shoal.swarm import members as members_module
+from shoal.swarm import dialling as dialling_module
+from shoal.swarm import links as links_module
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
+from tests.swarm.quiet import Quiet
 from tests.swarm.test_members import MANIFEST, Node, identity, manifest, run, stranger, until
 
 
@@ -69,8 +74,8 @@ class Finder(Node):
 
 @pytest.fixture(autouse=True)
 def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_SETTLE_S", 0.05)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_S", 0.1)
     monkeypatch.setattr(finding_module, "BOOK_RETRY_LIMIT_S", 0.2)
@@ -109,7 +114,7 @@ def test_newcomer_with_one_live_address_links_with_all(tmp_path: Path) -> None:
 
 
 def test_newcomer_dials_at_once_whom_its_first_member_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 1e6)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
 
     async def main() -> None:
         other, newcomer = Node(2), Node(3)
@@ -215,6 +220,42 @@ def test_node_whom_all_that_it_was_told_of_refuse_ends_with_their_reason(tmp_pat
             assert str(outsider.failure).startswith("no member lets this node in: refused: admission is allowlist and")
             assert len(outsider.told) == 2
             assert outsider.written() == []
+
+    run(main)
+
+
+def test_node_whose_member_is_full_tells_its_user_once_and_comes_back_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "LINK_LIMIT", 1)
+    monkeypatch.setattr(finding_module, "JOIN_RETRY_S", 0.05)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+
+    async def main() -> None:
+        full, guest, newcomer = Node(1), Quiet(2), finder(tmp_path, 3)
+        async with running(full) as nursery:
+            await nursery.start(guest.host.run)
+            assert isinstance(await guest.ask_at(full.host.addresses[0], full.peer, guest.hello()), Welcome)
+            await until(lambda: guest.peer in full.linked())
+            came: list[float] = []
+            answer = full.members.full
+
+            def noting(peer: PeerId) -> Full:
+                came.append(trio.current_time())
+                return answer(peer)
+
+            monkeypatch.setattr(full.members, "full", noting)
+            newcomer.named = (full.host.addresses[0],)
+            await nursery.start(newcomer.run)
+            await until(lambda: len(came) >= 4)
+            pauses = [later - sooner for sooner, later in itertools.pairwise(came)]
+            assert pauses[2] >= 0.05 * 4, "doubled each time"
+            (told,) = newcomer.told
+            assert isinstance(told, Notice)
+            assert f"{full.peer} is full" in told.text
+            assert newcomer.failure is None
+            full.members.links.drop(guest.peer)
+            await until(lambda: newcomer.linked() == {full.peer})
 
     run(main)
 

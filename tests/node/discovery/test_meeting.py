@@ -15,7 +15,7 @@ from shoal.node.discovery import meeting as meeting_module
 from shoal.node.discovery.meeting import Meeting, Table, wants_table
 from shoal.protocol.manifest import Manifest, NetworkSection
 from shoal.protocol.wire import SwarmId
-from shoal.swarm import members as members_module
+from shoal.swarm import dialling as dialling_module
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import open_point, sign_point
 from tests.swarm.rendezvous.test_kademlia import Node as Stranger
@@ -77,8 +77,8 @@ class Seeker(Node):
 
 @pytest.fixture(autouse=True)
 def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "DIAL_PERIOD_S", 0.02)
-    monkeypatch.setattr(members_module, "DIAL_COURTESY_S", 0.1)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
     monkeypatch.setattr(meeting_module, "LEAST_S", 0.05)
     monkeypatch.setattr(meeting_module, "ALONE_S", 0.2)
     monkeypatch.setattr(meeting_module, "ALONE_LIMIT_S", 0.5)

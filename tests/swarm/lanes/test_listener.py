@@ -7,9 +7,11 @@ import pytest
 import trio
 import trio.testing
 
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.swarm import incoming
 from shoal.swarm.lanes import listener as lane_listener
+from shoal.swarm.lanes import pool as pool_module
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES, open_hello, receive_exactly, seal_hello
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.lanes.seal import (
@@ -262,3 +264,40 @@ def test_listener_bounds_what_a_peer_leaves_pending() -> None:
             assert len(bob._listener._pending) == 1
 
     run(main)
+
+
+def test_strangers_leave_half_of_the_pending_lanes_and_of_all_lanes_to_whom_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            bob.prefer(comes_first=lambda peer: peer == CAROL, is_known=lambda address: False)
+            monkeypatch.setattr(lane_listener, "PENDING_LIMIT", 4)
+            for _ in range(2):
+                await agree(bob)
+            with pytest.raises(NetworkError, match="2 lanes are waiting"):
+                await agree(bob)
+            for _ in range(2):
+                await agree(bob, CAROL)
+            with pytest.raises(NetworkError, match="4 lanes are waiting"):
+                await agree(bob, CAROL)
+            monkeypatch.setattr(pool_module, "LANE_COUNT_LIMIT", 1)  # of which a stranger may have none
+            with pytest.raises(NetworkError, match="0 lanes already"):
+                await agree(bob)
+
+    run(main)
+
+
+def test_lanes_of_members_addresses_are_let_in_whatever_strangers_have_spent() -> None:
+    async def main() -> None:
+        async with alice_and_bob() as (_, _, bob):
+            known: set[str] = set()
+            bob.prefer(comes_first=lambda peer: True, is_known=known.__contains__)
+            door = bob._listener._door
+            flood = (f"10.0.{number // 256}.{number % 256}" for number in range(4096))
+            assert not all(door.lets_in(address) for address in flood for _ in range(8)), "all is spent"
+            assert not door.lets_in("192.0.2.1")
+            known.add("192.0.2.1")
+            assert door.lets_in("192.0.2.1")
+
+    run(main, trio.testing.MockClock())

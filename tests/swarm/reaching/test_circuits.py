@@ -237,6 +237,36 @@ def test_circuits_of_all_together_are_bounded() -> None:
     run(main)
 
 
+def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first() -> None:
+    async def main() -> None:
+        async with hosts(5, CircuitLimits(circuits=2)) as (relay, alice, bob, carol, dave):
+            relay.relay.comes_first = lambda peer: peer == dave.peer_id
+            await bob.circuits.reserve(relay.peer_id)
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            with pytest.raises(NetworkError, match="201"):
+                await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            await dave.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+            assert relay.relay.circuits == 2
+
+    run(main)
+
+
+def test_reservation_of_who_comes_first_takes_the_place_of_a_strangers_oldest() -> None:
+    async def main() -> None:
+        async with hosts(5, CircuitLimits(reservations=2)) as (relay, alice, bob, carol, dave):
+            relay.relay.comes_first = lambda peer: peer in (carol.peer_id, bob.peer_id)
+            await alice.circuits.reserve(relay.peer_id)
+            await dave.circuits.reserve(relay.peer_id)
+            await carol.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {carol.peer_id, dave.peer_id}
+            await bob.circuits.reserve(relay.peer_id)
+            with pytest.raises(NetworkError, match="201"):
+                await alice.circuits.reserve(relay.peer_id)
+            assert relay.relay.reservations == {carol.peer_id, bob.peer_id}
+
+    run(main)
+
+
 def test_calls_are_let_in_by_the_relay_that_they_come_through() -> None:
     """Whoever calls through a relay has no address here: all of one relay's share an allowance."""
 
@@ -358,14 +388,15 @@ def test_call_gives_its_place_back_when_its_relay_is_gone() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("belongs", ["is admitted", "is expected", "is a stranger"])
-def test_who_is_admitted_or_expected_calls_as_a_member(belongs: str) -> None:
+@pytest.mark.parametrize("belongs", ["is admitted", "is expected", "comes first", "is a stranger"])
+def test_who_is_admitted_or_expected_or_comes_first_calls_as_a_member(belongs: str) -> None:
     """And spends its relay's account, whoever calls through others."""
 
     async def main() -> None:
         async with hosts(3) as (relay, alice, bob):
             bob.is_admitted = lambda peer: peer == relay.peer_id or (belongs == "is admitted" and peer == alice.peer_id)
             bob.is_expected = lambda peer: belongs == "is expected" and peer == alice.peer_id
+            bob.comes_first = lambda peer: belongs == "comes first" and peer == alice.peer_id
             none = (0.0, 0.0)  # is left for strangers
             bob._door = Door(
                 bob.refusals, per_s=none, newcomers_per_s=none, address_per_s=none, is_member=bob._door._is_member

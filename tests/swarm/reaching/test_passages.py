@@ -208,6 +208,19 @@ def test_passages_of_all_together_are_bounded() -> None:
     run(main)
 
 
+def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most() -> None:
+    async def main() -> None:
+        async with nodes(limits=PassageLimits(passages=2)) as (alice, bob, relay):
+            relay.passages.comes_first = lambda peer: peer == bob.peer
+            await ask_passage(alice.host, relay.peer, bob.peer)
+            with pytest.raises(NetworkError, match="as many"):
+                await ask_passage(alice.host, relay.peer, bob.peer)
+            relay.passages.comes_first = lambda peer: peer in (alice.peer, bob.peer)
+            await ask_passage(alice.host, relay.peer, bob.peer)
+
+    run(main)
+
+
 def test_passage_without_a_byte_ends() -> None:
     async def main() -> None:
         async with nodes(limits=PassageLimits(idle_s=0.3)) as (alice, bob, relay), contextlib.AsyncExitStack() as calls:

@@ -11,7 +11,8 @@ from shoal.protocol.liveness import State
 from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, detection_bound_s
 from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.swarm.members import DIAL_COURTESY_S, REDIAL_DEADLINE_S, REDIAL_PAUSE_S
+from shoal.swarm.dialling import DIAL_COURTESY_S
+from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 from shoal.testnet.simulate.judge import LOSS_BORNE_SHARE
 from shoal.testnet.simulate.network import IN_FLIGHT_S
 from shoal.testnet.simulate.scenario import Fault, Scenario

@@ -1,0 +1,147 @@
+"""Whom a node dials by itself: everybody it knows of and has no link with.
+
+Of two that know each other the lower PeerId dials at once, the other only after DIAL_COURTESY_S. Who was not reached is
+dialled again after a pause that doubles; who refuses this node, or has no place left for it, after the longest. Anybody
+can fill the book of records with peers that are nowhere, so whoever comes first (`shoal.protocol.places`) is dialled
+beside the others, and found addresses are kept for it before theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from shoal.protocol.admission import Admission
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.places import Rank
+from shoal.protocol.records import RecordBook
+from shoal.swarm.links import Links, NoPlaceLeft, Refused
+
+DIAL_COURTESY_S = 2.0
+DIAL_DEADLINE_S = 5.0
+DIAL_PERIOD_S = 0.5
+DIALS_AT_ONCE_LIMIT = 16
+"""Of those who come first, and as many of all others."""
+DIAL_BACKOFF_S = 1.0
+DIAL_BACKOFF_LIMIT_S = 30.0
+FOUND_LIMIT_PEERS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Dial:
+    """When a peer that is not linked may be dialled, and with what pause after that."""
+
+    at: float
+    backoff_s: float = DIAL_BACKOFF_S
+    under_way: bool = False
+
+
+class Dialling:
+    """The dials of one node.
+
+    never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        links: Links,
+        book: RecordBook,
+        admission: Admission,
+        never_heard: Callable[[PeerId], bool],
+        start: Callable[[Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self._me, self._links, self._book, self._admission = me, links, book, admission
+        self._never_heard, self._start = never_heard, start
+        self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
+        self._dials: dict[PeerId, _Dial] = {}
+        self._slots = {first: trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT) for first in (True, False)}
+        self.strangers: frozenset[PeerId] = frozenset()
+        """Those not linked that have a record, and were never heard."""
+
+    async def run(self) -> None:
+        """Dial whoever is due, until cancelled."""
+        while True:
+            self._look(trio.current_time())
+            await trio.sleep(DIAL_PERIOD_S)
+
+    def known(self) -> set[PeerId]:
+        """Everybody of whom there is a record, or who was found."""
+        return {*(record.peer for record in self._book.records()), *self._found}
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer says it is, and where discovery saw it."""
+        record = self._book.get(peer)
+        known = () if record is None else record.control_addresses
+        return tuple(dict.fromkeys((*known, *self._found.get(peer, ()))))
+
+    def found(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Discovery saw a peer at these addresses. Of too many, who does not come first and was found longest ago
+        makes room."""
+        if peer == self._me or self._admission.reason_not_to_know(peer) is not None:
+            return
+        self._found.pop(peer, None)
+        self._found[peer] = tuple(addresses)
+        if len(self._found) > FOUND_LIMIT_PEERS:
+            first = self._admission.first()
+            del self._found[next((one for one in self._found if one not in first), peer)]
+
+    def forget(self, peer: PeerId) -> None:
+        """A peer does not belong here: nothing is kept of where it was found."""
+        self._found.pop(peer, None)
+
+    def linked(self, peer: PeerId) -> None:
+        """A link is up."""
+        self._dials.pop(peer, None)
+
+    def dial_now(self, peers: Iterable[PeerId]) -> None:
+        """Dial these without delay, who comes first before the others."""
+        now = trio.current_time()
+        for peer in sorted(set(peers), key=lambda one: (-self._admission.rank(one), one)):
+            self._dials.setdefault(peer, _Dial(at=now))
+            self._dial_when_due(peer, now)
+
+    def _look(self, now: float) -> None:
+        self._book.expire(now)
+        known = self.known()
+        self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
+        strangers = []
+        for peer in known - self._links.linked() - {self._me}:
+            record = self._book.get(peer)
+            if record is None or record.phase != "leaving":
+                self._dial_when_due(peer, now)
+                if record is not None and self._never_heard(peer):
+                    strangers.append(peer)
+        self.strangers = frozenset(strangers)
+
+    def _dial_when_due(self, peer: PeerId, now: float) -> None:
+        courtesy = 0.0 if self._me < peer else DIAL_COURTESY_S
+        dial = self._dials.setdefault(peer, _Dial(at=now + courtesy))
+        if now >= dial.at and not dial.under_way:
+            dial.under_way = True
+            self._start(partial(self._dial, peer, dial))
+
+    async def _dial(self, peer: PeerId, dial: _Dial) -> None:
+        try:
+            async with self._slots[self._admission.rank(peer) is Rank.FIRST]:
+                await self._links.meet(peer, self.addresses_of(peer), deadline_s=DIAL_DEADLINE_S)
+        except Refused as error:
+            logger.warning("%s", error)
+            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
+        except NoPlaceLeft as error:
+            logger.info("%s", error)
+            dial.backoff_s = DIAL_BACKOFF_LIMIT_S
+        except (NetworkError, RemoteError) as error:
+            logger.debug("dialling: %s", error)
+        finally:
+            dial.under_way = False
+            dial.at = trio.current_time() + dial.backoff_s
+            dial.backoff_s = min(2 * dial.backoff_s, DIAL_BACKOFF_LIMIT_S)

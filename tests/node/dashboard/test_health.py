@@ -1,0 +1,23 @@
+"""The checks on the page: what they advise, and what they do not."""
+
+from __future__ import annotations
+
+import time
+
+from shoal.node.dashboard.health import health_of
+from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
+
+
+def remedy(swarm: SyntheticSwarm) -> str:
+    return next(check.remedy for check in health_of(swarm.look()) if check.name == "Majority")
+
+
+def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
+    swarm = SyntheticSwarm(peers=3, now=time.time(), rounds=3)
+    assert remedy(swarm) == ""
+    swarm.kill(3)
+    assert "start the missing nodes again" in remedy(swarm)
+    assert "forget" not in remedy(swarm)
+    swarm.silent_for_long = True
+    gone = [peer.peer for peer in swarm.look().peers if peer.reach == "gone"]
+    assert f"if gone for good: shoal rebase --forget {' '.join(gone)}" in remedy(swarm)

@@ -1,0 +1,211 @@
+"""A node full of strangers, on real hosts: who belongs to the swarm gets in at every stage, and others are told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Collection, Sequence
+
+import msgspec
+import pytest
+import trio
+
+from shoal.protocol.messages import Leave, Term
+from shoal.protocol.peering import Welcome
+from shoal.protocol.records import open_record, seal_record
+from shoal.swarm import dialling as dialling_module
+from shoal.swarm import links as links_module
+from shoal.swarm import members as members_module
+from shoal.swarm.limits import Door
+from shoal.swarm.links import NoPlaceLeft
+from tests.swarm.quiet import Quiet
+from tests.swarm.test_members import (
+    Firewall,
+    Node,
+    Stranger,
+    assert_linked,
+    assert_talking_through_others,
+    identity,
+    run,
+    running,
+    stranger,
+    until,
+)
+
+PLACES = 4
+SOON_S = 15.0
+"""A few seconds, on a loaded machine."""
+FOUNDER = 1
+"""The one that `MANIFEST` names."""
+
+
+@pytest.fixture(autouse=True)
+def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "LINK_LIMIT", PLACES)
+    monkeypatch.setattr(dialling_module, "DIAL_PERIOD_S", 0.02)
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 0.1)
+
+
+def open_door(node: Node) -> None:
+    """Rates are not what is tried here, and all strangers of a test share an address."""
+    node.host._door = Door(node.host.refusals, per_s=(1e3, 1e3), address_per_s=(1e3, 1e3), newcomers_per_s=(1e3, 1e3))
+
+
+@contextlib.asynccontextmanager
+async def full_of_strangers(node: Node, seeds: Sequence[int]) -> AsyncIterator[list[Quiet]]:
+    """As many of them as there are seeds, linked in this order."""
+    quiet = [Quiet(seed) for seed in seeds]
+    async with trio.open_nursery() as nursery:
+        for one in quiet:
+            await nursery.start(one.host.run)
+            assert isinstance(await one.ask_at(node.host.addresses[0], node.peer, one.hello()), Welcome)
+            await until(lambda one=one: one.peer in node.linked())  # type: ignore[misc]
+        yield quiet
+        nursery.cancel_scope.cancel()
+
+
+def peers(nodes: Collection[Node | Stranger]) -> set[str]:
+    return {node.peer for node in nodes}
+
+
+async def assert_heard(speaker: Node, listener: Node) -> None:
+    """What it says of a round arrives; said until it does, since no end knows at once that a link is lost."""
+    word = Leave(term=Term(), round=len(listener.heard) + 1, base=bytes(32))
+    while (speaker.peer, word) not in listener.heard:
+        speaker.members.links.broadcast(word)
+        await trio.sleep(0.02)
+
+
+def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
+    async def main() -> None:
+        node, founder = Node(2), Node(FOUNDER)
+        open_door(node)
+        async with running(node) as nursery:
+            await nursery.start(founder.run)
+            await founder.join(node)
+            await assert_linked(node, founder)
+            founder.kill()
+            await until(lambda: founder.peer not in node.linked())
+            async with full_of_strangers(node, range(20, 20 + PLACES)) as silent:
+                again = Node(FOUNDER, boot=2)
+                await nursery.start(again.run)
+                with trio.fail_after(SOON_S):
+                    await again.join(node)
+                    await until(lambda: again.peer in node.linked() and node.peer in again.linked())
+                await assert_heard(again, node)
+                assert len(node.linked()) <= PLACES
+                assert peers(silent) & node.linked(), "one gave way, not all"
+
+    run(main)
+
+
+def test_newcomer_that_is_told_full_finds_a_place_with_the_others_that_it_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialling_module, "DIAL_COURTESY_S", 1e6)
+
+    async def main() -> None:
+        full, other, newcomer = Node(2), Node(4), Node(3)
+        assert other.peer < newcomer.peer  # whom it would else wait for
+        open_door(full)
+        async with running(full, other, newcomer):
+            full.members.book.receive(seal_record(other.sealer, other.record()), trio.current_time())
+            monkeypatch.setattr(full.members._dialling, "_dial_when_due", lambda peer, now: None)
+            async with full_of_strangers(full, range(20, 20 + PLACES)):
+                with pytest.raises(NoPlaceLeft, match=f"{full.peer} is full"):
+                    await newcomer.join(full)
+                await until(lambda: newcomer.linked() == {other.peer})
+                assert newcomer.peer not in full.linked()
+
+    run(main)
+
+
+def test_node_that_is_full_names_members_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "RECORDS_IN_WELCOME_LIMIT", 2)
+    node = Node(2)
+    crowd = [Stranger(seed) for seed in (FOUNDER, *range(30, 60))]
+    for one in crowd:
+        node.members.book.receive(one.sealed(), 0.0)
+    assert min(one.peer for one in crowd) != identity(FOUNDER).peer_id
+    named = [open_record(data, node.manifest.swarm_id, 0.0).record.peer for data in node.members._others(node.peer)]
+    assert (named[0], len(named)) == (identity(FOUNDER).peer_id, 2)
+
+
+def test_member_is_dialled_however_many_strangers_are_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records cost nothing: all that a node dials by itself could be taken up with them."""
+    monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
+
+    async def main() -> None:
+        node, founder = Node(2), Node(FOUNDER)
+        hung = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
+        port = hung[0].socket.getsockname()[1]
+        async with running(node, founder):
+            for seed in range(30, 30 + 3 * dialling_module.DIALS_AT_ONCE_LIMIT):
+                one = Stranger(seed)
+                address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer}"
+                record = msgspec.structs.replace(one.record(), control_addresses=(address,))
+                node.members.book.receive(seal_record(one.sealer, record), trio.current_time())
+            slots = node.members._dialling._slots[False]
+            await until(lambda: slots.borrowed_tokens == dialling_module.DIALS_AT_ONCE_LIMIT)
+            founder.members._dialling._dial_when_due = lambda peer, now: None  # it waits to be dialled
+            node.members.book.receive(seal_record(founder.sealer, founder.record()), trio.current_time())
+            with trio.fail_after(dialling_module.DIAL_DEADLINE_S / 2):  # before any of those dials is over
+                await until(lambda: founder.peer in node.linked())
+        await hung[0].aclose()
+
+    run(main)
+
+
+def test_found_addresses_of_whom_comes_first_are_kept_and_of_others_the_last() -> None:
+    node = Node(2)
+    dialling = node.members._dialling
+    peers = [Stranger(seed).peer for seed in range(30, 36)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dialling_module, "FOUND_LIMIT_PEERS", 3)
+        for peer in (identity(FOUNDER).peer_id, *peers):
+            dialling.found(peer, ["/ip4/192.0.2.1/tcp/1/p2p/" + peer])
+    assert dialling.known() == {identity(FOUNDER).peer_id, *peers[-2:]}
+
+
+def test_addresses_of_strangers_are_not_members_addresses() -> None:
+    """Whoever is linked in an open swarm could else take what is kept for members' addresses."""
+
+    async def main() -> None:
+        node, founder = Node(2), Node(FOUNDER)
+        async with running(node, founder), stranger(9) as other:
+            await other.ask(node, other.hello())
+            await until(lambda: other.peer in node.linked())
+            assert not node.host.is_known("127.0.0.1")
+            await founder.join(node)
+            await until(lambda: founder.peer in node.linked())
+            assert node.host.is_known("127.0.0.1")
+
+    run(main)
+
+
+def test_addresses_at_which_members_were_are_members_addresses_from_the_start() -> None:
+    node = Node(2)
+    relay, peer = (identity(seed).peer_id for seed in (FOUNDER, 9))
+    node.members.expect_from(
+        [f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}", f"/ip4/192.0.2.8/tcp/1/p2p/{relay}/p2p-circuit/p2p/{peer}", "nonsense"]
+    )
+    assert [node.host.is_known(f"192.0.2.{n}") for n in (7, 8)] == [True, False]
+
+
+def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
+    monkeypatch.setattr("shoal.swarm.last_heard.LONG_SILENCE_S", 3.0)
+
+    async def main() -> None:
+        one, two, between = Node(1), Node(2), Node(3)
+        async with running(one, two, between):
+            Firewall(one, two)
+            await one.join(between)
+            await two.join(between)
+            ends_at = trio.current_time() + 2 * 3.0
+            while trio.current_time() < ends_at:
+                await assert_talking_through_others(one, two)
+                assert one.members.long_silent([two.peer]) == []
+            two.kill()
+            await until(lambda: one.members.long_silent([two.peer, between.peer]) == [two.peer])
+
+    run(main)
