@@ -14,15 +14,17 @@ import errno
 import io
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Self
 
 import pytest
 
+from shoal.collectives import contribution, finals, outer, state
 from shoal.node.state import finals_file
 
 _WRITING = frozenset("wax+")
@@ -89,6 +91,12 @@ class Disk:
         file = self._nodes[inode] = File(path.read_bytes())
         return file
 
+    def revive(self) -> None:
+        """Only the process ended: all that it wrote is there, and nothing fails until it is told to."""
+        self.dead = False
+        self.faults.clear()
+        self.failed.clear()
+
     # -- operations --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -117,6 +125,10 @@ class Disk:
     def node(self, inode: int) -> File | Folder | None:
         """What is known of an inode."""
         return self._nodes.get(inode)
+
+    def gone(self, inode: int) -> None:
+        """Nothing leads to an inode any more in the folder that the node sees: the system may use it again."""
+        self._nodes.pop(inode, None)
 
     def sync(self, file: int) -> None:
         """fsync of an open file or folder of this disk."""
@@ -218,7 +230,16 @@ class InlineExecutor:
             done.set_exception(error)
         return done
 
+    def map(self, work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        return iter([work(*each) for each in zip(*arguments, strict=False)])
+
     def shutdown(self, *, wait: bool = True) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         pass
 
 
@@ -228,9 +249,10 @@ class Disks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._disks: dict[str, Disk] = {}
         self._real: dict[str, Callable[..., Any]] = {}
-        monkeypatch.setattr(finals_file, "ThreadPoolExecutor", InlineExecutor)
+        for module in (finals_file, contribution, finals, outer, state):
+            monkeypatch.setattr(module, "ThreadPoolExecutor", InlineExecutor)
         monkeypatch.delattr(os, "O_DIRECT", raising=False)  # what goes past the cache cannot be looked at
-        for module, name in (
+        calls: tuple[tuple[ModuleType, str], ...] = (
             (io, "open"),
             (os, "open"),
             (os, "fsync"),
@@ -240,9 +262,11 @@ class Disks:
             (os, "replace"),
             (os, "rename"),
             (os, "unlink"),
+            (os, "rmdir"),
             (os, "mkdir"),
             (os, "link"),
-        ):
+        )
+        for module, name in calls:
             key = f"{module.__name__}_{name}"
             self._real[key] = getattr(module, name)
             monkeypatch.setattr(module, name, getattr(self, f"_{key}"))
@@ -323,25 +347,43 @@ class Disks:
     def _os_ftruncate(self, file: int, size: int) -> Any:
         return self._written("os_ftruncate", file, size)
 
-    def _moved(self, name: str, path: Any, *rest: Any, **options: Any) -> Any:
+    def _moved(self, name: str, path: Any, to: Any, **options: Any) -> None:
+        disk = self._of(path)
+        if disk is None:
+            self._real[name](path, to, **options)
+            return
+        disk.count()
+        replaced = os.stat(to).st_ino if os.path.lexists(to) else None
+        self._real[name](path, to, **options)
+        if replaced is not None:
+            disk.gone(replaced)
+
+    def _os_replace(self, path: Any, to: Any, **options: Any) -> None:
+        self._moved("os_replace", path, to, **options)
+
+    def _os_rename(self, path: Any, to: Any, **options: Any) -> None:
+        self._moved("os_rename", path, to, **options)
+
+    def _os_link(self, path: Any, to: Any, **options: Any) -> None:
         disk = self._of(path)
         if disk is not None:
             disk.count()
-        return self._real[name](path, *rest, **options)
+        self._real["os_link"](path, to, **options)
 
-    def _os_replace(self, path: Any, to: Any, **options: Any) -> Any:
-        return self._moved("os_replace", path, to, **options)
+    def _removed(self, name: str, path: Any, dir_fd: int | None) -> None:
+        found = os.lstat(path, dir_fd=dir_fd)
+        disk = next((one for one in self._disks.values() if one.node(found.st_ino) is not None), None)
+        if disk is not None:
+            disk.count()
+        self._real[name](path, dir_fd=dir_fd)
+        if disk is not None and (name == "os_rmdir" or found.st_nlink == 1):
+            disk.gone(found.st_ino)
 
-    def _os_rename(self, path: Any, to: Any, **options: Any) -> Any:
-        return self._moved("os_rename", path, to, **options)
+    def _os_unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self._removed("os_unlink", path, dir_fd)
 
-    def _os_link(self, path: Any, to: Any, **options: Any) -> Any:
-        return self._moved("os_link", path, to, **options)
-
-    def _os_unlink(self, path: Any, **options: Any) -> Any:
-        if self._of(path) is not None and not os.path.lexists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return self._moved("os_unlink", path, **options)
+    def _os_rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self._removed("os_rmdir", path, dir_fd)
 
     def _os_mkdir(self, path: Any, mode: int = 0o777, **options: Any) -> None:
         disk = self._of(path)

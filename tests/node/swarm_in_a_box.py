@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -415,7 +416,13 @@ class Box:
                     await course(self)
                     self.remember()
 
-        trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+        _work_rng.seed(self.seed)
+        trio._core._run._r.seed(self.seed)
+        try:
+            trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
+        finally:
+            for life in filter(None, self.lives):
+                self.disks.remove(life.disk)
         self.check()
 
     @asynccontextmanager
@@ -436,7 +443,7 @@ class Box:
             disk = self._new_disk(number)
         elif survival is Survival.ALL:
             disk = before.disk
-            disk.dead = False
+            disk.revive()
         else:
             disk = self._survivor(number, before.disk, survival)
         self.witnesses[number].back(disk)
@@ -450,8 +457,8 @@ class Box:
 
     def _survivor(self, number: int, before: Disk, survival: Survival) -> Disk:
         folder = self.folder / f"node{number}-{next(self._disk_numbers)}"
-        before.copy_survivors(folder, survival)
         self.disks.remove(before)
+        before.copy_survivors(folder, survival)
         return self.disks.add(folder, random.Random(self.rng.random()))
 
     def start_all(self) -> None:
@@ -505,7 +512,8 @@ class Box:
         states: dict[bytes, CertifiedState] = {}
         for (_, number), value in sorted(self.values.items()):
             finals = self.finals[value.plan]
-            given = {p.peer: self.contributions[p.root] for p in finals.plan.participants if p.weight}
+            began = (p for p in finals.plan.participants if p.root in self.contributions)  # who did not is in nothing
+            given = {p.peer: self.contributions[p.root] for p in began}
             wanted = reference(
                 finals.plan, {peer: one.concatenated() for peer, one in given.items()}, finals.bitmaps
             ).finals
@@ -521,7 +529,7 @@ class Box:
 
     def _count(self, finals: Finals, given: dict[PeerId, EncodedContribution], counted: F32) -> None:
         for place, participant in enumerate(finals.plan.participants):
-            if participant.weight and self.manifest.sync.codec == "fp32":
+            if participant.peer in given and self.manifest.sync.codec == "fp32":
                 values = np.frombuffer(given[participant.peer].concatenated(), "<f4")
                 for chunk, included in enumerate(finals.included(place)):
                     at = slice(chunk * 4096, (chunk + 1) * 4096)
@@ -553,8 +561,8 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
     monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", LOG_LIMIT_BYTES)
     monkeypatch.setattr(engine_module, "PLAN_OUT_S", 0.0)
     monkeypatch.setattr(trio.to_thread, "run_sync", _work_in_place)
+    monkeypatch.setattr(secrets, "token_bytes", _work_rng.randbytes)
     monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-    trio._core._run._r.seed(0)
     return Disks(monkeypatch)
 
 
