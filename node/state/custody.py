@@ -281,8 +281,15 @@ class Custody:
                 return
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
-        """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
-        return await self._p.catchup.finals(self._p.chain.value(round).plan, peers)
+        """The finals that the certificate of `round` names, with who is in which chunk as it was certified.
+
+        Raises NetworkError if neither disk nor peers have them, or what they have names others as included.
+        """
+        value = self._p.chain.value(round)
+        finals = await self._p.catchup.finals(value.plan, peers)
+        if finals.bitmaps_root != value.bitmaps:  # an owner may sign two, and one digest comes of both
+            raise NetworkError(f"the finals of round {round} here name others as included than its certificate")
+        return finals
 
     async def fetch(self, peers: list[PeerId], *, closely: bool = False) -> CertifiedState | None:
         """The state at the head, from peers; None when none of them can help now.

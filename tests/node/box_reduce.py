@@ -128,8 +128,9 @@ class BoxReduce:
             self._hand_over(finals)
 
     def _hand_over(self, finals: Finals) -> None:
-        self._life.box.finals[finals.plan.hash] = finals
-        self._done(finals, 0.1)
+        box = self._life.box
+        box.finals.setdefault(finals.plan.hash, finals)
+        self._done(box.alter_finals(self._life, finals), 0.1)
 
     def _all_finals(self, reduction: Reduction) -> Finals | None:
         try:

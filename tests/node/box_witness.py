@@ -7,6 +7,7 @@ By what a message binds its sender to, whatever the steps of the agreement are:
     Leave                       a record of it, and nothing else signed in that round
     Ready of a contribution     a record that it was announced, and one contribution a round
     Report                      the finals that it tells of
+    Consent                     the state that it would go back to
 
 A record may go once the certificate of its round is there. Nothing here looks into a node: only into what its disk
 is sure to give back.
@@ -20,7 +21,7 @@ from typing import Any
 
 from shoal.node.state.store import Store
 from shoal.protocol.agreement import DurableRecord
-from shoal.protocol.messages import Message, Ready, Report, Term
+from shoal.protocol.messages import Consent, Message, Ready, Report, Term
 from shoal.protocol.planning import CONTRIBUTOR
 from tests.node.simulated_disk import Disk
 
@@ -106,6 +107,8 @@ class Witness:
         """The node gave a message to its links."""
         if isinstance(message, Report) and disk.safe("finals", f"{message.round}-{message.plan.hex()}") is None:
             self._blame(f"a report of round {message.round} before its finals were on disk")
+        if isinstance(message, Consent) and disk.safe("rollback", f"{message.target.round}.safetensors") is None:
+            self._blame(f"a consent to go back to {message.target} before its state was on disk")
         bound = Bound.by(message)
         if bound is None:
             return

@@ -52,8 +52,9 @@ class Survival(StrEnum):
 
 @dataclass(eq=False, slots=True)
 class File:
-    """What of one file is on the platter; None before its first fsync."""
+    """What of one file is on the platter; None before its first fsync. name: the one that it had last."""
 
+    name: str
     synced: bytes | None = None
 
 
@@ -61,6 +62,7 @@ class File:
 class Folder:
     """The names that a folder held at its last fsync."""
 
+    name: str
     synced: dict[str, File | Folder] = field(default_factory=dict)
 
 
@@ -74,6 +76,8 @@ class Disk:
         self.operations = self.writes = self.syncs = 0
         self.faults: dict[int, Fault] = {}
         """By number of the operation."""
+        self.watch: Callable[[str, str], Fault | None] = lambda what, name: None
+        """Called with every operation and the name of its file or folder; what it returns happens."""
         self.failed: list[Fault] = []
         self.version = 0
         """Goes up whenever something more is safe."""
@@ -86,9 +90,11 @@ class Disk:
         """All that lies here already survived what was before."""
         inode = path.stat().st_ino
         if path.is_dir():
-            folder = self._nodes[inode] = Folder({child.name: self._adopt(child) for child in path.iterdir()})
+            folder = self._nodes[inode] = Folder(
+                path.name, {child.name: self._adopt(child) for child in path.iterdir()}
+            )
             return folder
-        file = self._nodes[inode] = File(path.read_bytes())
+        file = self._nodes[inode] = File(path.name, path.read_bytes())
         return file
 
     def revive(self) -> None:
@@ -96,6 +102,7 @@ class Disk:
         self.dead = False
         self.faults.clear()
         self.failed.clear()
+        self.watch = lambda what, name: None
 
     # -- operations --------------------------------------------------------------------------------------------
 
@@ -104,11 +111,11 @@ class Disk:
         if self.dead:
             raise PowerCut
 
-    def count(self) -> None:
+    def count(self, what: str, name: str) -> None:
         """One more operation begins. Raises PowerCut or OSError if it is the one to fail."""
         self.check()
         self.operations += 1
-        fault = self.faults.pop(self.operations, None)
+        fault = self.faults.pop(self.operations, None) or self.watch(what, name)
         if fault is None:
             return
         self.failed.append(fault)
@@ -126,15 +133,26 @@ class Disk:
         """What is known of an inode."""
         return self._nodes.get(inode)
 
+    def name_of(self, inode: int) -> str:
+        """The name that an inode had last."""
+        node = self._nodes.get(inode)
+        return "" if node is None else node.name
+
+    def renamed(self, path: Path) -> None:
+        """Something that was here lies at `path` now."""
+        node = self._nodes.get(os.stat(path).st_ino)
+        if node is not None:
+            node.name = os.path.basename(path)
+
     def gone(self, inode: int) -> None:
         """Nothing leads to an inode any more in the folder that the node sees: the system may use it again."""
         self._nodes.pop(inode, None)
 
     def sync(self, file: int) -> None:
         """fsync of an open file or folder of this disk."""
-        self.count()
-        self.syncs += 1
         node = self._nodes[os.fstat(file).st_ino]
+        self.count("sync", node.name)
+        self.syncs += 1
         if isinstance(node, Folder):
             node.synced = dict(self._names(file))
         else:
@@ -199,20 +217,21 @@ class _DiskFile(io.FileIO):
 
     def __init__(self, disk: Disk, path: Path, mode: str) -> None:
         self._disk = disk
+        self._name = path.name
         super().__init__(path, mode if "+" in mode else mode + "+")
 
     def write(self, data: Any) -> int:
         disk, view = self._disk, memoryview(data).cast("B")
         disk.writes += 1
         try:
-            disk.count()
+            disk.count("write", self._name)
         except (OSError, PowerCut):
             super().write(view[: disk.rng.randrange(len(view) + 1)])  # it fails somewhere
             raise
         return super().write(view)
 
     def truncate(self, size: int | None = None) -> int:
-        self._disk.count()
+        self._disk.count("truncate", self._name)
         return super().truncate(size)
 
 
@@ -304,13 +323,13 @@ class Disks:
             return self._real["io_open"](path, mode, buffering, *rest, **options)
         new = not os.path.exists(path)
         if new:
-            disk.count()
+            disk.count("make", os.path.basename(path))
         if buffering == 0:
             opened: Any = _DiskFile(disk, path, mode.replace("b", ""))
         else:
             opened = self._real["io_open"](path, mode, buffering, *rest, **options)
         if new:
-            disk.made(path, File())
+            disk.made(path, File(os.path.basename(path)))
         return opened
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
@@ -320,10 +339,10 @@ class Disks:
         disk.check()
         new = bool(flags & os.O_CREAT) and not os.path.exists(path)
         if new:
-            disk.count()
+            disk.count("make", os.path.basename(path))
         opened = int(self._real["os_open"](path, flags, mode, **options))
         if new:
-            disk.made(path, File())
+            disk.made(path, File(os.path.basename(path)))
         return opened
 
     def _os_fsync(self, file: int) -> None:
@@ -335,7 +354,7 @@ class Disks:
         disk = self._of_file(file)
         if disk is not None:
             disk.writes += 1
-            disk.count()
+            disk.count("write", disk.name_of(os.fstat(file).st_ino))
         return self._real[name](file, *rest)
 
     def _os_writev(self, file: int, parts: Any) -> Any:
@@ -352,9 +371,10 @@ class Disks:
         if disk is None:
             self._real[name](path, to, **options)
             return
-        disk.count()
+        disk.count("rename", os.path.basename(to))
         replaced = os.stat(to).st_ino if os.path.lexists(to) else None
         self._real[name](path, to, **options)
+        disk.renamed(to)
         if replaced is not None:
             disk.gone(replaced)
 
@@ -367,14 +387,14 @@ class Disks:
     def _os_link(self, path: Any, to: Any, **options: Any) -> None:
         disk = self._of(path)
         if disk is not None:
-            disk.count()
+            disk.count("link", os.path.basename(to))
         self._real["os_link"](path, to, **options)
 
     def _removed(self, name: str, path: Any, dir_fd: int | None) -> None:
         found = os.lstat(path, dir_fd=dir_fd)
         disk = next((one for one in self._disks.values() if one.node(found.st_ino) is not None), None)
         if disk is not None:
-            disk.count()
+            disk.count("remove", os.path.basename(path))
         self._real[name](path, dir_fd=dir_fd)
         if disk is not None and (name == "os_rmdir" or found.st_nlink == 1):
             disk.gone(found.st_ino)
@@ -390,6 +410,6 @@ class Disks:
         if disk is None or os.path.exists(path):
             self._real["os_mkdir"](path, mode, **options)
             return
-        disk.count()
+        disk.count("make", os.path.basename(path))
         self._real["os_mkdir"](path, mode, **options)
-        disk.made(path, Folder())
+        disk.made(path, Folder(os.path.basename(path)))

@@ -108,6 +108,11 @@ class Net:
             when = self._last[key] = max(when, self._last.get(key, 0.0))
         self.at(when, arrive)
 
+    def hasten(self) -> None:
+        """What is slow no longer holds up what is said after it."""
+        self.slow.clear()
+        self._last.clear()
+
     async def run(self) -> None:
         """Make the calls, until cancelled."""
         while True:
@@ -131,16 +136,20 @@ class BoxLinks:
 
     def send(self, peer: PeerId, message: Message) -> None:
         """Let a message out to one peer."""
-        life = self._life
-        if not life.disk.dead:
-            life.witness.let_out(message, life.disk)
-            life.box.net.carry(life, peer, partial(self._arrive, peer, message))
+        self._let_out(message, [peer])
 
     def broadcast(self, message: Message) -> None:
-        """Let a message out to everyone."""
-        self._life.witness.let_out(message, self._life.disk) if not self._life.disk.dead else None
-        for peer in sorted(self.linked()):
-            self.send(peer, message)
+        """Let a message out to everyone, be it nobody."""
+        self._let_out(message, sorted(self.linked()))
+
+    def _let_out(self, message: Message, peers: Sequence[PeerId]) -> None:
+        life = self._life
+        if life.disk.dead:
+            return
+        life.witness.let_out(message, life.disk)
+        life.box.let_out(life, message)
+        for peer in peers:
+            life.box.net.carry(life, peer, partial(self._arrive, peer, message))
 
     def _arrive(self, peer: PeerId, message: Message) -> None:
         receiver = self._life.box.life_of(peer)
@@ -169,7 +178,6 @@ class Life:
         self.told: list[Progress] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.scope = trio.CancelScope()
-        self.certified_only = False
 
     # -- its parts -------------------------------------------------------------------------------------------
 
@@ -359,6 +367,11 @@ class Box:
         self.finals: dict[bytes, Finals] = {}
         self.values: dict[tuple[Any, int], Value] = {}
         self.adjust_trainer: Callable[[Life], None] = lambda life: None
+        """Called with every life once its trainer is made."""
+        self.let_out: Callable[[Life, Message], None] = lambda life, message: None
+        """Called with every message that a life gives to its links."""
+        self.alter_finals: Callable[[Life, Finals], Finals] = lambda life, finals: finals
+        """What a life gets in place of the finals that its reduction came to."""
         self._noticed: set[tuple[int, int]] = set()
         self._links: set[frozenset[int]] = set()
         self._places = itertools.count()
@@ -483,6 +496,13 @@ class Box:
 
         await self.until(there, within_s)
         self.remember()
+
+    def contributors(self, round: int) -> set[int]:
+        """The numbers of those whose contributions a certified round counted."""
+        self.remember()
+        found = [value for (_, number), value in self.values.items() if number == round and value.plan in self.finals]
+        plans = [self.finals[value.plan].plan for value in found]
+        return {self.peers.index(one.peer) for plan in plans for one in plan.participants if one.weight}
 
     def remember(self) -> None:
         """Take note of what every living node holds for certified."""
