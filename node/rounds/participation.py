@@ -210,8 +210,7 @@ class Participation:
     async def _settle(self, made: Made, peers: Sequence[PeerId]) -> None:
         try:
             finals = await self._custody.finals(made.round, list(peers))
-        except NetworkError as error:
-            logger.warning("round %d: this node's work is taken for counted: %s", made.round, error)
+        except NetworkError:
             # Nobody can say whether it was counted; once is the limit, so it was.
             included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks
         else:

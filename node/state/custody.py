@@ -288,7 +288,8 @@ class Custody:
         value = self._p.chain.value(round)
         finals = await self._p.catchup.finals(value.plan, peers)
         if finals.bitmaps_root != value.bitmaps:  # an owner may sign two, and one digest comes of both
-            raise NetworkError(f"the finals of round {round} here name others as included than its certificate")
+            logger.warning("the finals of round %d here name others as included than its certificate does", round)
+            raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
         return finals
 
     async def fetch(self, peers: list[PeerId], *, closely: bool = False) -> CertifiedState | None:

@@ -178,12 +178,15 @@ class RecordLog:
         with disk_errors(path.parent):
             self.recovered, good = read_records(path)
             self._file = path.open("ab", buffering=0)
-            # What follows the last whole record was cut short by a crash: it was never acted upon.
-            self._file.truncate(good)
-            # A process that was killed may have written the last record and not synced it; what is read here binds. And
-            # a file that is new is found again after a power cut only once its folder is synced.
-            os.fsync(self._file.fileno())
-            sync_folder(path.parent)
+            with contextlib.ExitStack() as opened:
+                opened.callback(self._file.close)
+                # What follows the last whole record was cut short by a crash: it was never acted upon.
+                self._file.truncate(good)
+                # A process that was killed may have written the last record and not synced it; what is read here binds.
+                # And a file that is new is found again after a power cut only once its folder is synced.
+                os.fsync(self._file.fileno())
+                sync_folder(path.parent)
+                opened.pop_all()
 
     def append(self, payload: bytes) -> None:
         """Write one record and return when it is on disk. Raises StorageError, and then it is not there."""

@@ -17,7 +17,7 @@ from shoal.protocol.messages import ChunkResults, Held, Plan, Value
 from shoal.swarm.lanes.frame import FrameKind
 
 if TYPE_CHECKING:
-    from tests.node.swarm_in_a_box import Life
+    from tests.node.box_life import Life
 
 FETCH_AFTER_S = 1.0
 FRAME_WAIT_S = 15.0
