@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.node.rounds.inbox import Reduced
 from shoal.node.state import store as store_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
@@ -225,7 +226,7 @@ def test_finals_of_an_earlier_round_that_come_late_change_nothing(tmp_path: Path
         if isinstance(message, Report):
             told.append((message.round, box.finals[message.plan].plan.round))
         if isinstance(message, Ready) and message.round == 3:
-            life.engine.reduced(box.finals[life.chain.value(2).plan], 0.1)
+            life.engine.put(Reduced(box.finals[life.chain.value(2).plan], 0.1))
 
     async def course(box: Box) -> None:
         box.let_out = let_out
