@@ -111,8 +111,9 @@ BUGS: tuple[Bug, ...] = (
         "ready records dropped when the log is rewritten",
         "tests/node/state/test_store.py::test_announced_contributions_are_still_known_when_the_log_was_cut",
         "node/state/store.py",
-        "for record in self._bound])",
-        'for record in self._bound if record.kind != "ready"])',
+        "        if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:\n",
+        "        if self._agreement.size > AGREEMENT_LOG_LIMIT_BYTES:\n"
+        '            self._bound = [record for record in self._bound if record.kind != "ready"]\n',
     ),
     Bug(
         "a joiner that weighs in its first round",
