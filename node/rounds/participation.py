@@ -112,6 +112,8 @@ class Participation:
         again = found.work is not None and await trio.to_thread.run_sync(self._contributions.make_again, found.work)
         if not again and found.files.position == position:
             return  # what the trainer knows is ahead of what is going to be made
+        if found.files.position == position:
+            await self._mark_announced()  # the node may have died between the two files
         await self.settle()
         spent = not countable and found.files.position != position
         await resumption.restore_trainer(found, spent=spent)
@@ -167,10 +169,16 @@ class Participation:
         head = self._custody.head
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=self._alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
-        mark = DurableRecord(kind="ready", term=head.next_term, round=made.round)
-        await trio.to_thread.run_sync(self._p.store.persist, mark)
+        await self._mark_announced()
         self._p.log.contributed(event, made.tokens)
         return self._ready(made)
+
+    async def _mark_announced(self) -> None:
+        """Have it on disk that a contribution to the round under way is announced. Raises StorageError."""
+        head = self._custody.head
+        if not self._announced:
+            mark = DurableRecord(kind="ready", term=head.next_term, round=head.next_round)
+            await trio.to_thread.run_sync(self._p.store.persist, mark)
 
     def _ready(self, made: Made) -> Ready:
         return made.ready(

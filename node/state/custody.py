@@ -322,11 +322,20 @@ class Custody:
         Those before it stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
         with trio.CancelScope(shield=True):
-            return sum([entry.value not in self.chain and await self.append(entry) for entry in entries])
+            new = [entry.value not in self.chain and await self.append(entry) for entry in entries]
+        return sum(new)
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
-        """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
-        return await self._p.catchup.finals(self._p.chain.value(round).plan, peers)
+        """The finals that the certificate of `round` names, with who is in which chunk as it was certified.
+
+        Raises NetworkError if neither disk nor peers have them, or what they have names others as included.
+        """
+        value = self._p.chain.value(round)
+        finals = await self._p.catchup.finals(value.plan, peers)
+        if finals.bitmaps_root != value.bitmaps:  # an owner may sign two, and one digest comes of both
+            logger.warning("the finals of round %d here name others as included than its certificate does", round)
+            raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
+        return finals
 
     async def fetch(self, peers: list[PeerId], *, closely: bool = False) -> CertifiedState | None:
         """The state at the head, from peers; None when none of them can help now.

@@ -24,7 +24,7 @@ from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.state.state_files import header_in, read_state, write_state
 from shoal.node.state.states import StateShelf
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ShoalError
@@ -113,7 +113,7 @@ class EarlierStates:
     def _keep(self, state: CertifiedState) -> StateHeader:
         folder = self._folder / FOLDER
         with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
         path = folder / f"{state.round}.safetensors"
         header = self._shelf.header(state)
         kept = self._read(state.round, path) if path.exists() else None

@@ -27,7 +27,7 @@ from pathlib import Path
 import trio
 
 from shoal.node.outcome import Notice, Progress
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
 from shoal.node.state.work_file import SavedWork, WorkAccount, read_account, read_work, write_work
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
@@ -202,7 +202,7 @@ class Resumption:
 
     def _make_folder(self) -> None:
         with disk_errors(self._folder.parent):
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
 
     def on_disk(self) -> list[ResumeFiles]:
         """Those of whose rounds both files are there, newest first."""

@@ -172,6 +172,13 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder that is not there yet, in a way that it and what is synced in it survive a power cut."""
+    if not path.is_dir():
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
 class RecordLog:
     """An append-only file of checked records. `recovered` are those that hold from its beginning on.
 

@@ -587,3 +587,18 @@ def test_crash_before_the_rename_leaves_the_old_content(tmp_path: Path, monkeypa
     monkeypatch.undo()
     write_atomically(path, b"newer")
     assert path.read_bytes() == b"newer"
+
+
+def test_announced_contributions_are_still_known_when_the_log_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a round that is not decided yet: after a restart this node announces the same contribution, or none."""
+    monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", 1)
+    announced = DurableRecord(kind="ready", term=Term(), round=7)
+    with Store(tmp_path) as store:
+        store.persist(record(6))
+        store.persist(announced)
+        store.decided(msgspec.structs.replace(Ledger().chain.head, round=6))
+        assert store.durable_records() == [announced]
+    with Store(tmp_path) as store:
+        assert store.durable_records() == [announced]

@@ -1,0 +1,228 @@
+"""One process of a node in a box: what the daemon makes of the parts, without its sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.outer import OuterSettings
+from shoal.node.audit import AuditTrail
+from shoal.node.config import NodeConfig
+from shoal.node.daemon import stored_chain
+from shoal.node.holds import Holds
+from shoal.node.outcome import Progress
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.inbox import Reduced
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.state.custody import Custody, CustodyParts
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.librarian import Librarian
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import Store
+from shoal.node.training.trainer import TrainerEvent
+from shoal.node.training.training import TrainingDesk
+from shoal.protocol.errors import NetworkError, StorageError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Value
+from shoal.protocol.peering import FetchRequest
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
+from shoal.swarm.lanes.moved import Moved
+from tests.node.box_net import LATENCY_S, BoxLinks
+from tests.node.box_reduce import BoxReduce
+from tests.node.box_trainer import BoxTrainer
+from tests.node.ledger import identity
+from tests.node.simulated_disk import Disk, PowerCut
+
+if TYPE_CHECKING:
+    from tests.node.swarm_in_a_box import Box
+
+NUMEL = 2 * 4096 + 512
+"""Three chunks, the last one ragged."""
+
+
+class Life:
+    """One process of a node, over the disk that its last one left."""
+
+    def __init__(self, box: Box, number: int, disk: Disk) -> None:
+        self.box = box
+        self.number = number
+        self.identity = identity(number + 1)
+        self.peer = self.identity.peer_id
+        self.disk = disk
+        self.witness = box.witnesses[number]
+        self.links = BoxLinks(self)
+        self.up = False
+        self.over = trio.Event()
+        self.ended_by = ""
+        self.told: list[Progress] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.scope = trio.CancelScope()
+
+    # -- its parts -------------------------------------------------------------------------------------------
+
+    def build(self, store: Store) -> None:
+        """As the daemon does."""
+        manifest, folder = self.box.manifest, store.folder
+        outer = OuterSettings.of(manifest)
+        config = NodeConfig(manifest=manifest, data_dir=folder, rollback="always", checkpoint_every=0)
+        events = SimpleNamespace(write=lambda event, **fields: self.events.append((event, fields)))
+        log, holds = RoundLog(events), Holds((), events)  # type: ignore[arg-type]
+        self.chain = stored_chain(store, manifest)
+        self.shelf = StateShelf(folder, manifest.round.chunk_values, clock=trio.current_time)
+        self.trainer = BoxTrainer(NUMEL, tell=self._trainer_told, next_place=self.box.next_place)
+        self.box.adjust_trainer(self)
+        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.shelf.lookup)
+        lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
+        self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, shelf=self.shelf, outer=outer)
+        self.desk = TrainingDesk(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
+        links: Any = self.links
+        self.custody = Custody(
+            CustodyParts(
+                store=store,
+                chain=self.chain,
+                shelf=self.shelf,
+                catchup=self.catchup,
+                earlier=EarlierStates(folder, chain=self.chain, shelf=self.shelf, outer=outer),
+                links=links,
+                holds=holds,
+                log=log,
+                on_progress=self.told.append,
+            )
+        )
+        self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
+        self.checkpoints = Checkpoints(
+            CheckpointParts(
+                folder=folder,
+                manifest=manifest,
+                chain=self.chain,
+                save=self.custody.save,
+                shelf=self.shelf,
+                resumption=self.resumption,
+                on_progress=self.told.append,
+            ),
+            every=0,
+            keep=1,
+        )
+        self.reduce = BoxReduce(self, lambda finals, seconds: self.engine.put(Reduced(finals, seconds)))
+        self.engine = Engine(
+            EngineParts(
+                config=config,
+                identity=self.identity,
+                store=store,
+                custody=self.custody,
+                shelf=self.shelf,
+                links=links,
+                reduce=self.reduce,  # type: ignore[arg-type]
+                resumption=self.resumption,
+                checkpoints=self.checkpoints,
+                desk=self.desk,
+                log=log,
+                holds=holds,
+                audit=AuditTrail(folder / "rounds", enabled=False),
+                traffic_bytes=dict,
+                suspected=frozenset,
+                on_progress=self.told.append,
+            )
+        )
+
+    def _trainer_told(self, event: TrainerEvent) -> None:
+        self.desk.heard(event)
+        self.resumption.heard(event)
+        self.engine.put(event)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Live until the power goes, the disk fails, the node has left, or the box ends it."""
+        try:
+            with self.scope:
+                await self._live()
+            self.ended_by = self.ended_by or "kill"
+        except* PowerCut:
+            self.ended_by = "cut"
+        except* StorageError as group:
+            self.ended_by = f"storage: {group.exceptions[0]}"
+        finally:
+            self.up = False
+            self.over.set()
+            self.box.notice(self)
+
+    async def _live(self) -> None:
+        with Store(self.disk.root) as store:
+            store.next_boot()
+            self.build(store)
+            async with trio.open_nursery() as nursery:
+                for part in (
+                    self.reduce.run,
+                    self.trainer.run,
+                    self.custody.load_ahead,
+                    self.custody.run,
+                    self.engine.going_back.run,
+                    self.resumption.run,
+                    self.checkpoints.run,
+                ):
+                    nursery.start_soon(part)
+                self.up = True
+                self.box.notice(self)
+                await self.checkpoints.expect(self.trainer.layout)
+                await self.engine.run(numel=NUMEL)
+                nursery.cancel_scope.cancel()
+        self.ended_by = "left"
+
+    def cut(self) -> None:
+        """The power goes now."""
+        self.disk.dead = True
+        self.scope.cancel()
+
+    # -- what it fetches -------------------------------------------------------------------------------------
+
+    async def fetch_finals(self, value: Value, peers: Sequence[PeerId]) -> Finals:
+        """Raises NetworkError, RemoteError."""
+        return await self.catchup.finals(value.plan, peers)
+
+    def _donor(self, peer: PeerId) -> Life:
+        donor = self.box.life_of(peer)
+        if donor is None or peer not in self.links.linked():
+            raise NetworkError(f"{peer} is not connected")
+        return donor
+
+    async def _ask(self, peer: PeerId, request: bytes) -> bytes:
+        await trio.sleep(self.box.rng.uniform(*LATENCY_S))
+        donor = self._donor(peer)
+        question: FetchRequest = decode(request, FetchRequest)  # type: ignore[arg-type]
+        return canonical(Librarian(chain=donor.chain, shelf=donor.shelf).answer(question))
+
+    async def _ensure_lane(self, peer: PeerId, *, deadline_s: float) -> None:
+        await trio.sleep(self.box.rng.uniform(*LATENCY_S))
+        self._donor(peer)
+
+    def _post_chunk(self, to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+        exchange, data = self._donor(to).exchange, bytes(payload)
+        if header.kind in BULK_KINDS:
+            region = exchange.region(self.peer, header)
+            if region is None:
+                return
+            region[:] = data
+        exchange.received(self.peer, header)
+
+    # -- what is seen of it ----------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """The newest round that is certified here."""
+        return self.chain.head.round if self.up else -1
+
+    @property
+    def state_round(self) -> int:
+        """The round of the state that it holds."""
+        return self.custody.state.round if self.up and self.custody.state is not None else -1

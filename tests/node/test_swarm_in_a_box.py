@@ -1,0 +1,265 @@
+"""Real engines on disks that lose power: courses of events of which each shows one thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.collectives.finals import FinalFormat, Finals
+from shoal.node.rounds.inbox import Reduced
+from shoal.node.state import store as store_module
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
+from tests.node.box_life import Life
+from tests.node.ledger import identity
+from tests.node.simulated_disk import Disks, Fault, Survival
+from tests.node.swarm_in_a_box import Box, disks
+
+__all__ = ["disks"]
+
+
+def test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once(
+    tmp_path: Path, disks: Disks
+) -> None:
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(5)
+
+    box.run(course)
+    assert box.counted.sum() == 3 * len(box.values) == 15
+
+
+def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:
+    said = []
+    for attempt in ("one", "two"):
+        box = Box(tmp_path / attempt, disks, seed=5)
+
+        async def course(box: Box) -> None:
+            box.start_all()
+            await box.until_round(3)
+
+        box.run(course)
+        said.append([witness.said for witness in box.witnesses] + [[life.disk.operations] for life in box.lives])
+    assert said[0] == said[1]
+
+
+# -- what only real engines on real stores show ----------------------------------------------------------------
+
+
+@pytest.fixture
+def always_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agreement logs are rewritten in every round."""
+    monkeypatch.setattr(store_module, "AGREEMENT_LOG_LIMIT_BYTES", 1)
+
+
+@pytest.mark.parametrize("what", ["write", "sync"])
+@pytest.mark.usefixtures("always_rewriting")
+def test_promises_of_a_round_are_kept_until_its_certificate_is_on_disk(tmp_path: Path, disks: Disks, what: str) -> None:
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        victim = box.node(1)
+        victim.disk.watch = lambda did, name: Fault.CUT if (did, name) == (what, "chain.log") else None
+        await victim.over.wait()
+        assert victim.ended_by == "cut"
+        box.start(1, Survival.SYNCED)
+        await box.until_round(4)
+
+    box.run(course)
+
+
+def test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is(tmp_path: Path, disks: Disks) -> None:
+    box, certified = Box(tmp_path, disks), []
+
+    def let_out(life: Life, message: Message) -> None:
+        if isinstance(message, Certificate):
+            round = message.value.round
+            assert all(life.disk.safe("resume", f"0.0-{round}.{kind}") is not None for kind in ("work", "trainer"))
+            certified.append(round)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+
+    box.let_out = let_out
+    box.run(course)
+    assert {1, 2} <= set(certified)
+
+
+def test_a_rollback_is_consented_to_by_those_who_have_its_state_on_disk(tmp_path: Path, disks: Disks) -> None:
+    """Its folder too, which is made for it; and all come back to that state, whoever loses power meanwhile."""
+    box, consents = Box(tmp_path, disks), set[int]()
+
+    def let_out(life: Life, message: Message) -> None:
+        if isinstance(message, Consent):
+            consents.add(life.number)
+            if life.number == 2:
+                life.cut()
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(3)
+        box.let_out = let_out
+        node = box.node(0)
+        await node.engine.obey(lambda: node.engine.going_back.order(2))
+        await box.node(2).over.wait()
+        box.let_out = lambda life, message: None
+        box.start(2, Survival.SYNCED)
+        await box.until(lambda: all(life.up and life.chain.head.term.rollbacks == 1 for life in box.lives))
+        await box.until(lambda: all(life.round >= 4 and life.state_round >= 4 for life in box.lives))
+
+    box.run(course)
+    assert consents >= {0, 2}
+
+
+def test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_again(
+    tmp_path: Path, disks: Disks
+) -> None:
+    """Excluded from round 2, a node's work goes with that of round 3, of which nothing is written; then its power goes.
+
+    Round 3 is certified with it. What the disk still has of round 2 must not come again.
+    """
+    box, late = Box(tmp_path, disks, grace_s=1.0), 2
+
+    def let_out(life: Life, message: Message) -> None:
+        if isinstance(message, Report) and (life.number, message.round) == (late, 3):
+            life.cut()
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(1)
+        node = box.node(late)
+        node.trainer.snapshot_s = 0.5  # so long that the next rounds' are not written
+        box.net.slow = {(node.peer, other): 3.0 for other in box.peers}
+        await box.until_round(2)
+        box.net.hasten()
+        assert not in_plan(box, 2, node.peer), "its contribution was to come too late"
+        box.let_out = let_out
+        await node.over.wait()
+        await box.until_round(3, 0, 1)
+        assert in_plan(box, 3, node.peer)
+        assert [files.position[1] for files in node.resumption.on_disk()][:1] == [2]
+        box.start(late, Survival.SYNCED)
+        await box.until_round(7)
+
+    box.run(course)
+
+
+def in_plan(box: Box, round: int, peer: PeerId) -> bool:
+    """Whether a certified plan has a contribution of `peer`."""
+    plan = box.finals[box.values[Term(), round].plan].plan
+    return any(one.peer == peer and one.weight for one in plan.participants)
+
+
+def test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next(
+    tmp_path: Path, disks: Disks
+) -> None:
+    box, joiner = Box(tmp_path, disks, nodes=4, founders=3), 3
+    contributed: list[int] = []
+
+    def let_out(life: Life, message: Message) -> None:
+        if isinstance(message, Ready) and life.number == joiner and message.tokens:
+            contributed.append(message.round)
+
+    async def course(box: Box) -> None:
+        for number in range(3):
+            box.start(number)
+        await box.until_round(2, 0, 1, 2)
+        box.let_out = let_out
+        box.start(joiner)
+        await box.until(lambda: joiner in box.contributors(box.node(0).round), within_s=60)
+        await box.until_round(box.node(0).round + 1)
+
+    box.run(course)
+    came = min(number for (_, number), value in box.values.items() if box.peers[joiner] in value.members)
+    assert not in_plan(box, came, box.peers[joiner])
+    assert in_plan(box, came + 1, box.peers[joiner])
+    assert contributed[0] == came + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_member_signs_nothing_whose_bitmaps_are_not_those_that_it_has_and_counts_its_work_once(
+    tmp_path: Path, disks: Disks, seed: int
+) -> None:
+    """An owner of a chunk signs two bitmaps for it: to one node, that this node's contribution was left out."""
+    box, deceived = Box(tmp_path, disks, seed=seed), 1
+
+    def alter(life: Life, finals: Finals) -> Finals:
+        if life.number != deceived or finals.plan.round != 2:
+            return finals
+        return without(finals, life.peer, chunk=0)
+
+    async def course(box: Box) -> None:
+        box.alter_finals = alter
+        box.start_all()
+        await box.until_round(5)
+
+    box.run(course)
+    signed = {(bound.kind, bound.position[1]) for bound in box.witnesses[deceived].said}
+    assert not signed & {("vote", 2), ("prepare", 2), ("propose", 2)}
+    assert {("vote", 1), ("vote", 4)} <= signed
+
+
+def without(finals: Finals, peer: PeerId, *, chunk: int) -> Finals:
+    """The same results, but in one chunk `peer` was left out, as that chunk's owner says."""
+    form, place = FinalFormat(finals.plan), finals.plan.number(peer)
+    owner = finals.plan.participants[form.owners[chunk]].peer
+    key = next(identity(n + 1) for n in range(8) if identity(n + 1).peer_id == owner)
+    mean = np.frombuffer(finals.chunks[chunk].encoded.tobytes(), "<f4")
+    others = [n for n, _ in enumerate(finals.plan.participants) if n != place]
+    changed = form.sign(key, chunk, mean.copy(), others)
+    assert changed.encoded.tobytes() == finals.chunks[chunk].encoded.tobytes()
+    return Finals(plan=finals.plan, chunks=(*finals.chunks[:chunk], changed, *finals.chunks[chunk + 1 :]))
+
+
+def test_finals_of_an_earlier_round_that_come_late_change_nothing(tmp_path: Path, disks: Disks) -> None:
+    box = Box(tmp_path, disks)
+    told: list[tuple[int, int]] = []
+
+    def let_out(life: Life, message: Message) -> None:
+        if isinstance(message, Report):
+            told.append((message.round, box.finals[message.plan].plan.round))
+        if isinstance(message, Ready) and message.round == 3:
+            life.engine.put(Reduced(box.finals[life.chain.value(2).plan], 0.1))
+
+    async def course(box: Box) -> None:
+        box.let_out = let_out
+        box.start_all()
+        await box.until_round(5)
+
+    box.run(course)
+    assert all(about == of for about, of in told)
+    assert all(sum(1 for event, told in life.events if event == "reduced") == len(box.values) for life in box.lives)
+
+
+def test_a_contribution_that_is_announced_again_after_a_restart_is_marked_first(tmp_path: Path, disks: Disks) -> None:
+    """Its file is written beside the engine: it may be there, and the mark in the log not."""
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        victim = box.node(1)
+        ready = victim.chain.head.next_round
+        files = [f"0.0-{ready}.work", f"0.0-{ready}.trainer"]
+
+        def watch(did: str, name: str) -> Fault | None:
+            there = all(victim.disk.safe("resume", file) is not None for file in files)
+            return Fault.CUT if there else None
+
+        def let_out(life: Life, message: Message) -> None:
+            if life is victim and isinstance(message, Ready) and message.tokens:
+                raise AssertionError("it was announced before its power went")
+
+        victim.disk.watch = watch
+        await victim.over.wait()
+        box.start(1, Survival.SYNCED)
+        await box.until_round(5)
+
+    box.run(course)
