@@ -72,7 +72,7 @@ class LeadWatch:
         leader = facts.agreement.lead(view)
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
         awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
-        gone = leader in facts.leaves or (leader not in facts.alive and not awaited)
+        gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         silent = self._is_silent(leader, now)
         if gone or silent or self._is_accused(leader) or self._patience.over(now):
             return self._next_view(view)

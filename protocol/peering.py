@@ -25,6 +25,7 @@ from shoal.protocol.messages import (
     Propose,
     Ready,
     Rebase,
+    Relayed,
     Report,
     Stalled,
     ViewChange,
@@ -141,6 +142,7 @@ SwarmMessage = (
     | Plan
     | Report
     | Stalled
+    | Relayed
     | Evict
     | Held
     | Propose

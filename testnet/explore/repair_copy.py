@@ -97,7 +97,7 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     if gathering.half_ready_at is not None:
         gathering.half_ready_at = NOW
     lead = machine._lead
-    lead._quorum_reported.at = lead._separated.at = None
+    lead._quorum_reported.at = None
     if lead.eviction is not None:
         lead.eviction = replace(lead.eviction, since=NOW)
     watch = machine._watch

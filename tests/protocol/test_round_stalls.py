@@ -9,7 +9,7 @@ import pytest
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair
-from shoal.protocol.leading import RELAY_SETTLE_S
+from shoal.protocol.disputes import RELAY_SETTLE_S
 from shoal.protocol.messages import (
     Plan,
     Propose,
