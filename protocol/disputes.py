@@ -61,7 +61,7 @@ class Disputes:
         relayed = relays_of(plan).keys()
         pairs = {pair_of(*one) for one in disputes if one in due or pair_of(*one) not in relayed}
         relays, without = self.detours.around(plan, pairs, facts.alive)
-        losers = self._losers(plan, [one for one in sorted(due) if self._is_spent(one, without)])
+        losers = self._losers(plan, [one for one in due if self._is_spent(one, without)], disputes)
         if not losers and relays == plan.relays:
             return None
         if not losers:
@@ -78,16 +78,17 @@ class Disputes:
         """Whether nothing more is tried about it."""
         return pair_of(*dispute) in without or self._heeded.get(dispute[0], 0) >= THIRDS_LIMIT
 
-    def _losers(self, plan: Plan, spent: Collection[Dispute]) -> frozenset[PeerId]:
-        """Who goes, so that nothing is left of these: who is in several of them first, since a liar is in all of its
-        own. Never this node, which gives up the lead instead."""
+    def _losers(self, plan: Plan, spent: Collection[Dispute], disputes: Collection[Dispute]) -> frozenset[PeerId]:
+        """Who goes, so that nothing is left of those that are spent: who is in several of all, since a liar is in all
+        of its own; else as relays say. Never this node, which gives up the lead instead."""
         facts, losers = self._facts, set[PeerId]()
         left = sorted(spent, key=lambda one: (self._since[one], one))
         while left:
-            counts = Counter(peer for pair in {pair_of(*one) for one in left} for peer in pair)
-            (most, times), (_, second) = counts.most_common(2)
-            loser = most if times > second else facts.accusations.loser(plan, left[0], facts.alive)
-            if loser == facts.me in left[0] and left[0][::-1] in left:
+            pairs = {pair_of(*one) for one in disputes if losers.isdisjoint(one)}
+            counts = Counter(peer for pair in pairs for peer in pair)
+            one, other = sorted(left[0], key=lambda peer: -counts[peer])
+            loser = one if counts[one] > counts[other] else facts.accusations.loser(plan, left[0], facts.alive)
+            if loser == facts.me and left[0][::-1] in left:
                 loser = next(peer for peer in left[0] if peer != facts.me)
             losers.add(loser)
             left = [one for one in left if loser not in one]

@@ -161,7 +161,8 @@ class Table:
         missed = self._remaining(seat) - seat.contributed
         owing = {p for p in missed if not self._flows(p, seat)} if waited_s >= seat.stall_s else set()
         missed = self._remaining(seat) - seat.finals - owing if waited_s >= seat.stall_s + LATE_S else set()
-        late = {p for p in missed if not self._flows(p, seat, final=True) or self._is_blocked(self.seats[p])}
+        late = {p for p in missed if self._is_blocked(self.seats[p])}
+        late |= {p for p in missed if self._has_final(self.seats[p]) and not self._flows(p, seat, final=True)}
         if seat.me == self.liar:
             owing = set(self.lies.accuses(self.now, seat.plan)) & self._remaining(seat)
             late = set(self.lies.late(self.now, seat.plan)) & self._remaining(seat)
