@@ -63,29 +63,32 @@ class Accusations:
     def believed(
         self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId] = (), *, overdue: bool = False
     ) -> set[PeerId]:
-        """Those that enough living participants of `plan` speak against.
+        """Those that enough living participants of `plan` speak against; the word of one of them does not count.
 
         One accuser is enough where it is the only other one, and against those that this node's own detector suspects.
         overdue: the reduction has had its time, and nobody is excused for waiting.
         """
         said = self._heard(plan, alive)
-        living = [peer for peer in plan.remaining() if peer in alive]
+        living = {peer for peer in plan.remaining() if peer in alive}
+        direct = any(m.peers for m in said.values())
+        excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
+        accusers = {
+            peer: {a for a, m in said.items() if a != peer and peer in (m.peers if direct else m.late)}
+            for peer in living - excused
+        }
+        if len(living) <= 2:
+            return {peer for peer, some in accusers.items() if some}
+        spoken, needed = self.relays_against(plan, alive), 1 if len(living) == 3 else RELAYS_NEEDED
 
-        if not said:
-            return set()
+        def enough(peer: PeerId, gone: set[PeerId]) -> bool:
+            some = accusers.get(peer, set()) - gone
+            two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
+            return two or len(spoken.get(peer, frozenset()) - gone) >= needed
 
-        def enough(peer: PeerId, accusers: set[PeerId]) -> bool:
-            if len(living) <= 2 or peer in suspected:
-                return bool(accusers)
-            return _are_two(plan, peer, accusers, said)
-
-        direct = {p for p in living if enough(p, {a for a, m in said.items() if a != p and p in m.peers})}
-        needed = 1 if len(living) == 3 else RELAYS_NEEDED
-        direct |= {p for p, relays in self.relays_against(plan, alive).items() if len(relays) >= needed}
-        if direct or any(m.peers for m in said.values()):
-            return direct
-        excused = frozenset() if overdue else _waiting(said) - frozenset(suspected)
-        return {p for p in living if enough(p, {a for a, m in said.items() if a != p and p in m.late})} - excused
+        found = set[PeerId]()
+        while more := [peer for peer in sorted(living - found) if enough(peer, found)]:
+            found.add(max(more, key=lambda peer: len(accusers.get(peer, set()) | _accused_by(peer, accusers))))
+        return found
 
     def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:
         """Who of the living accuses whom, directly or, if there is no direct word at all, of late finals.
@@ -191,6 +194,10 @@ def _at_fault(way: RelayedWay | None, sender: PeerId, receiver: PeerId) -> set[P
     if way is None or (way.came and way.taken):
         return set()
     return {sender} if way.taken else {receiver}
+
+
+def _accused_by(accuser: PeerId, accusers: Mapping[PeerId, Collection[PeerId]]) -> set[PeerId]:
+    return {peer for peer, some in accusers.items() if accuser in some}
 
 
 def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[PeerId]:

@@ -30,7 +30,8 @@ from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from shoal.protocol.terms import make_rollback
 
 REPLAN_SETTLE_S = 0.2
-"""How long after a death the lead waits for what was already on its way: reports, other deaths."""
+"""How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
+other deaths, the word of the accused."""
 HELD_PATIENCE_S = 4.0
 """Who does not say within this time what it holds is evicted too."""
 REPORT_GRACE_S = 3.0
@@ -48,6 +49,7 @@ class Lead:
         self._facts = facts
         self._deal = deal
         self._disputes = Disputes(facts)
+        self._blamed: dict[PeerId, float] = {}
         self._quorum_reported = Since()
         self.eviction: Eviction | None = None
 
@@ -55,6 +57,7 @@ class Lead:
         """Everything else was about another plan."""
         self._quorum_reported.at = None
         self.eviction = None
+        self._blamed = {}
         self._disputes.adopted(plan)
 
     def next_order(self, now: float, *, view_since: float) -> Order | None:
@@ -69,6 +72,7 @@ class Lead:
         if plan is None:
             return self._close_set(now)
         reported, lost = facts.reported(plan), facts.lost(plan)
+        self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
         waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
         if self._quorum_reported.at is not None:
             took_s = self._quorum_reported.at - facts.planned_at
@@ -129,7 +133,7 @@ class Lead:
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """Whether somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
-        since = [self._facts.dead_since.get(p, self._facts.planned_at) for p in lost]
+        since = [self._facts.dead_since.get(p, self._blamed.get(p, self._facts.planned_at)) for p in lost]
         if plan.view < self._facts.agreement.view:
             since.append(view_since)
         return any(now - at >= REPLAN_SETTLE_S for at in since)

@@ -21,7 +21,7 @@ from shoal.protocol.patience import doubled
 from shoal.protocol.round import Phase, RoundMachine
 from tests.protocol.round_machines import planned
 
-STEP_S = 0.1
+STEP_S = 0.2
 STALL_S, STALL_LIMIT_S, LATE_S = 2.0, 16.0, 1.0
 TELL_AGAIN_S = 2.0
 """As nodes have them (`shoal.node.rounds.pace`)."""
