@@ -67,6 +67,11 @@ class Holding:
         with self._changed:
             return self._let_go[way]
 
+    def held(self, way: Way) -> int:
+        """Bytes that came this way and are held still."""
+        with self._changed:
+            return self._held[way]
+
     def take(self, way: Way, size: int, *, window: int, patience_s: float = PASS_WAIT_S) -> memoryview | None:
         """Memory for one frame, (size,) uint8; None if there was no room for it in time. Blocks.
 

@@ -3,9 +3,8 @@
     contribution ──post──▶ owner: check against root ─▶ sum in plan order ─▶ encode, sign ──post──▶ everyone
                                                                                  └▶ keep         keep ◀┘
 
-A `Reduction` has no thread and no socket of its own. The threads that read the lanes call it: `…_region` says where
-the bytes of a frame go, `…_received` that they are authentic and there, and does the work that has thereby become
-possible, in that thread. What is to be sent goes through `post`.
+A `Reduction` has no thread and no socket. The threads that read the lanes call it: `…_region` says where the bytes of a
+frame go, `…_received` that they are there, and does what has thereby become possible. What is sent goes through `post`.
 
 Per chunk, exactness rests on three things. The set of contributors is fixed before the first addition: a chunk is
 summed once, by the one thread that found nothing missing any more. The order is the plan's, whatever arrived first,
@@ -15,14 +14,12 @@ these are what the owner signed is checked once all are here, before anybody rep
 Repair. When participants are lost, `close_off` stops taking anything from them and says what is final here; `repair`
 goes on by the revised plan. What is final and stands stays, as do contributions that have come in; a chunk whose owner
 was lost is copied from who has its final, or summed again by its new owner, to whom everyone sends their unchanged
-contribution. Whoever was lost is not waited for. An owner signs a chunk once in a lineage: if a later revision gives it
-back a chunk that it had summed, or the reduction begins again, it posts the same bytes. Not everyone follows every
-revision, and who follows another takes nothing of a chunk that is dealt differently there; so what such a chunk needs
-is sent anew under each.
+contribution. An owner signs a chunk once in a lineage: when it is to sum it again, it posts the same bytes. Who follows
+another revision takes nothing of a chunk that is dealt differently there: what it needs is sent anew under each.
 
 Two locks. `_lock` guards the tables and is never held during work or callbacks. `_gate` is passed, one thread at a
-time, by everything this node sends and every progress it reports; so a callback that blocks holds the whole node, with
-nothing half-done: what was posted is complete, and what is not posted is not final.
+time, by all that this node sends and reports; so a callback that blocks holds the whole node, with nothing half-done:
+what was posted is complete, and what is not posted is not final.
 """
 
 from __future__ import annotations
@@ -482,6 +479,10 @@ class Reduction:
         """How many chunks are final here, of `plan.chunks`."""
         with self._lock:
             return len(self._finals)
+
+    def final(self, chunk: int) -> FinalChunk | None:
+        """The final of a chunk, if it is here."""
+        return self._finals.get(chunk)
 
     def result(self) -> Finals:
         """All finals. Raises LocalError while one is missing."""

@@ -8,28 +8,31 @@ not count: it saw nothing, so it accuses nobody.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
-
-from shoal.protocol.identity import PeerId
+from collections.abc import Collection, Hashable, Mapping
+from typing import Generic, TypeVar
 
 STALL_SHARE = 0.25
 SUSPENDED_S = 1.0
 """Between two looks, which are meant to be a tenth of a second apart."""
 
 
-class StallWatch:
+Who = TypeVar("Who", bound=Hashable)
+"""A peer, or a way from one to another."""
+
+
+class StallWatch(Generic[Who]):
     """One direction of one reduction.
 
-    planned: bytes/s by peer; a peer that is missing has no known rate. stall_s: the deadline.
+    planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline.
     """
 
-    def __init__(self, *, stall_s: float, planned: Mapping[PeerId, float]) -> None:
+    def __init__(self, *, stall_s: float, planned: Mapping[Who, float]) -> None:
         self._stall_s = stall_s
         self._planned = planned
-        self._looks: dict[PeerId, deque[tuple[float, int]]] = {}
+        self._looks: dict[Who, deque[tuple[float, int]]] = {}
         self._looked_at = float("-inf")
 
-    def look(self, now: float, *, owing: Collection[PeerId], moved: Mapping[PeerId, int]) -> None:
+    def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int]) -> None:
         """At `now` these owe something, and so many bytes have moved so far."""
         if now - self._looked_at > SUSPENDED_S:
             self._looks.clear()
@@ -42,11 +45,11 @@ class StallWatch:
             while len(looks) > 1 and looks[1][0] <= now - self._stall_s:
                 looks.popleft()
 
-    def lasting(self) -> set[PeerId]:
+    def lasting(self) -> set[Who]:
         """Those that have owed for the whole deadline, whatever they moved."""
         return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._stall_s}
 
-    def stalled(self) -> set[PeerId]:
+    def stalled(self) -> set[Who]:
         """Those that have owed for the whole deadline and moved too little."""
         found = set()
         for peer, looks in self._looks.items():

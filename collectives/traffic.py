@@ -23,13 +23,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from shoal.collectives.passing import Holding, Window, window_bytes
 from shoal.collectives.reduce import Reduction
+from shoal.collectives.relay_account import RelayAccount
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan
@@ -92,6 +94,8 @@ class PlanTraffic:
         """What this node passes on between others."""
         self._to_pass: dict[PeerId, deque[tuple[FrameHeader, memoryview]]] = {}
         """Of that, what waits for a lane."""
+        self.account: RelayAccount | None = None
+        """What came and went of it, under the plan that is followed."""
 
     def begin(self, reduction: Reduction, routes: Routes) -> None:
         """Frames of this reduction's plan are taken from now on, those of earlier plans dropped."""
@@ -116,6 +120,8 @@ class PlanTraffic:
     def _follow(self, plan: Plan, routes: Routes) -> None:
         self._routes = routes
         self._seat = (plan.round, plan.view, plan.attempt)
+        reduction = self._reduction if routes.passed else None
+        self.account = None if reduction is None else RelayAccount(reduction.form, routes.passed, self.account)
         self._changed.notify_all()
 
     def end(self) -> None:
@@ -135,7 +141,7 @@ class PlanTraffic:
         if self._reduction is not None:
             self._reduction.close()
             self._past.append(self._scope)
-        self._reduction, self._scope, self._routes = None, b"", Routes()
+        self._reduction, self._scope, self._routes, self.account = None, b"", Routes(), None
         self._sent, self._refused, self._failed, self._resent, self._windows = {}, {}, set(), {}, {}
         self._to_pass = {}
         self.holding.begin()
@@ -165,6 +171,9 @@ class PlanTraffic:
             self._failed |= affected
             for to in affected:
                 self._resent.pop(to, None)
+            account = self.account
+        if account is not None:
+            account.lose(peer)
 
     def owed(self) -> frozenset[PeerId]:
         """Who may lack something that was posted, or is to be passed on."""
@@ -338,15 +347,15 @@ class PlanTraffic:
         if reduction is None:
             return None
         if header.flags & PASS_ON:
-            to = routes.receiver(peer, header)
-            window = window_bytes(routes.ways(routes.me))
-            return None if to is None else self.holding.take((peer, to), header.length, window=window)
+            return self._room(routes, peer, header)
         sender = routes.sender(peer, header)
         if sender is None:
             return None
-        if header.kind is FrameKind.CONTRIBUTION:
-            return reduction.contribution_region(sender, header.chunk, header.offset, header.length)
-        return reduction.final_region(sender, header.chunk, header.offset, header.length)
+        final = header.kind is FrameKind.FINAL
+        region = reduction.final_region if final else reduction.contribution_region
+        with _blaming(sender, peer):
+            return region(sender, header.chunk, header.offset, header.length)
+        return None
 
     def received(self, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
         """A frame is authentic and in its region. Raises RemoteError."""
@@ -362,15 +371,24 @@ class PlanTraffic:
         sender = routes.sender(peer, header)
         if sender is None:
             return
-        if header.kind is FrameKind.CONTRIBUTION:
-            reduction.contribution_received(sender, header.chunk, header.offset, payload)
-        else:
-            reduction.final_received(sender, header.chunk, header.offset, payload)
+        final = header.kind is FrameKind.FINAL
+        received = reduction.final_received if final else reduction.contribution_received
+        with _blaming(sender, peer):
+            received(sender, header.chunk, header.offset, payload)
+
+    def _room(self, routes: Routes, peer: PeerId, header: FrameHeader) -> memoryview | None:
+        """Memory for a frame to pass on; None if it is passed on to nobody, or there is none."""
+        to, account = routes.receiver(peer, header), self.account
+        if to is None or account is None:
+            return None
+        account.check(peer, header)
+        return self.holding.take((peer, to), header.length, window=window_bytes(routes.ways(routes.me)))
 
     def _pass_on(self, routes: Routes, peer: PeerId, header: FrameHeader, payload: memoryview) -> None:
-        to = routes.receiver(peer, header)
-        if to is None:
+        to, account = routes.receiver(peer, header), self.account
+        if to is None or account is None:
             return
+        account.count((peer, to), header, payload)
         self._pass(to, replace(header, flags=PASSED_ON | routes.places[peer]), payload)
 
     def _pass(self, to: PeerId, header: FrameHeader, payload: memoryview) -> None:
@@ -384,6 +402,10 @@ class PlanTraffic:
                     waiting = self._to_pass.setdefault(to, deque())
                     if len(waiting) < TO_PASS_LIMIT:
                         waiting.append((header, payload))
+                        return
+                account = self.account
+            if account is not None:
+                account.lose(to)
 
     def _reduction_of(self, header: FrameHeader) -> tuple[Reduction | None, Routes]:
         """The reduction of a frame, waited for if it is yet to come; None if the frame is of one that is over."""
@@ -420,6 +442,9 @@ class Routes:
             if me in (one, other):
                 self.via[other if me == one else one] = via
         self._ways = Counter(self._pairs.values())
+        ends = [tuple(pair) for pair, via in self._pairs.items() if via == me]
+        self.passed = tuple(way for one, other in ends for way in ((one, other), (other, one)))
+        """From whom to whom frames lead through `me`."""
 
     def ways(self, via: PeerId | None) -> int:
         """How many ways lead through one relay: from each of the two of a pair to the other."""
@@ -445,6 +470,17 @@ class Routes:
         if (header.view, header.attempt) < self._seat:
             return None
         raise RemoteError("a relayed frame that the plan does not provide for", peer=peer)
+
+
+@contextmanager
+def _blaming(sender: PeerId, peer: PeerId) -> Iterator[None]:
+    """Do not end the lane to a relay, which vouches for nothing, for what another sent through it."""
+    try:
+        yield
+    except RemoteError as error:
+        if sender == peer:
+            raise
+        logger.warning("through %s: %s", peer, error)
 
 
 def _bits(chunks: set[int], count: int) -> bytes:

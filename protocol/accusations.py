@@ -1,29 +1,33 @@
-"""What participants say against each other while they reduce, and what the lead may believe of it.
+"""What participants say against each other while they reduce, and what may be believed of it.
 
 A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
 owner's final is late, but the owner may itself be waiting for somebody. So direct accusations are settled before any
 others; and an owner that waits for contributions which do come, only slowly, says so by naming itself among the late,
 before the others lose patience, and is not blamed. That holds until the reduction as a whole is overdue.
 
-Where more than two live, a lone accuser is not believed: the fault may lie between the two. Such a pair is given
-another path first, through a third. But an accuser does not stand alone if this node's own failure detector, which has
-asked through others too, suspects the accused as well.
+Where more than two live, a lone accuser is not believed, at no deadline: the fault may lie between the two, or with the
+accuser. Such a pair is given another path first, through a third, and if the accusation is repeated there, the third
+says which side it sees at fault; if it sees none, it speaks against the accuser. Two thirds that say the same decide,
+or the one where three live. So does a second accuser, and this node's own failure detector, which has asked through
+others too. What leads through one third, and what that third says itself, is one voice. One who accuses back may be cut
+off from the accused and nothing else: it and one more are not enough yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from shoal.protocol.detours import pair_of, relays_of
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relay, Stalled
+from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relayed, RelayedWay, Stalled
 
 PLANS_LIMIT = MEMBER_LIMIT
 """Plans of one round that one peer may speak about."""
-THIRDS_LIMIT = 3
-"""Paths that are tried between two: where the fault is in none of them, each only takes longer to show it."""
+RELAYS_NEEDED = 2
+"""Relays that have to speak against one peer, where there are so many."""
 
-Pair = tuple[PeerId, PeerId]
-"""Two peers between whom something is wrong, the lower first."""
+Dispute = tuple[PeerId, PeerId]
+"""Who accuses whom."""
 
 
 def room_for(table: Mapping[bytes, Mapping[PeerId, object]], sender: PeerId) -> bool:
@@ -32,55 +36,148 @@ def room_for(table: Mapping[bytes, Mapping[PeerId, object]], sender: PeerId) -> 
 
 
 class Accusations:
-    """All that was said in one round, by plan and accuser; the newest word of each stands."""
+    """All that was said in one round, by plan and speaker; the newest word of each stands."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, dict[PeerId, Stalled]] = {}
+        self._relayed: dict[bytes, dict[PeerId, Relayed]] = {}
+        self._against: dict[PeerId, frozenset[PeerId]] = {}
+        """By peer, the relays that spoke against it when the plan was left that they spoke about."""
 
     def take(self, sender: PeerId, message: Stalled) -> None:
         """`sender` accuses."""
         if room_for(self._said, sender):
             self._said.setdefault(message.plan, {})[sender] = message
 
-    def believed(self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId] = ()) -> set[PeerId]:
-        """Those that enough living participants of `plan` accuse: two of them, or one where that is enough.
+    def take_relayed(self, sender: PeerId, message: Relayed) -> None:
+        """`sender` says what it passed on."""
+        if room_for(self._relayed, sender):
+            self._relayed.setdefault(message.plan, {})[sender] = message
 
-        One is enough where it is the only other one, and against those that this node's own detector suspects.
+    def leave(self, plan: Plan, alive: Collection[PeerId]) -> None:
+        """Another plan takes the place of `plan`: keep what relays say by now."""
+        self._against = self._spoken(plan, alive)
+
+    # -- who is believed ---------------------------------------------------------------------------------------
+
+    def believed(
+        self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId] = (), *, overdue: bool = False
+    ) -> set[PeerId]:
+        """Those that enough living participants of `plan` speak against; the word of one of them does not count.
+
+        One accuser is enough where it is the only other one, and against those that this node's own detector suspects.
+        overdue: the reduction has had its time, and nobody is excused for waiting.
         """
         said = self._heard(plan, alive)
-        living = [peer for peer in plan.remaining() if peer in alive]
-
-        def enough(peer: PeerId, accusers: int) -> bool:
-            return accusers >= (1 if len(living) <= 2 or peer in suspected else 2)
-
-        direct = {p for p in living if enough(p, sum(p in m.peers for a, m in said.items() if a != p))}
-        if direct or any(m.peers for m in said.values()):
-            return direct
-        excused = _waiting(said) - frozenset(suspected)
-        late = {p for p in living if enough(p, sum(p in m.late for a, m in said.items() if a != p))}
-        return late - excused
-
-    def anyones(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
-        """Those whom any other living participant accuses directly; of late finals, if there is nobody else."""
-        said = self._heard(plan, alive)
-        direct = {p for a, m in said.items() for p in m.peers if p != a}
-        return direct or {p for a, m in said.items() for p in m.late if p != a}
-
-    def pairs(self, plan: Plan, alive: Collection[PeerId]) -> set[Pair]:
-        """Living pairs of which one accuses the other, directly or, if there is no direct word at all, of late finals.
-
-        The accusers of those that `believed` names are not among them.
-        """
-        said = self._heard(plan, alive)
-        if len([peer for peer in plan.remaining() if peer in alive]) < 3 or self.believed(plan, alive):
-            return set()
-        direct, waiting = any(m.peers for m in said.values()), _waiting(said)
-        return {
-            (min(accuser, peer), max(accuser, peer))
-            for accuser, m in said.items()
-            for peer in (m.peers if direct else frozenset(m.late) - waiting)
-            if peer in alive and peer != accuser and peer in plan.remaining()
+        living = {peer for peer in plan.remaining() if peer in alive}
+        direct = any(m.peers for m in said.values())
+        excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
+        accusers = {
+            peer: {a for a, m in said.items() if a != peer and peer in (m.peers if direct else m.late)}
+            for peer in living - excused
         }
+        if len(living) <= 2:
+            return {peer for peer, some in accusers.items() if some}
+        spoken, needed = self.relays_against(plan, alive), 1 if len(living) == 3 else RELAYS_NEEDED
+
+        def enough(peer: PeerId, gone: set[PeerId]) -> bool:
+            some = accusers.get(peer, set()) - gone
+            two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
+            return two or len(spoken.get(peer, frozenset()) - gone) >= needed
+
+        found = set[PeerId]()
+        while more := [peer for peer in sorted(living - found) if enough(peer, found)]:
+            found.add(max(more, key=lambda peer: len(accusers.get(peer, set()) | _accused_by(peer, accusers))))
+        return found
+
+    def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:
+        """Who of the living accuses whom, directly or, if there is no direct word at all, of late finals.
+
+        None where two live, and none while there is somebody whom `believed` names: one thing after the other.
+        """
+        living = {peer for peer in plan.remaining() if peer in alive}
+        if len(living) < 3 or self.believed(plan, alive):
+            return set()
+        return set(self._disputes(plan, living, self._heard(plan, alive)))
+
+    def _disputes(self, plan: Plan, living: Collection[PeerId], said: Mapping[PeerId, Stalled]) -> Iterator[Dispute]:
+        direct, waiting = any(m.peers for m in said.values()), _waiting(said)
+        for accuser, message in said.items():
+            for peer in message.peers if direct else frozenset(message.late) - waiting:
+                if peer in living and peer != accuser:
+                    yield accuser, peer
+
+    # -- what relays say ---------------------------------------------------------------------------------------
+
+    def spoken_of(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> bool:
+        """Whether the relay of this pair has come to a conclusion about it."""
+        return self._blamed(plan, dispute, alive) is not None
+
+    def asked(self, plan: Plan, alive: Collection[PeerId], relay: PeerId) -> set[frozenset[int]]:
+        """The pairs, by their places in `plan`, about which it is for `relay` to speak."""
+        relays = relays_of(plan)
+        places = {p.peer: place for place, p in enumerate(plan.participants)}
+        pairs = {pair_of(*dispute) for dispute in self.disputes(plan, alive)} if relays else ()
+        return {frozenset((places[one], places[other])) for one, other in pairs if relays.get((one, other)) == relay}
+
+    def relays_against(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
+        """By peer that accuses another or is accused, the relays that speak against it, or did so under earlier plans
+        of this round, and take part still."""
+        said = self._heard(plan, alive)
+        living = {peer for peer in plan.remaining() if peer in alive}
+        parties = {peer for dispute in self._disputes(plan, living, said) for peer in dispute}
+        spoken = self._spoken(plan, alive)
+        return {peer: spoken[peer] & living for peer in parties.intersection(spoken)}
+
+    def _spoken(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
+        found = dict(self._against)
+        living = {peer for peer in plan.remaining() if peer in alive}
+        for dispute in self._disputes(plan, living, self._heard(plan, alive)):
+            blamed = self._blamed(plan, dispute, alive)
+            if blamed is not None:
+                found[blamed] = found.get(blamed, frozenset()) | {relays_of(plan)[pair_of(*dispute)]}
+        return found
+
+    def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
+        """Who goes where there is no path left to try: the accused if others accuse it too, or more relays speak
+        against it than against the accuser; else who has nobody's word but its own."""
+        accuser, accused = dispute
+        said = self._heard(plan, alive)
+        if len(_voices(plan, accused, {a for a, m in said.items() if accused in (*m.peers, *m.late)})) > 1:
+            return accused
+        spoken = self.relays_against(plan, alive)
+        one, other = len(spoken.get(accuser, ())), len(spoken.get(accused, ()))
+        return accused if other > one else accuser
+
+    def _blamed(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId | None:
+        """Whom of the two their relay speaks against; None while it has said nothing that tells.
+
+        A relay to which neither comes through is none; and if both miss what it says it passed, it is not to be
+        believed itself.
+        """
+        accuser, accused = dispute
+        said = self._heard(plan, alive)
+        relay = relays_of(plan).get(pair_of(accuser, accused))
+        claims = self._claims(plan, relay, alive)
+        to_accuser, to_accused = claims.get((accused, accuser)), claims.get((accuser, accused))
+        named = _at_fault(to_accuser, accused, accuser) | _at_fault(to_accused, accuser, accused)
+        if len(named) == 1:
+            return named.pop()
+        if named or to_accuser is None or to_accused is None:
+            return None
+        late_only = accused not in said[accuser].peers
+        mutual = accused in said and accuser in (*said[accused].peers, *said[accused].late)
+        return None if mutual or (late_only and not to_accuser.finals) else accuser
+
+    def _claims(
+        self, plan: Plan, relay: PeerId | None, alive: Collection[PeerId]
+    ) -> Mapping[tuple[PeerId, PeerId], RelayedWay]:
+        message = None if relay is None else self._relayed.get(plan.hash, {}).get(relay)
+        if message is None or relay not in alive or relay not in plan.remaining():
+            return {}
+        peers = [p.peer for p in plan.participants]
+        known = [way for way in message.ways if max(way.sender, way.receiver) < len(peers)]
+        return {(peers[way.sender], peers[way.receiver]): way for way in known}
 
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
         remaining = plan.remaining()
@@ -92,43 +189,25 @@ def _waiting(said: Mapping[PeerId, Stalled]) -> frozenset[PeerId]:
     return frozenset(peer for peer, message in said.items() if peer in message.late)
 
 
-class Detours:
-    """Which third was tried for which pair in this round."""
-
-    def __init__(self) -> None:
-        self._tried: dict[Pair, set[PeerId]] = {}
-
-    def note(self, plan: Plan) -> None:
-        """A plan with these relays was made or adopted."""
-        peers = [p.peer for p in plan.participants]
-        for relay in plan.relays:
-            pair = _pair(peers[relay.one], peers[relay.other])
-            self._tried.setdefault(pair, set()).add(peers[relay.via])
-
-    def around(self, plan: Plan, pairs: Collection[Pair], alive: Collection[PeerId]) -> tuple[Relay, ...] | None:
-        """The relays of `plan` with new ones for `pairs`; None if for one of them everybody was tried, or enough."""
-        peers = [p.peer for p in plan.participants]
-        relays = {_pair(peers[r.one], peers[r.other]): peers[r.via] for r in plan.relays}
-        for pair in sorted(pairs):
-            troubled = {peer for other in pairs for peer in other}
-            tried = self._tried.get(pair, set())
-            free = [p for p in plan.remaining() if p in alive and p not in pair and p not in tried]
-            if not free or len(tried) >= THIRDS_LIMIT:
-                return None
-            free.sort(key=lambda p: (p in troubled, sum(p == via for via in relays.values()), p))
-            relays[pair] = free[0]
-        return pack_relays(peers, relays)
+def _at_fault(way: RelayedWay | None, sender: PeerId, receiver: PeerId) -> set[PeerId]:
+    """Whom a relay names by what it says of one way. What is not taken is in the way of what would come."""
+    if way is None or (way.came and way.taken):
+        return set()
+    return {sender} if way.taken else {receiver}
 
 
-def pack_relays(peers: list[PeerId], relays: Mapping[Pair, PeerId]) -> tuple[Relay, ...]:
-    """`relays` (pair to third) by places among `peers`, in order."""
-    place = {peer: i for i, peer in enumerate(peers)}
-    packed = []
-    for (one, other), via in relays.items():
-        first, second = sorted((place[one], place[other]))
-        packed.append(Relay(first, second, place[via]))
-    return tuple(sorted(packed, key=lambda relay: (relay.one, relay.other)))
+def _accused_by(accuser: PeerId, accusers: Mapping[PeerId, Collection[PeerId]]) -> set[PeerId]:
+    return {peer for peer, some in accusers.items() if accuser in some}
 
 
-def _pair(one: PeerId, other: PeerId) -> Pair:
-    return (min(one, other), max(one, other))
+def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[PeerId]:
+    """Who speaks in `accusers`: of those whose way to the accused leads through a third, that third."""
+    relays = relays_of(plan)
+    return {relays.get(pair_of(accuser, accused), accuser) for accuser in accusers if accuser != accused}
+
+
+def _are_two(plan: Plan, accused: PeerId, accusers: set[PeerId], said: Mapping[PeerId, Stalled]) -> bool:
+    """Whether these are two voices, and not one liar and one broken link."""
+    word = said.get(accused)
+    cut = accusers.intersection(() if word is None else (*word.peers, *word.late))
+    return any(len(_voices(plan, accused, some)) >= 2 for some in (accusers - cut, cut))

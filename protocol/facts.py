@@ -38,6 +38,7 @@ class RoundFacts:
     `closed_to` are, by lineage, those from whom this node takes nothing more.
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
     certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
+    `gave_up` is a view that this node led, and in which it was the one to go.
     """
 
     me: PeerId
@@ -59,6 +60,7 @@ class RoundFacts:
     banned: frozenset[PeerId] = frozenset()
     proven: dict[bytes, PeerId] = field(default_factory=dict)
     newcomers: Newcomers = field(default_factory=Newcomers)
+    gave_up: int | None = None
 
     @property
     def leaves(self) -> Collection[PeerId]:
@@ -106,7 +108,7 @@ class RoundFacts:
         shunned = self.gathering.shunned.intersection(places)
         if shunned and not self.is_quorum(self.remaining(plan) - shunned):
             shunned = set()
-        believed = self.accusations.believed(plan, self.alive, self.suspected | self.ahead())
+        believed = self.blamed(plan)
         return {
             peer
             for peer in plan.remaining()
@@ -117,6 +119,10 @@ class RoundFacts:
             or (places[peer].weight and self.gathering.withdrew(peer))
             or peer in believed
         } - {self.me}
+
+    def blamed(self, plan: Plan, *, overdue: bool = False) -> set[PeerId]:
+        """Participants that enough others speak against, as in `Accusations.believed`."""
+        return self.accusations.believed(plan, self.alive, self.suspected | self.ahead(), overdue=overdue)
 
     def ahead(self) -> frozenset[PeerId]:
         """Members that promised a later view than this node's: they follow no plan of this one any more."""

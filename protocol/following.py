@@ -17,6 +17,7 @@ from __future__ import annotations
 from shoal.protocol import patience
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
+from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.patience import SILENCE_S, Patience, Since, doubled
 
@@ -31,6 +32,7 @@ class LeadWatch:
         self._facts = facts
         self._patience = Patience(facts.settings)
         self._others_reported = Since()
+        self._accused = Since()
         self._apart = Since()
         self._together = Since()
         self._unmet: set[PeerId] | None = None
@@ -73,9 +75,11 @@ class LeadWatch:
         leader = facts.agreement.lead(view)
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
         awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
-        gone = leader in facts.leaves or (leader not in facts.alive and not awaited)
+        gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         silent = self._is_silent(leader, now)
-        if gone or silent or self._is_accused(leader) or self._patience.over(now):
+        accused_s = self._accused.note(self._is_accused(leader), now)
+        accused = self._accused.at is not None and accused_s >= REPLAN_SETTLE_S
+        if gone or silent or accused or self._patience.over(now):
             return self._next_view(view)
         return None
 

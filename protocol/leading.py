@@ -4,7 +4,7 @@
     no plan yet        everyone ready and no newcomer on its way,
                        or half ready and the grace is over            ─► Plan
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
-                       a pair that cannot reach each other            ─► the Plan with a relay
+                       one accuses another, alone                     ─► the Plan with a relay (disputes.py)
                        too few of the participants left               ─► a new Plan over everyone there is
     a quorum reported  everyone else too, or their grace is over      ─► Value (with what a quorum would amend, and
                                                                           bans of those proven to have lied)
@@ -18,9 +18,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from shoal.protocol.accusations import Detours, Pair
 from shoal.protocol.amending import with_amendment
 from shoal.protocol.bans import with_bans
+from shoal.protocol.disputes import Disputes
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Value
@@ -30,16 +30,14 @@ from shoal.protocol.repair import Eviction, reroute_plan, revise_plan
 from shoal.protocol.terms import make_rollback
 
 REPLAN_SETTLE_S = 0.2
-"""How long after a death the lead waits for what was already on its way: reports, other deaths."""
+"""How long after a death, or the second word against somebody, the lead waits for what was already on its way: reports,
+other deaths, the word of the accused."""
 HELD_PATIENCE_S = 4.0
 """Who does not say within this time what it holds is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
 but no less and no more than this."""
-RELAY_SETTLE_S = 3.0
-"""How long a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
-failure detector to suspect who is silent altogether."""
 
 Order = Plan | Value | Eviction
 
@@ -50,16 +48,17 @@ class Lead:
     def __init__(self, facts: RoundFacts, deal: Deal) -> None:
         self._facts = facts
         self._deal = deal
-        self._detours = Detours()
+        self._disputes = Disputes(facts)
+        self._blamed: dict[PeerId, float] = {}
         self._quorum_reported = Since()
-        self._separated = Since()
         self.eviction: Eviction | None = None
 
     def adopted(self, plan: Plan) -> None:
         """Everything else was about another plan."""
-        self._quorum_reported.at = self._separated.at = None
+        self._quorum_reported.at = None
         self.eviction = None
-        self._detours.note(plan)
+        self._blamed = {}
+        self._disputes.adopted(plan)
 
     def next_order(self, now: float, *, view_since: float) -> Order | None:
         """What is due now, if anything; `view_since` is when the stage of the view began."""
@@ -73,6 +72,7 @@ class Lead:
         if plan is None:
             return self._close_set(now)
         reported, lost = facts.reported(plan), facts.lost(plan)
+        self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
         waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
         if self._quorum_reported.at is not None:
             took_s = self._quorum_reported.at - facts.planned_at
@@ -82,11 +82,11 @@ class Lead:
         overdue = self._overdue(plan, now)
         if self.eviction is not None and self.eviction.view == facts.agreement.view:
             return self._repair(plan, self.eviction, lost, now)
-        if overdue or self._settled(plan, lost, now, view_since):
-            if overdue:
-                lost |= facts.accusations.anyones(plan, facts.alive) - {facts.me}
+        if overdue:
+            lost |= facts.blamed(plan, overdue=True) - {facts.me}
+        if (overdue and lost) or self._settled(plan, lost, now, view_since):
             return self._go_on_without(plan, lost, now)
-        return self._reroute(plan, now)
+        return self._settle(plan, now, overdue=overdue)
 
     # -- planning ---------------------------------------------------------------------------------------------
 
@@ -115,8 +115,8 @@ class Lead:
             settings=facts.settings,
             deal=self._deal,
         )
-        relays = self._detours.around(plan, separated(candidates), facts.alive)
-        return msgspec.structs.replace(plan, relays=relays) if relays else plan
+        relays, _ = self._disputes.detours.around(plan, separated(candidates), facts.alive)
+        return msgspec.structs.replace(plan, relays=relays)
 
     def _seat(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanSeat:
         facts = self._facts
@@ -133,7 +133,7 @@ class Lead:
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """Whether somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
-        since = [self._facts.dead_since.get(p, self._facts.planned_at) for p in lost]
+        since = [self._facts.dead_since.get(p, self._blamed.get(p, self._facts.planned_at)) for p in lost]
         if plan.view < self._facts.agreement.view:
             since.append(view_since)
         return any(now - at >= REPLAN_SETTLE_S for at in since)
@@ -183,17 +183,14 @@ class Lead:
         seat = self._seat(eviction.attempt, tuple(sorted(eviction.evicted)))
         return revise_plan(plan, seat, helds, self._deal)
 
-    def _reroute(self, plan: Plan, now: float) -> Order | None:
-        """Give a pair of which one accuses the other a path through a third, or evict the accused after all."""
-        facts = self._facts
-        pairs: set[Pair] = facts.accusations.pairs(plan, facts.alive)
-        if self._separated.note(bool(pairs), now) < RELAY_SETTLE_S:
-            return None
-        relays = self._detours.around(plan, pairs, facts.alive)
-        if relays is None:
-            accused = facts.accusations.anyones(plan, facts.alive) - {facts.me}
-            return self._go_on_without(plan, accused, now)
-        return reroute_plan(plan, self._seat(self._next_attempt(plan), plan.evicted), relays)
+    def _settle(self, plan: Plan, now: float, *, overdue: bool) -> Order | None:
+        """Do what is due about lone accusations; without any, give a reduction that is overdue more time."""
+        ruling = self._disputes.rule(plan, now, overdue=overdue)
+        if ruling is None:
+            return self._go_on_without(plan, set(), now) if overdue else None
+        if ruling.losers:
+            return self._go_on_without(plan, set(ruling.losers), now)
+        return reroute_plan(plan, self._seat(self._next_attempt(plan), plan.evicted), ruling.relays)
 
     # -- proposing --------------------------------------------------------------------------------------------
 

@@ -314,6 +314,27 @@ class Stalled(RoundMessage, frozen=True, kw_only=True):
     late: Peers = ()
 
 
+class RelayedWay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a relay says of what participant number `sender` sends `receiver` through it.
+
+    Not `came`: for the stall deadline too little came of what the one owes the other. Not `taken`: the other took too
+    little of what came. Both: all contributions came and were taken, and with `finals` all finals.
+    """
+
+    sender: Place
+    receiver: Place
+    came: bool
+    taken: bool
+    finals: bool
+
+
+class Relayed(RoundMessage, frozen=True, kw_only=True):
+    """What the sender, a relay under `plan`, says of ways between two of whom one accuses the other."""
+
+    plan: Hash
+    ways: Annotated[tuple[RelayedWay, ...], msgspec.Meta(max_length=2 * RELAY_LIMIT)]
+
+
 class Evict(RoundMessage, frozen=True, kw_only=True):
     """The lead of `view` decided that a reduction goes on without `evicted`: close their lanes, then say what is held.
 

@@ -25,6 +25,7 @@ from shoal.protocol.messages import (
     Propose,
     Ready,
     Rebase,
+    Relayed,
     Report,
     Stalled,
     ViewChange,
@@ -147,6 +148,7 @@ SwarmMessage = (
     | Plan
     | Report
     | Stalled
+    | Relayed
     | Evict
     | Held
     | Propose

@@ -58,6 +58,8 @@ from shoal.protocol.messages import (
     Prepare,
     Propose,
     Ready,
+    Relayed,
+    RelayedWay,
     Report,
     RoundMessage,
     Stalled,
@@ -128,6 +130,7 @@ class RoundMachine:
         self._lead = Lead(self._facts, deal)
         self._planner_died = False
         self._closed_off: Held | None = None
+        self._relayed: Relayed | None = None
         self._watch = LeadWatch(self._facts)
         self._sent_at: float | None = None
 
@@ -181,6 +184,21 @@ class RoundMachine:
         )
         self._facts.accusations.take(self.me, message)
         return [Broadcast(message), *self.tick(now)]
+
+    def relayed(self, plan: bytes, ways: Collection[RelayedWay]) -> list[Effect]:
+        """What this node, as a relay of `plan`, can say of ways: told once one end accuses the other, and kept up."""
+        facts, said = self._facts, () if self._relayed is None else self._relayed.ways
+        if self.plan is None or self.plan.hash != plan:
+            return []
+        asked = facts.accusations.asked(self.plan, facts.alive, self.me) | {_ends(way) for way in said}
+        told = tuple(way for way in ways if _ends(way) in asked)
+        if told == said:
+            return []
+        self._relayed = Relayed(
+            term=self.previous.next_term, round=self.round, base=self.previous.hash, plan=plan, ways=told
+        )
+        facts.accusations.take_relayed(self.me, self._relayed)
+        return [Broadcast(self._relayed)]
 
     def closed_off(self, asked: CloseOff, chunks: tuple[ChunkResults, ...], now: float) -> list[Effect]:
         """Nothing more is taken from the evicted; `chunks` are the finals held here, by signer."""
@@ -311,6 +329,8 @@ class RoundMachine:
                 messages.append(self._announcement(self._lead.eviction))
             if self._closed_off is not None:
                 messages.append(self._closed_off)
+            if self._relayed is not None:
+                messages.append(self._relayed)
             report = self._facts.my_report()
             if report is not None:
                 messages.append(report)
@@ -336,6 +356,8 @@ class RoundMachine:
             self._facts.take_report(sender, message)
         elif isinstance(message, Stalled):
             self._facts.accusations.take(sender, message)
+        elif isinstance(message, Relayed):
+            self._facts.accusations.take_relayed(sender, message)
         elif isinstance(message, Evict):
             effects = self._receive_evict(sender, message)
         elif isinstance(message, Held):
@@ -404,7 +426,9 @@ class RoundMachine:
         if before is not None and revised and _fixed(before) != _fixed(plan):
             raise RemoteError("a revised plan with other participants", peer=plan.planner)
         self._planner_died &= before is not None and before.view == plan.view
-        facts.plan, facts.planned_at = plan, now
+        if before is not None:
+            facts.accusations.leave(before, facts.alive)
+        facts.plan, facts.planned_at, self._relayed = plan, now, None
         self._lead.adopted(plan)
         held, self._closed_off, facts.held = tuple(facts.held.items()), None, {}
         if not taking_part:
@@ -466,6 +490,10 @@ class RoundMachine:
     def _watch_lead(self, now: float) -> list[Effect]:
         view = self._watch.wanted_view(now)
         return [] if view is None else self._of_agreement(self.agreement.move_to(view))
+
+
+def _ends(way: RelayedWay) -> frozenset[int]:
+    return frozenset((way.sender, way.receiver))
 
 
 def _fixed(plan: Plan) -> tuple[object, ...]:

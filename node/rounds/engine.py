@@ -258,6 +258,7 @@ class Engine:
             stall = self._p.reduce.stalled()
             if stall is not None:
                 await self._carry_out(machine.stalled(stall.peers, stall.late, now))
+            await self._carry_out(machine.relayed(*self._p.reduce.relayed))
             await self._carry_out(self._going_back.advise(machine, now))
         if self.machine is machine and machine.phase is not Phase.DECIDED:
             await self._carry_out(self.amending.advise(machine, now))

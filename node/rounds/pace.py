@@ -6,10 +6,11 @@ peers behind a relay, what the reduction has taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.collectives.passing import Way
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
@@ -55,23 +56,22 @@ class Stall:
 class Pace:
     """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
-    earlier: how many plans of the same round this node has followed before.
+    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline.
     """
 
     def __init__(self, reduction: Reduction, counters: Counters, me: PeerId, now: float, *, earlier: int = 0) -> None:
         plan = reduction.plan
-        stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
+        self.stall_s = stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
         incoming, outgoing = _planned(plan, me)
         self._me = me
-        self._stall_s = stall_s
         self._waited_at = float("-inf")
         self._reduction = reduction
         self._counters = counters
         self._peers = [peer for peer in plan.remaining() if peer != me]
-        self._receiving = StallWatch(stall_s=stall_s, planned=incoming)
-        self._sending = StallWatch(stall_s=stall_s, planned=outgoing)
-        self._late = StallWatch(stall_s=stall_s + LATE_S, planned={})
-        self._quiet = StallWatch(stall_s=QUIET_S, planned={})
+        self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming)
+        self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)
+        self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})
+        self._quiet = StallWatch[PeerId](stall_s=QUIET_S, planned={})
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
@@ -94,7 +94,7 @@ class Pace:
         late = self._late.stalled() - direct
         if self._receiving.lasting() - direct:
             self._waited_at = now
-        if now - self._waited_at < self._stall_s:
+        if now - self._waited_at < self.stall_s:
             late.add(self._me)
         return Stall(frozenset(direct), frozenset(late))
 
@@ -105,6 +105,12 @@ class Pace:
     def rates(self) -> tuple[int, int]:
         """Bytes/s up and down, while there was something to move; 0 where there was not enough to tell."""
         return self._upload.bytes_per_s(RATE_LEAST_S), self._download.bytes_per_s(RATE_LEAST_S)
+
+
+def planned_ways(plan: Plan, ways: Collection[Way]) -> dict[Way, float]:
+    """Bytes/s expected from the one to the other of each, where their rates are known: as both ends expect it."""
+    incoming = {receiver: _planned(plan, receiver)[0] for _, receiver in ways}
+    return {way: incoming[way[1]][way[0]] for way in ways}
 
 
 def _totals(moved: Iterable[Moved]) -> tuple[int, int]:

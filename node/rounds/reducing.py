@@ -20,14 +20,15 @@ from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.payloads import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Reduction
+from shoal.collectives.relay_account import RelayWatch
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import Copying
-from shoal.node.rounds.pace import STALL_S, Pace, Stall
+from shoal.node.rounds.pace import STALL_S, Pace, Stall, planned_ways
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import ChunkResults, Held, Plan, Value
+from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
@@ -85,6 +86,9 @@ class ReduceDesk:
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
         self._pace: Pace | None = None
+        self._relaying: RelayWatch | None = None
+        self.relayed: tuple[bytes, tuple[RelayedWay, ...]] = (NO_HASH, ())
+        """What this node can say, as a relay under the plan of that hash, of what it passes on."""
         self._stall = self._told = NOBODY
         self._told_at = float("-inf")
         self._started = 0.0
@@ -183,7 +187,8 @@ class ReduceDesk:
             self._give_up_on(peer)
         self._relayed = frozenset(routes.via)
         self._keep_rates()
-        self._pace, self._stall, self._told = None, NOBODY, NOBODY  # what stalled did so under another plan
+        self._pace = self._relaying = None
+        self._stall = self._told = NOBODY  # what stalled did so under another plan
         self._copying.stop()
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
@@ -192,7 +197,7 @@ class ReduceDesk:
         self._traffic.end()
         self._copying.stop()
         self._keep_rates()
-        self._reduction = self._pace = None
+        self._reduction = self._pace = self._relaying = None
 
     def forget(self) -> None:
         """A new round: whatever was being fetched for the old one is of no interest."""
@@ -301,6 +306,8 @@ class ReduceDesk:
         reduction, now = self._reduction, time.monotonic()
         if self._pace is not None:
             self._stall = self._pace.look(now)
+            if self._relaying is not None:
+                self.relayed = self._relaying.plan.hash, self._relaying.look(now)
             if reduction is not None and reduction.plan.hash not in self._fetching:
                 closed_to = self._closed_to.get(reduction.lineage, frozenset())
                 self._copying.look(reduction, self._pace.quiet(), now, closed_to=closed_to)
@@ -339,6 +346,15 @@ class ReduceDesk:
             earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
             self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic(), earlier=earlier)
             self._stall = self._told = NOBODY
+            self._relaying = self._watch_ways(reduction, self._pace.stall_s)
+
+    def _watch_ways(self, reduction: Reduction, stall_s: float) -> RelayWatch | None:
+        """Look at what this node passes on, if the plan that is followed has it pass anything on."""
+        account, holding = self._traffic.account, self._traffic.holding
+        if account is None or account.form.plan != reduction.plan:
+            return None
+        planned = planned_ways(reduction.plan, account.ways)
+        return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned)
 
     def _keep_rates(self) -> None:
         if self._pace is not None:

@@ -98,11 +98,11 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     if gathering.half_ready_at is not None:
         gathering.half_ready_at = NOW
     lead = machine._lead
-    lead._quorum_reported.at = lead._separated.at = None
+    lead._quorum_reported.at = None
     if lead.eviction is not None:
         lead.eviction = replace(lead.eviction, since=NOW)
     watch = machine._watch
-    watch._others_reported.at = watch._together.at = None
+    watch._others_reported.at = watch._together.at = watch._accused.at = None
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
     watch._heard_at = NOW
     machine._sent_at = DUE * DUE  # what was said stays said

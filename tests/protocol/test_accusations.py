@@ -1,12 +1,23 @@
-"""Accusations: whom the lead believes, between whom it looks for another path, and which third it tries next."""
+"""Accusations: who is believed, who is in dispute with whom, and what relays say of it."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from shoal.protocol.accusations import PLANS_LIMIT, THIRDS_LIMIT, Accusations, Detours, pack_relays
-from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Relay, Stalled, Term, domain_hash
+from shoal.protocol.accusations import PLANS_LIMIT, Accusations
+from shoal.protocol.messages import (
+    NO_HASH,
+    OwnedRange,
+    Participant,
+    Plan,
+    Relay,
+    Relayed,
+    RelayedWay,
+    Stalled,
+    Term,
+    domain_hash,
+)
 from tests.protocol.lab import paper_identities
 
 PEERS = [identity.peer_id for identity in paper_identities(6)]
@@ -89,7 +100,7 @@ def test_two_are_believed_or_the_only_other_one(count: int, said: Said, believed
 
 
 @pytest.mark.parametrize(
-    ("said", "suspected", "believed", "pairs"),
+    ("said", "suspected", "believed", "disputes"),
     [
         ({1: ((), (3,)), 2: ((), (3,))}, (), {3}, set()),
         ({1: ((), (3,)), 2: ((), (3,)), 3: ((), (3,))}, (), set(), set()),  # 3 waits for what does come
@@ -100,14 +111,13 @@ def test_two_are_believed_or_the_only_other_one(count: int, said: Said, believed
     ],
 )
 def test_owner_that_waits_for_what_does_come_is_not_blamed(
-    said: Said, suspected: tuple[int, ...], believed: set[int], pairs: set[tuple[str, str]]
+    said: Said, suspected: tuple[int, ...], believed: set[int], disputes: set[tuple[str, str]]
 ) -> None:
     plan = plan_of(4)
     accusations = heard(plan, said)
     assert numbers(set(accusations.believed(plan, ALIVE, {PEERS[n] for n in suspected}))) == believed
     if not suspected:
-        assert accusations.pairs(plan, ALIVE) == pairs
-    assert PEERS[3] in accusations.anyones(plan, ALIVE), "when the reduction is overdue it has no excuse any more"
+        assert accusations.disputes(plan, ALIVE) == disputes
 
 
 def test_words_of_the_dead_the_evicted_and_strangers_are_not_heard() -> None:
@@ -168,35 +178,55 @@ def test_nobody_fills_memory_with_plans_that_do_not_exist() -> None:
     assert accusations.believed(plan, ALIVE) == {PEERS[3]}
 
 
-# -- anyone's word -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("said", "accused"),
+    ("count", "said", "believed"),
     [
-        ({}, set()),
-        ({1: ((3,), (0,))}, {3}),
-        ({1: ((), (0,)), 2: ((), (3,))}, {0, 3}),
-        ({1: ((), (0,)), 2: ((3,), ())}, {3}),
-        ({1: ((1,), (2,))}, {2}),
+        (4, {1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())}, set()),  # 1 and 3 are cut off, and 2 lies
+        (4, {1: ((3,), ()), 2: ((3,), ()), 3: ((1, 2), ())}, {3}),  # of two broken links 3 is the end
+        (4, {0: ((3,), ()), 1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())}, {3}),
+        (4, {1: ((3,), ()), 3: ((1,), ())}, set()),
+        # Who is believed to be at fault itself is no second voice: 3 goes, and 2 has 1 against it alone.
+        (5, {1: ((2, 3), ()), 2: ((1, 3), ()), 3: ((0, 1, 2, 4), ()), 4: ((3,), ())}, {3}),
     ],
 )
-def test_anyones_direct_word_counts_in_the_end_or_else_late_finals(said: Said, accused: set[int]) -> None:
-    plan = plan_of(4)
-    assert numbers(set(heard(plan, said).anyones(plan, ALIVE))) == accused
-
-
-# -- pairs ---------------------------------------------------------------------------------------------------
+def test_broken_link_and_a_liar_are_not_two_voices(count: int, said: Said, believed: set[int]) -> None:
+    plan = plan_of(count)
+    assert numbers(set(heard(plan, said).believed(plan, ALIVE))) == believed
 
 
 @pytest.mark.parametrize(
-    ("count", "said", "pairs"),
+    ("relay", "said", "believed"),
+    [
+        (Relay(1, 3, 2), {1: ((3,), ()), 2: ((3,), ())}, set()),  # 2 is in both: it may be 2 that drops what it passes
+        (Relay(1, 3, 0), {1: ((3,), ()), 2: ((3,), ())}, {3}),
+        (Relay(1, 3, 2), {1: ((3,), ()), 0: ((3,), ())}, {3}),
+    ],
+)
+def test_relay_and_who_is_relayed_by_it_are_one_voice(relay: Relay, said: Said, believed: set[int]) -> None:
+    plan = plan_of(4, relays=(relay,))
+    assert numbers(set(heard(plan, said).believed(plan, ALIVE))) == believed
+
+
+def test_overdue_excuses_nobody_and_believes_no_lone_accuser() -> None:
+    plan = plan_of(4)
+    waits: Said = {1: ((), (3,)), 2: ((), (3,)), 3: ((), (3,))}
+    assert heard(plan, waits).believed(plan, ALIVE) == set()
+    assert heard(plan, waits).believed(plan, ALIVE, overdue=True) == {PEERS[3]}
+    for lone in ({1: ((3,), ())}, {1: ((), (3,))}, {1: ((), (3,)), 3: ((), (3,))}):
+        assert heard(plan, lone).believed(plan, ALIVE, overdue=True) == set()
+
+
+# -- disputes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "said", "disputes"),
     [
         (4, {}, set()),
-        (4, {3: ((1,), ())}, {(1, 3)}),
-        (4, {3: ((1,), ()), 1: ((3,), ())}, {(1, 3)}),
-        (4, {3: ((1,), ()), 0: ((2,), ())}, {(1, 3), (0, 2)}),
-        (4, {3: ((), (1,))}, {(1, 3)}),  # only its finals do not come through
+        (4, {3: ((1,), ())}, {(3, 1)}),
+        (4, {3: ((1,), ()), 1: ((3,), ())}, {(1, 3), (3, 1)}),
+        (4, {3: ((1,), ()), 0: ((2,), ())}, {(3, 1), (0, 2)}),
+        (4, {3: ((), (1,))}, {(3, 1)}),  # only its finals do not come through
         (4, {3: ((), (1,)), 0: ((2,), ())}, {(0, 2)}),  # 1 may be waiting
         (4, {2: ((1,), ()), 3: ((1,), ())}, set()),  # the fault is 1's
         (4, {2: ((1,), ()), 3: ((1,), ()), 0: ((2,), ())}, set()),  # one thing after the other
@@ -204,72 +234,104 @@ def test_anyones_direct_word_counts_in_the_end_or_else_late_finals(said: Said, a
         (2, {0: ((1,), ())}, set()),  # there is no third
     ],
 )
-def test_lone_accusation_is_a_pair(count: int, said: Said, pairs: set[tuple[int, int]]) -> None:
+def test_lone_accusation_is_a_dispute(count: int, said: Said, disputes: set[tuple[int, int]]) -> None:
     plan = plan_of(count)
-    assert heard(plan, said).pairs(plan, ALIVE) == {pair(*both) for both in pairs}
+    assert heard(plan, said).disputes(plan, ALIVE) == {pair(*both) for both in disputes}
 
 
-def test_pair_with_the_dead_or_evicted_is_none() -> None:
+def test_dispute_with_the_dead_or_evicted_is_none() -> None:
     plan = plan_of(5, evicted=(4,))
-    assert heard(plan, {0: ((4,), ())}).pairs(plan, ALIVE) == set()
-    assert heard(plan, {0: ((3,), ())}).pairs(plan, ALIVE - {PEERS[3]}) == set()
-    assert heard(plan, {0: ((3,), ())}).pairs(plan, ALIVE - {PEERS[1], PEERS[2]}) == set()  # and no third is left
+    assert heard(plan, {0: ((4,), ())}).disputes(plan, ALIVE) == set()
+    assert heard(plan, {0: ((3,), ())}).disputes(plan, ALIVE - {PEERS[3]}) == set()
+    assert heard(plan, {0: ((3,), ())}).disputes(plan, ALIVE - {PEERS[1], PEERS[2]}) == set()  # and no third is left
 
 
-# -- detours -------------------------------------------------------------------------------------------------
+# -- what relays say -----------------------------------------------------------------------------------------
+
+Ways = dict[tuple[int, int], tuple[bool, bool, bool]]
+"""From whom to whom: came, taken, finals."""
+FINE, NO_FINALS = (True, True, True), (True, True, False)
+NOTHING_CAME, NOT_TAKEN = (False, True, False), (True, False, False)
 
 
-def test_thirds_are_tried_one_after_the_other_until_there_is_none() -> None:
-    detours, plan, tried = Detours(), plan_of(4), []
-    for _ in range(3):
-        relays = detours.around(plan, {pair(0, 2)}, ALIVE)
-        tried.append(relays)
-        plan = plan_of(4, relays=relays or plan.relays)
-        detours.note(plan)
-    assert tried == [(Relay(0, 2, 1),), (Relay(0, 2, 3),), None]
+def relayed(plan: Plan, ways: Ways) -> Relayed:
+    told = tuple(RelayedWay(one, other, *what) for (one, other), what in ways.items())
+    return Relayed(term=Term(), round=1, base=NO_HASH, plan=plan.hash, ways=told)
 
 
-def test_a_pair_gets_so_many_thirds_however_many_there_are() -> None:
-    detours, plan = Detours(), plan_of(6)
-    for _ in range(THIRDS_LIMIT):
-        relays = detours.around(plan, {pair(0, 2)}, ALIVE)
-        assert relays is not None
-        detours.note(plan_of(6, relays=relays))
-    assert len(PEERS) - 2 > THIRDS_LIMIT
-    assert detours.around(plan, {pair(0, 2)}, ALIVE) is None
-    assert detours.around(plan, {pair(1, 3)}, ALIVE) is not None
+@pytest.mark.parametrize(
+    ("said", "ways", "blamed"),
+    [
+        ({1: ((3,), ())}, {}, set()),
+        ({1: ((3,), ())}, {(1, 3): FINE}, set()),
+        ({1: ((3,), ())}, {(1, 3): FINE, (3, 1): FINE}, {1}),  # both cleared: who speaks
+        ({1: ((3,), ())}, {(1, 3): NO_FINALS, (3, 1): NO_FINALS}, {1}),  # that was about contributions
+        ({1: ((), (3,))}, {(1, 3): FINE, (3, 1): NO_FINALS}, set()),
+        ({1: ((), (3,))}, {(1, 3): NO_FINALS, (3, 1): FINE}, {1}),
+        ({1: ((3,), ())}, {(3, 1): NOTHING_CAME}, {3}),
+        ({1: ((3,), ())}, {(1, 3): NOT_TAKEN}, {3}),
+        ({1: ((3,), ())}, {(1, 3): NOTHING_CAME}, {1}),
+        ({1: ((3,), ())}, {(3, 1): NOT_TAKEN}, {1}),
+        ({1: ((3,), ())}, {(1, 3): NOT_TAKEN, (3, 1): NOTHING_CAME}, {3}),
+        ({1: ((3,), ())}, {(1, 3): NOTHING_CAME, (3, 1): NOTHING_CAME}, set()),  # it reaches neither
+        ({1: ((3,), ()), 3: ((1,), ())}, {(1, 3): FINE, (3, 1): FINE}, set()),  # both miss it
+        ({1: ((3,), ()), 3: ((1,), ())}, {(3, 1): NOTHING_CAME}, {3}),
+        ({}, {(3, 1): NOTHING_CAME}, set()),  # nobody asked
+        ({0: ((3,), ())}, {(3, 0): NOTHING_CAME}, set()),  # it is no relay for these
+    ],
+)
+def test_relay_speaks_against_one_of_the_two(said: Said, ways: Ways, blamed: set[int]) -> None:
+    plan = plan_of(5, relays=(Relay(1, 3, 2),))
+    accusations = heard(plan, said)
+    accusations.take_relayed(PEERS[2], relayed(plan, ways))
+    assert accusations.believed(plan, ALIVE) == set(), "one relay of several"
+    assert numbers(set(accusations.relays_against(plan, ALIVE))) == blamed
+    assert any(accusations.spoken_of(plan, pair(*two), ALIVE) for two in ((1, 3), (3, 1)) if two[0] in said) == bool(
+        blamed
+    )
 
 
-def test_relays_of_other_pairs_stay_as_they_are() -> None:
-    detours, plan = Detours(), plan_of(5, relays=(Relay(0, 1, 2), Relay(3, 4, 2)))
-    detours.note(plan)
-    assert detours.around(plan, {pair(0, 1)}, ALIVE) == (Relay(0, 1, 3), Relay(3, 4, 2))
-    assert detours.around(plan, set(), ALIVE) == plan.relays
+def test_claims_of_others_than_the_relay_the_dead_and_the_evicted_are_not_heard() -> None:
+    plan = plan_of(5, relays=(Relay(1, 3, 2),))
+    ways = {(3, 1): NOTHING_CAME, (9, 60): FINE}
+    for sender, alive in ((4, ALIVE), (3, ALIVE), (2, ALIVE - {PEERS[2]})):
+        accusations = heard(plan, {1: ((3,), ())})
+        accusations.take_relayed(PEERS[sender], relayed(plan, ways))
+        assert accusations.relays_against(plan, alive) == {}
 
 
-def test_pairs_are_spread_over_thirds_who_are_in_no_trouble_themselves() -> None:
-    relays = Detours().around(plan_of(6), {pair(0, 1), pair(0, 2), pair(1, 2)}, ALIVE)
-    assert relays == (Relay(0, 1, 3), Relay(0, 2, 4), Relay(1, 2, 5))
-    # Where there is nobody else, one of another pair has to do.
-    assert Detours().around(plan_of(4), {pair(0, 1), pair(2, 3)}, ALIVE) == (Relay(0, 1, 2), Relay(2, 3, 0))
+def test_one_relay_decides_where_three_live() -> None:
+    plan = plan_of(3, relays=(Relay(0, 2, 1),))
+    for ways, gone in (({(2, 0): NOTHING_CAME}, 2), ({(0, 2): FINE, (2, 0): FINE}, 0)):
+        accusations = heard(plan, {0: ((2,), ())})
+        accusations.take_relayed(PEERS[1], relayed(plan, ways))
+        assert accusations.believed(plan, ALIVE) == {PEERS[gone]}
 
 
-def test_third_is_alive_and_not_evicted() -> None:
-    plan = plan_of(5, evicted=(1,))
-    assert Detours().around(plan, {pair(0, 2)}, ALIVE) == (Relay(0, 2, 3),)
-    assert Detours().around(plan, {pair(0, 2)}, ALIVE - {PEERS[3]}) == (Relay(0, 2, 4),)
-    assert Detours().around(plan, {pair(0, 2)}, ALIVE - {PEERS[3], PEERS[4]}) is None
+@pytest.mark.parametrize(
+    ("first", "second", "believed", "loser"),
+    [
+        ({(3, 1): NOTHING_CAME}, {(3, 1): NOTHING_CAME}, {3}, 3),
+        ({(1, 3): FINE, (3, 1): FINE}, {(1, 3): NOTHING_CAME}, {1}, 1),
+        ({(3, 1): NOTHING_CAME}, {(1, 3): FINE, (3, 1): FINE}, set(), 1),  # they disagree: who speaks
+        ({(3, 1): NOTHING_CAME}, {}, set(), 3),
+        ({}, {}, set(), 1),
+    ],
+)
+def test_two_relays_that_say_the_same_decide(first: Ways, second: Ways, believed: set[int], loser: int) -> None:
+    plan, later = plan_of(4, relays=(Relay(1, 3, 0),)), plan_of(4, relays=(Relay(1, 3, 2),))
+    accusations = heard(plan, {1: ((3,), ())})
+    accusations.take_relayed(PEERS[0], relayed(plan, first))
+    accusations.leave(plan, ALIVE)
+    accusations.take(PEERS[1], stalled(later, (3,)))
+    accusations.take_relayed(PEERS[2], relayed(later, second))
+    assert numbers(set(accusations.believed(later, ALIVE))) == believed
+    assert accusations.loser(later, pair(1, 3), ALIVE) == PEERS[loser]
+    accusations.take(PEERS[1], stalled(later, ()))
+    assert accusations.believed(later, ALIVE) == set(), "nobody accuses any more"
 
 
-def test_one_pair_without_a_third_leaves_all_without() -> None:
-    detours, plan = Detours(), plan_of(4)
-    for via in (1, 3):
-        detours.note(plan_of(4, relays=(Relay(0, 2, via),)))
-    assert detours.around(plan, {pair(0, 2), pair(1, 3)}, ALIVE) is None
-    assert detours.around(plan, {pair(1, 3)}, ALIVE) == (Relay(1, 3, 0),)
-
-
-def test_relays_are_packed_by_place_and_in_order() -> None:
-    backwards = [PEERS[3], PEERS[2], PEERS[1], PEERS[0]]
-    relays = {pair(0, 1): PEERS[2], pair(2, 3): PEERS[0]}
-    assert pack_relays(backwards, relays) == (Relay(0, 1, 3), Relay(2, 3, 1))
+def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:
+    plan = plan_of(4)
+    accusations = heard(plan, {1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())})
+    assert accusations.loser(plan, pair(1, 3), ALIVE) == PEERS[3]

@@ -86,6 +86,8 @@ class Table:
         present = [machine for machine in self.others(first, accused) if machine.me in self.plan.remaining()]
         for accuser in present[:2]:
             self.carry_out(first, first.receive(accuser.me, accuse(self.plan, accused.me), self.now))
+        self.now += REPLAN_SETTLE_S
+        self.carry_out(first, first.tick(self.now))
         (evict,) = (message for _, message in self.said if isinstance(message, Evict))
         assert evict.evicted == (accused.me,)
         self.said.clear()

@@ -18,6 +18,7 @@ from shoal.protocol import facts as facts_module
 from shoal.protocol import gathering as gathering_module
 from shoal.protocol import round as round_module
 from shoal.protocol.certificate import lead
+from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
 from shoal.testnet.simulate import judge as judge_module
 from shoal.testnet.simulate import watch as watch_module
@@ -114,6 +115,24 @@ def test_liar_is_left_out_and_blamed() -> None:
     liar = plans[0].number(simulation.peers[2].id)
     assert liar is not None
     assert any(not int.from_bytes(bits, "little") >> liar & 1 for bits in bitmaps)
+
+
+def test_peer_that_accuses_everybody_evicts_nobody_but_itself() -> None:
+    """A slow peer makes the reductions long enough for what it says to be heard."""
+    scenario = Scenario(
+        peers=4,
+        rounds=3,
+        seed=8,
+        fault=(
+            Fault(kind="lie", peer=2, at_s=0.0, duration_s=60.0, lie="accuse"),
+            Fault(kind="slow", peer=0, at_s=0.0, duration_s=60.0, factor=30.0),
+        ),
+    )
+    simulation = Simulation(scenario)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 3)
+    evicted = {simulation.numbers[PeerId(peer)] for some in simulation.judge._evicted.values() for peer in some}
+    assert evicted == {2}
 
 
 def test_peer_that_takes_nothing_from_the_next_lead_is_not_waited_for_in_the_same_reduction() -> None:

@@ -1,0 +1,36 @@
+"""Real nodes of which one keeps its contribution from another and accuses it: the liar goes, and rounds go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.node.lab import Swarm, assert_exact
+from tests.node.test_evidence_nodes import started_as
+
+ROUNDS = 3
+ACCUSING_NODE = Path(__file__).with_name("accusing_node.py")
+GONE_S = 13.0
+"""Three detours, and the last accusation (tests/protocol/test_disputes.py)."""
+MACHINE_S = 30.0
+"""What a loaded machine may add, and training."""
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_false_accuser_goes_and_its_victim_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    with Swarm(tmp_path, nodes=count) as swarm:
+        honest, victim, liar = swarm.nodes[0], swarm.nodes[-2], swarm.nodes[-1]
+        monkeypatch.setenv("ACCUSED", victim.peer_id)
+        started_as(ACCUSING_NODE, liar.folder, monkeypatch)
+        swarm.start_together()
+        rounds = [honest.certified(number) for number in range(1, ROUNDS + 1)]
+        truthful = {node.peer_id for node in swarm.nodes if node is not liar}
+        for event in rounds:
+            assert truthful <= set(event["members"]), "nobody honest loses its place"
+        assert liar.peer_id not in rounds[0]["members"]
+        evicted = [event["evicted"] for node in swarm.nodes[:-1] for event in node.events("planned")]
+        assert {peer for some in evicted for peer in some} == {liar.peer_id}
+        begun_at = honest.events("planned", round=1)[0]["at"]
+        assert rounds[0]["at"] - begun_at < GONE_S + MACHINE_S
+        assert_exact(swarm.report(ROUNDS))

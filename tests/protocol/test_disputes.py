@@ -1,0 +1,258 @@
+"""One liar in the reduction: nobody honest goes for it where it is alone, and the round goes on at a bounded delay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+
+import pytest
+
+from shoal.protocol.detours import THIRDS_LIMIT, pair_of, relays_of
+from shoal.protocol.disputes import RELAY_SETTLE_S
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Plan, RelayedWay
+from tests.protocol.dispute_lab import NOBODY, STALL_S, Lies, Table
+from tests.protocol.lab import paper_signatures
+from tests.protocol.round_lab import SETTINGS
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+__all__ = ["paper_signatures"]
+
+SLOW_S, VERY_SLOW_S = 16.0, 40.0
+MOMENT_S = 2.0
+FALSE_ACCUSER_GONE_S = (THIRDS_LIMIT + 1) * RELAY_SETTLE_S + MOMENT_S
+"""A detour for each third that may be tried, and the last accusation."""
+WITHHOLDER_GONE_S = STALL_S + RELAY_SETTLE_S + 2 * STALL_S + 4 * STALL_S + MOMENT_S
+"""Two detours: the stall deadline doubles with each, and is over at the relay when it is at the one who waits."""
+
+
+def gone_s(table: Table, peer: PeerId) -> float:
+    """When the first plan without `peer` was made."""
+    return next(at for at, plan in table.plans if peer in plan.evicted) - table.began
+
+
+def always(*accused: PeerId) -> Callable[[float, Plan], Collection[PeerId]]:
+    return lambda now, plan: accused
+
+
+# -- who accuses falsely -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("victim", ["the lead", "a member"])
+def test_lone_false_accuser_goes_and_its_victim_stays(count: int, victim: str) -> None:
+    table = Table(count, move_s=SLOW_S)
+    table.liar = table.others[0]
+    table.lies = Lies(accuses=always(table.lead if victim == "the lead" else table.others[1]))
+    table.run()
+    assert table.evicted == {table.liar}
+    assert table.decided is not None
+    assert set(table.decided.members) == set(table.honest)
+    assert gone_s(table, table.liar) < FALSE_ACCUSER_GONE_S
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+def test_false_accuser_of_late_finals_goes_and_its_victim_stays(count: int) -> None:
+    table = Table(count, move_s=SLOW_S)
+    table.liar = table.others[0]
+    table.lies = Lies(late=always(table.others[1]))
+    table.run()
+    assert table.evicted == {table.liar}
+    assert gone_s(table, table.liar) < FALSE_ACCUSER_GONE_S
+
+
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("direct", [True, False])
+def test_lone_accuser_is_not_believed_at_the_deadline_either(count: int, direct: bool) -> None:
+    """It speaks when the reduction is overdue, and as soon as there is another plan is silent until that is too."""
+    table = Table(count, move_s=VERY_SLOW_S)
+    table.liar, victim = table.others[0], table.others[1]
+
+    def when_overdue(now: float, plan: Plan) -> Collection[PeerId]:
+        planned_at = next(at for at, known in table.plans if known == plan)
+        return {victim} if now - planned_at >= SETTINGS.reduce_deadline_s * 2**plan.attempt - 0.5 else NOBODY
+
+    table.lies = Lies(accuses=when_overdue) if direct else Lies(late=when_overdue)
+    took_s = table.run(600)
+    assert table.evicted <= {table.liar}
+    assert table.decided is not None
+    assert took_s < 2 * VERY_SLOW_S + FALSE_ACCUSER_GONE_S, "nothing that had come was lost"
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("withholds", [True, False])
+def test_who_accuses_everybody_at_once_goes(count: int, withholds: bool) -> None:
+    table = Table(count, move_s=0.3 if withholds else SLOW_S)
+    table.liar = table.others[0]
+    others = frozenset(table.honest)
+    table.lies = Lies(accuses=always(*others), withholds=others if withholds else NOBODY)
+    table.run()
+    assert table.evicted == {table.liar}
+    assert gone_s(table, table.liar) < RELAY_SETTLE_S + MOMENT_S
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+def test_who_accuses_one_after_the_other_comes_to_an_end(count: int) -> None:
+    table = Table(count)
+    table.liar, victims = table.others[0], table.honest
+    table.lies = Lies(
+        accuses=lambda now, plan: {victims[len(table.plans) % len(victims)]}, withholds=frozenset({table.others[1]})
+    )
+    table.run()
+    assert table.evicted == {table.liar}
+    assert gone_s(table, table.liar) < FALSE_ACCUSER_GONE_S
+
+
+# -- who is accused, and lies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("accuses", [False, True])
+@pytest.mark.parametrize("victim", ["the lead", "a member"])
+def test_who_keeps_its_contribution_from_one_goes(count: int, accuses: bool, victim: str) -> None:
+    """Also where it accuses who misses it, which is first to speak then."""
+    table = Table(count)
+    table.liar, honest = table.others[0], table.lead if victim == "the lead" else table.others[1]
+    table.lies = Lies(withholds=frozenset({honest}), accuses=always(honest) if accuses else always())
+    table.run()
+    assert table.evicted == {table.liar}
+    assert gone_s(table, table.liar) < (FALSE_ACCUSER_GONE_S if accuses else WITHHOLDER_GONE_S)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_who_keeps_its_finals_from_one_is_no_matter(count: int) -> None:
+    """They are had from others."""
+    table = Table(count)
+    table.liar = table.others[0]
+    table.lies = Lies(keeps=frozenset({table.others[1]}))
+    assert table.run() < 2 * MOMENT_S
+    assert table.evicted == set()
+
+
+# -- links that are cut, relays that lie ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("lead_is_one", [False, True])
+def test_pair_that_cannot_reach_each_other_loses_neither(count: int, lead_is_one: bool) -> None:
+    table = Table(count)
+    pair = pair_of(table.lead if lead_is_one else table.others[0], table.others[1])
+    table.cut = {pair}
+    took_s = table.run()
+    assert table.evicted == set()
+    assert table.decided is not None
+    assert set(table.decided.members) == set(table.seats)
+    assert took_s < STALL_S + RELAY_SETTLE_S + 2 * MOMENT_S
+
+
+def claims_of(table: Table, came: bool, taken: bool) -> Callable[[list[RelayedWay]], list[RelayedWay]]:
+    """What the liar says of all ways that it is to pass."""
+
+    def claims(honest: list[RelayedWay]) -> list[RelayedWay]:
+        assert table.liar is not None
+        plan = table.seats[table.liar].plan
+        places = {p.peer: place for place, p in enumerate(plan.participants)}
+        pairs = [pair for pair, via in relays_of(plan).items() if via == table.liar]
+        ways = [way for one, other in pairs for way in ((one, other), (other, one))]
+        return [RelayedWay(places[one], places[other], came, taken, came and taken) for one, other in ways]
+
+    return claims
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("claim", [None, (True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("accuses", [False, True])
+def test_relay_that_lies_takes_neither_of_a_pair_while_another_works(
+    count: int, claim: tuple[bool, bool] | None, accuses: bool
+) -> None:
+    """It passes nothing on, says of it what it likes, and accuses one of the two itself."""
+    table = Table(count)
+    one, other = table.lead, max(table.others)
+    table.liar = min(peer for peer in table.seats if peer not in (one, other))  # the first that is tried
+    table.cut = {pair_of(one, other)}
+    table.lies = Lies(
+        drops=True,
+        claims=(lambda ways: []) if claim is None else claims_of(table, *claim),
+        accuses=lambda now, plan: {other} if accuses and plan.relays else NOBODY,
+    )
+    table.run()
+    assert table.evicted <= {table.liar}
+    assert table.decided is not None
+    assert set(table.decided.members) >= {one, other}
+
+
+@pytest.mark.parametrize("claim", [None, (True, True), (False, True), (True, False)])
+def test_of_three_a_pair_that_only_the_third_joins_loses_one_if_the_third_lies(
+    claim: tuple[bool, bool] | None,
+) -> None:
+    """Two that do not reach each other are no quorum without it; the round goes on."""
+    table = Table(3)
+    one, table.liar, other = table.lead, *table.others
+    table.cut = {pair_of(one, other)}
+    table.lies = Lies(drops=True, claims=(lambda ways: []) if claim is None else claims_of(table, *claim))
+    took_s = table.run()
+    assert len(table.evicted & {one, other}) == 1
+    assert table.decided is not None
+    assert took_s < 20.0
+
+
+def test_broken_link_and_a_false_accuser_of_one_of_its_ends_evict_nobody_honest() -> None:
+    """The word of two that accuse each other is not added to that of a third."""
+    table = Table(5, move_s=SLOW_S)
+    one, table.liar, other = table.others[0], table.others[1], table.others[2]
+    table.cut = {pair_of(one, other)}
+    table.lies = Lies(accuses=always(other))
+    table.run()
+    assert table.evicted == {table.liar}
+
+
+# -- slow, and anything --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("move_s", [SLOW_S, VERY_SLOW_S])
+def test_slow_reduction_costs_nobody_its_place(count: int, move_s: float) -> None:
+    table = Table(count, move_s=move_s)
+    table.run()
+    assert table.evicted == set()
+    assert table.decided is not None
+
+
+def lies_at_random(rng: random.Random, table: Table) -> Lies:
+    """Accusations and claims that change as they like, and things kept from some."""
+    assert table.liar is not None
+    others, period_s = table.honest, rng.choice([1.0, 3.5, 10.0, 1000.0])
+    known: dict[object, set[PeerId] | tuple[bool, bool, bool]] = {}
+
+    def at_random(what: str, share: float) -> Callable[[float, Plan], Collection[PeerId]]:
+        def accused(now: float, plan: Plan) -> Collection[PeerId]:
+            key = what, plan.hash, int(now / period_s)
+            if key not in known:
+                known[key] = {peer for peer in others if rng.random() < share}
+            return known[key]  # type: ignore[return-value]
+
+        return accused
+
+    def some(share: float) -> frozenset[PeerId]:
+        return frozenset(peer for peer in others if rng.random() < share)
+
+    return Lies(
+        accuses=at_random("accuses", rng.choice([0.0, 0.2, 0.5, 1.0])),
+        late=at_random("late", rng.choice([0.0, 0.3])),
+        withholds=some(rng.choice([0.0, 0.3, 0.6])),
+        keeps=some(rng.choice([0.0, 0.3])),
+        drops=rng.random() < 0.5,
+        claims=rng.choice([lambda ways: ways, claims_of(table, rng.random() < 0.5, rng.random() < 0.5)]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_one_liar_that_does_anything_evicts_nobody_honest_and_stalls_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    table = Table(rng.choice([3, 4, 5, 7]), move_s=rng.choice([0.3, 5.0, 25.0]))
+    table.liar = rng.choice(table.others)
+    table.lies = lies_at_random(rng, table)
+    took_s = table.run()
+    assert table.evicted <= {table.liar}
+    assert table.decided is not None
+    assert took_s < 2 * table.move_s + WITHHOLDER_GONE_S + 2 * table.move_s
