@@ -161,6 +161,11 @@ class RecordBook:
         entry = self._entries.get(peer)
         return entry.sealed if entry else None
 
+    def order(self, peer: PeerId) -> tuple[int, int]:
+        """How far on the newest record of `peer` is: (boot, number of its envelope), (0, 0) without one."""
+        entry = self._entries.get(peer)
+        return (entry.boot, entry.seq) if entry else (0, 0)
+
     def forget(self, peer: PeerId) -> None:
         """Drop the record of a peer that may not be here."""
         self._entries.pop(peer, None)

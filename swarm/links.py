@@ -157,6 +157,10 @@ class Links:
         """The peers that messages can be sent to."""
         return frozenset(self._links)
 
+    async def next_linked(self) -> None:
+        """Return when the next link comes up."""
+        await self._admitted.wait()
+
     async def join(self, address: str, *, deadline_s: float) -> PeerId:
         """Connect to `address` and introduce this node.
 
@@ -240,7 +244,7 @@ class Links:
         hello = decode(await stream.receive(deadline_s=HELLO_DEADLINE_S), Hello, peer=stream.peer)
         answer = self._gate.welcome(stream.peer, hello)
         await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
-        if isinstance(answer, Welcome):
+        if isinstance(answer, Welcome) and answer.record:
             self._admit(stream.peer)
         elif stream.peer not in self._turning_away:
             self._turning_away.add(stream.peer)

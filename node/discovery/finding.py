@@ -26,6 +26,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.links import Links, Refused
 from shoal.swarm.members import Change, Members
 from shoal.swarm.rendezvous.mdns import LocalDiscovery
+from shoal.swarm.transport import NobodyListens
 
 BOOK_NAME = "peers.json"
 JOIN_DEADLINE_S = 10.0
@@ -129,6 +130,8 @@ class Finding:
                 peer = await self._links.join(address, deadline_s=JOIN_DEADLINE_S)
             except NetworkError as error:
                 logger.info("cannot join through %s yet: %s", address, error)
+                if not isinstance(error, NobodyListens):
+                    self._members.probe.shut_out([address])
             except ConfigError as error:
                 logger.warning("%s", error)  # a bootstrap list may well name this very node
                 return
