@@ -166,6 +166,13 @@ class RunOptions(RolloutOptions):
             help="Agree to amended settings that the swarm's authority signed.",
         ),
     ] = True
+    take_over: Annotated[
+        bool,
+        option(
+            "--take-over",
+            help="Go on although this node's key was in use elsewhere: the other copy of its data folder is gone.",
+        ),
+    ] = False
     tensorboard: Annotated[
         Path | None,
         option("--tensorboard", help="Write event files for TensorBoard into this folder.", metavar="FOLDER"),
@@ -244,6 +251,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
         loop_patience_s=options.loop_patience or None,
+        take_over=options.take_over,
         rollouts=options.rollouts,
         local_groups=options.local_groups,
         external_groups=options.external_groups,
