@@ -162,6 +162,7 @@ def status_lines(status: Status) -> list[str]:
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
+        *(("alert", alert) for alert in status.alerts),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", number(status.loss)),
         ("speed", _speed(status)),

@@ -113,6 +113,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a running node knows: the reply to the op `status`. `missing` are PeerIds of the electorate not heard of.
 
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
+    alerts: what keeps this node from signing, and what helps, in a line each.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
     dashboard_link: the same with its token, to whom the page obeys.
     """
@@ -132,6 +133,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     amendments: list[AmendStatus] = []
     settings: dict[str, bool | int | float | str] = {}
     bans: list[BanStatus] = []
+    alerts: list[str] = []
     loss: float | None
     tokens_per_s: float | None
     bytes: BytesStatus

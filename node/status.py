@@ -80,6 +80,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         amendments=amendments,
         settings=amended_settings(daemon.config.manifest, amended),
         bans=_bans(daemon.chain.banned),
+        alerts=daemon.standstill.alerts,
         missing=missing,
         loss=daemon.desk.metric,
         tokens_per_s=daemon.desk.tokens_per_s,

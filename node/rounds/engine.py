@@ -73,6 +73,8 @@ class Engine:
         self.machine: RoundMachine | None = None
         self._alive: frozenset[PeerId] = frozenset()
         self._shown_phase = ""
+        self._still: str | None = None
+        parts.standstill.forks.on_found = lambda: self.put(Tick())
 
     # -- what others call ------------------------------------------------------------------------------------
 
@@ -100,9 +102,12 @@ class Engine:
         """
         self.put(Linked(peer, certified))
 
-    async def obey(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an order of the user's between two inputs, as `obeyed` does."""
-        if self.machine is None:
+    async def obey(self, order: Callable[[], Awaitable[None]], *, standing_still: bool = False) -> None:
+        """Carry out an order of the user's between two inputs, as `obeyed` does.
+
+        standing_still: also where something keeps this node from taking part.
+        """
+        if self.machine is None and not (standing_still and self._still):
             raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
         await obeyed(self.put, order)
 
@@ -142,7 +147,7 @@ class Engine:
         if self.leaving:
             return "leaving"
         if self.machine is None:
-            return "done" if self.finished else "joining"
+            return "done" if self.finished else self._still or "joining"
         if self._solitude.without_quorum:
             return "no quorum"
         return "paused" if self._desk.paused else self.machine.phase.value
@@ -174,6 +179,8 @@ class Engine:
             self.left.set()
 
     async def _handle(self, event: Input) -> None:
+        if self._stands_still() and self.machine is not None:
+            self._abandon_round()
         if isinstance(event, Heard):
             await self._handle_heard(event)
         elif isinstance(event, Reduced):
@@ -201,6 +208,10 @@ class Engine:
         current = next_position(head)
         if isinstance(message, Rebase):
             await self._take_rebase(heard.peer, message)
+            return
+        self._p.standstill.forks.heard(heard.peer, message, position)
+        if self._stands_still() and machine is not None:
+            self._abandon_round()
             return
         if isinstance(message, Certificate) and position >= (head.term, head.round):
             self.departure.has_certificate(heard.peer)
@@ -303,7 +314,7 @@ class Engine:
         """Bring chain and state up to date, as far as peers can help, and go on from there."""
         if await self._sync.catch_up(in_round=self.machine is not None):
             self._abandon_round()
-        if self.machine is None and self._custody.current:
+        if self.machine is None and self._custody.current and not self._stands_still():
             await self._part.settle(peers=tuple(self._p.links.linked()))
             self._p.log.caught_up(self._custody.head.state_round)
             await self._begin_round_or_finish()
@@ -316,6 +327,11 @@ class Engine:
             await self._sync.adopt(state)
             await self._begin_round()
 
+    def _stands_still(self) -> bool:
+        """Whether this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
+        self._still = self._p.standstill.phase(self._custody.head)
+        return self._still is not None
+
     def _abandon_round(self) -> None:
         self._p.reduce.stop()
         self.machine = None
@@ -323,7 +339,10 @@ class Engine:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     async def _begin_round(self) -> None:
-        """Start the round after the head of the chain, whose state is here."""
+        """Start the round after the head of the chain, whose state is here, unless this node is to stand still."""
+        if self._stands_still():
+            self._abandon_round()
+            return
         head, chain = self._custody.head, self._custody.chain
         manifest = chain.amended(head.next_round) or self._p.config.manifest
         self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)

@@ -32,7 +32,10 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.key_use import KeyUse
 from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_choice import ChainChoice
+from shoal.node.state.chain_comparison import difference, fetched_after
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateShelf
@@ -43,6 +46,8 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
+from shoal.protocol.peering import ChainPart
+from shoal.protocol.wire import COUNTER_LIMIT
 from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
@@ -63,6 +68,8 @@ class CustodyParts:
     catchup: CatchUp
     earlier: EarlierStates
     links: Links
+    choice: ChainChoice
+    key_use: KeyUse
     holds: Holds
     log: RoundLog
     on_progress: Callable[[Progress], None]
@@ -77,6 +84,8 @@ class Custody:
         self._saver = StateSaver(parts.shelf)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
+        self.parted: Callable[[PeerId], None] = lambda peer: None
+        """Called with who has a chain that does not go on from this one."""
         self.state: CertifiedState | None = None
 
     @property
@@ -211,7 +220,13 @@ class Custody:
         """
         if not self._p.chain.extend(entry):
             return False
+        self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        await self._follow_entry(entry)
+        return True
+
+    async def _follow_entry(self, entry: Entry) -> None:
+        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more."""
         await trio.to_thread.run_sync(self._p.store.decided, entry.value)
         if isinstance(entry, Rebase) or entry.value.rollback:
             self._tell_of_term(entry)
@@ -223,7 +238,6 @@ class Custody:
         if self.state is not None and not self._on_branch(self.state):
             self.state = None
             await self._take_earlier()
-        return True
 
     def _tell_of_amendment(self, round: int, amendment: Amendment) -> None:
         self._p.log.amended(self.head, amendment)
@@ -261,9 +275,14 @@ class Custody:
         """Fetch newer certificates from the peers in `first` and, with `others`, from all that are linked; these too
         where none of `first` is.
 
-        Returns all linked peers, those in `first` before the others. Raises StorageError.
+        Returns all linked peers, those in `first` before the others. Raises StorageError, ConfigError where this node
+        has to choose between chains and cannot.
         """
         peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
+        if self._p.choice.pending:
+            for entry in await self._p.choice.choose():
+                await self.append(entry)
+            return peers
         preferred = [peer for peer in peers if peer in first]
         for peer in peers if others or not preferred else preferred:
             try:
@@ -276,9 +295,47 @@ class Custody:
         while True:
             chain = self._p.chain
             part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
-            taken = [await self.append(entry) for entry in part.certificates]
+            taken = [await self._take_from(peer, entry) for entry in part.certificates]
             if not any(taken) or chain.height >= part.head:
                 return
+
+    async def _take_from(self, peer: PeerId, entry: Entry) -> bool:
+        try:
+            return await self.append(entry)
+        except RemoteError:
+            self.parted(peer)
+            await self._go_over_to(peer)
+            raise
+
+    async def _go_over_to(self, peer: PeerId) -> None:
+        """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.
+
+        Raises RemoteError, NetworkError, StorageError.
+        """
+
+        async def ask(after: int, rebases: int) -> ChainPart:
+            return await self._p.catchup.certificates(after, peer, rebases)
+
+        chain = self._p.chain
+        if not (await ask(COUNTER_LIMIT, chain.head.term.rebases)).certificates:
+            return  # there is no rebase of which this node does not know
+        found = await difference(chain.entries, ask)
+        common = chain.up_to(found.height)
+        state_round = common.head.state_round
+        theirs = await fetched_after(common, ask, Chain.extend)
+        if theirs.head.term.rebases <= chain.head.term.rebases:
+            return
+        entries = theirs.entries
+        logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
+        for entry in entries[found.height :]:
+            self._p.key_use.saw_entry(entry, self._p.store.durable_records())
+        await trio.to_thread.run_sync(self._p.store.replace_chain, entries)
+        chain.replace(theirs)
+        if self.state is not None and self.state.round > state_round:
+            self.state = None  # of what the authority abandoned, though its rounds may have the same numbers
+        await self._saver.go_back(state_round)
+        for entry in entries[found.height :]:
+            await self._follow_entry(entry)
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
