@@ -15,7 +15,7 @@ from typing import TextIO
 
 from shoal.cli.imports import importing
 from shoal.cli.options import NODE_KEY_NAME
-from shoal.node.discovery.credentials import keep_invite
+from shoal.node.discovery.credentials import keep_checkpoint, keep_invite
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -41,8 +41,9 @@ def follow_link(
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest of the link's swarm, and the addresses to join, those of `join` included.
 
-    An invite is kept in the data folder. Raises ConfigError for a link that is damaged or for another node, a data
-    folder of another swarm, a workload that is not installed; NetworkError if no member gives the manifest.
+    An invite and a checkpoint are kept in the data folder. Raises ConfigError for a link that is damaged or for another
+    node, a data folder of another swarm, a workload that is not installed; NetworkError if no member gives the
+    manifest.
     """
     link = parse_link(text)
     addresses = tuple(dict.fromkeys((*link.addresses, *join)))
@@ -53,6 +54,8 @@ def follow_link(
         peer = Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id
         link.invite.credential(link.swarm, peer)  # raises if it is for another node
         keep_invite(data_dir, link.swarm, link.invite)
+    if link.checkpoint is not None:
+        keep_checkpoint(data_dir, link.swarm, link.checkpoint)
     return manifest, addresses
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -84,16 +84,16 @@ def invite(options: InviteOptions) -> None:
     expires = int(time.time()) + parse_lifetime(options.expires)
     signed = make_invite(authority, manifest.swarm_id, holder=holder, bearer=bearer is not None, expires=expires)
     try:
-        addresses = _addresses_of(options.data_dir, manifest.swarm_id)
+        running = _running_link(options.data_dir, manifest.swarm_id)
     except NodeNotRunning:
-        addresses = tuple(manifest.network.bootstrap)
-    made = SwarmLink(swarm=manifest.swarm_id, addresses=addresses, invite=LinkInvite(invite=signed, key=bearer))
+        running = SwarmLink(swarm=manifest.swarm_id, addresses=tuple(manifest.network.bootstrap))
+    made = replace(running, invite=LinkInvite(invite=signed, key=bearer))
     typer.echo(format_link(made))
     whom = "whoever has this link may join" if bearer else f"{holder} may join"
     back = f"`shoal revoke {options.manifest} {holder}` takes it back"
     typer.echo(f"note: {whom} until {when(expires)}; {back}", err=True)
     _say_of_code(manifest.workload.name)
-    if not addresses:
+    if not made.addresses:
         typer.echo(
             "note: it names no address, as no node runs here: join with `shoal run LINK --join ADDRESS`", err=True
         )
@@ -143,12 +143,12 @@ def _ask_link(data_dir: Path) -> LinkReply:
         ) from None
 
 
-def _addresses_of(data_dir: Path, swarm_id: bytes) -> tuple[str, ...]:
-    """What the link of the node that runs here names. Raises NodeNotRunning if it is of another swarm, or none is."""
+def _running_link(data_dir: Path, swarm_id: bytes) -> SwarmLink:
+    """The link of the node that runs here. Raises NodeNotRunning if it is of another swarm, or none is."""
     running = parse_link(_ask_link(data_dir).link)
     if running.swarm != swarm_id:
         raise NodeNotRunning(f"the node on {data_dir} runs another swarm; give the --data-dir of one that runs this")
-    return running.addresses
+    return running
 
 
 def parse_lifetime(text: str) -> int:

@@ -27,17 +27,24 @@ def rebase(
         list[str] | None,
         option("--forget", help="A member that is gone for good. More may follow it.", metavar="PEER…"),
     ] = None,
+    keep_all: Annotated[
+        bool, option("--keep-all", help="Forget nobody: after a fork, or where a node took over its key.")
+    ] = False,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Go on without members that are gone for good, where those that are left are no quorum.
 
     It takes the swarm's authority key and a node that runs here and has the newest certified round: rounds that others
-    certified beyond it are abandoned. Whom it forgets may join again.
+    certified beyond it are abandoned. Whom it forgets may join again. Where `shoal status` says that a round was
+    certified twice, or that this node took over its key, --keep-all goes on with everybody.
     """
-    if not forget:
-        raise ConfigError("name who is gone for good: `shoal rebase --forget PEER`; `shoal status` lists the members")
-    reply = request(data_dir, "rebase", *forget, *(more or ()), deadline_s=ORDER_DEADLINE_S)
+    if bool(forget) == keep_all:
+        raise ConfigError(
+            "name who is gone for good: `shoal rebase --forget PEER`; `shoal status` lists the members; after a fork "
+            "`--keep-all` forgets nobody"
+        )
+    reply = request(data_dir, "rebase", *(forget or ()), *(more or ()), deadline_s=ORDER_DEADLINE_S)
     try:
         done = msgspec.convert(reply, Rebased)
     except msgspec.ValidationError as error:

@@ -163,6 +163,7 @@ def status_lines(status: Status) -> list[str]:
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.phase),
         *(() if status.abstains is None else (("help", status.abstains),)),
+        *(("alert", alert) for alert in status.alerts),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", number(status.loss)),
         ("speed", _speed(status)),

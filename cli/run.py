@@ -168,6 +168,13 @@ class RunOptions(RolloutOptions):
             help="After a log was damaged, sign again though promises may be lost; for who is needed to go on. Once.",
         ),
     ] = False
+    take_over: Annotated[
+        bool,
+        option(
+            "--take-over",
+            help="Go on although this node's key was in use elsewhere: the other copy of its data folder is gone.",
+        ),
+    ] = False
     tensorboard: Annotated[
         Path | None,
         option("--tensorboard", help="Write event files for TensorBoard into this folder.", metavar="FOLDER"),
@@ -246,6 +253,7 @@ def config_of(options: RunOptions) -> NodeConfig:
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
         loop_patience_s=options.loop_patience or None,
+        take_over=options.take_over,
         rollouts=options.rollouts,
         local_groups=options.local_groups,
         external_groups=options.external_groups,

@@ -60,6 +60,7 @@ class NodeConfig:
     forget_promises: whether it signs again though what it signed before may be lost from a damaged log.
     relay: whether this node passes others' connections and lanes on once others reach it from outside.
     port_mapping: whether a node that nobody reaches asks its router for ports (UPnP).
+    take_over: go on although this node's key was seen in use elsewhere: the other copy of the data folder is gone.
     loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
     rendezvous: whether to meet by SwarmId in a Kademlia table; auto: where an address beyond this machine is named.
     hivemind: addresses of peers of a hivemind DHT in which to meet as well.
@@ -97,6 +98,7 @@ class NodeConfig:
     checkpoint_every: int = 10
     checkpoint_keep: int = 3
     loop_patience_s: float | None = None
+    take_over: bool = False
     rollouts: Literal["train", "sample", "judge"] = "train"
     local_groups: int | None = None
     external_groups: int | None = None

@@ -79,7 +79,7 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         """Without these members."""
         forget = {_peer(text) for text in peers}
-        await _certifying(daemon).obey(partial(_rebase, daemon, forget))
+        await _certifying(daemon).obey(partial(_rebase, daemon, forget), standing_still=True)
         head = daemon.chain.head
         return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
 
@@ -121,7 +121,13 @@ async def _amend(engine: Engine, settings: Sequence[str], *, by_authority: bool)
 async def _rebase(daemon: Daemon, forget: set[PeerId]) -> None:
     swarm = daemon.config.manifest.swarm
     authority = Authority(daemon.store.folder, authority=swarm.authority, node=daemon.identity)
-    alive = daemon.members.alive()
+    if not forget and not daemon.standstill.alerts:
+        raise ConfigError(
+            "nothing keeps this swarm from going on with all its members; name who is gone for good: "
+            "`shoal rebase --forget PEER`"
+        )
+    fork = daemon.standstill.forks.fork
+    alive = daemon.members.alive() - set(fork.signers if fork else ())  # who lied goes though it is here
     signed = await trio.to_thread.run_sync(authority.rebase, daemon.chain.head, forget, alive)
     await _certifying(daemon).rebase(signed)
 

@@ -24,6 +24,7 @@ from shoal.node.audit import AuditTrail
 from shoal.node.config import NodeConfig
 from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
+from shoal.node.discovery.chain_places import choice_of
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.reaching import Reaching
@@ -39,10 +40,13 @@ from shoal.node.reporting.events import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.frames import FrameRouter
 from shoal.node.rounds.inbox import Reduced
+from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.node.rounds.relay_room import RelayRoom
+from shoal.node.rounds.standstill import Standstill
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.services import services_of
 from shoal.node.state.catchup import CatchUp
@@ -98,7 +102,9 @@ class Daemon:
         self.on_progress = on_progress
         self.identity = Identity.load_or_create(store.folder / "node.key")
         self.swarm_id = manifest.swarm_id
-        self.boot = store.next_boot()
+        self.key_use = KeyUse(store.folder, self.identity.peer_id, store.durable_records(), take_over=config.take_over)
+        self.boot = store.next_boot(above=self.key_use.other_boot)
+        self.key_use.started(self.boot)
         self.chain = stored_chain(store, manifest)
         self.outer = OuterSettings.of(manifest)
         self.shelf = StateShelf(store.folder, manifest.round.chunk_values, kinds=self.outer.kinds)
@@ -143,7 +149,10 @@ class Daemon:
             evaluate_every=manifest.sync.fragments,
         )
         catchup = self._catchup()
+        self.standstill = Standstill(forks=self._fork_watch(catchup), key_use=self.key_use)
+        self.members.on_elsewhere = self.key_use.saw_record
         self.custody = self._custody(catchup)
+        self.custody.parted = self.standstill.forks.suspect
         self.resumption = Resumption(
             store.folder,
             send=self.trainer.send,
@@ -191,6 +200,16 @@ class Daemon:
         catchup.accepts = lambda header: self.layouts.accept(header.layout)
         return catchup
 
+    def _fork_watch(self, catchup: CatchUp) -> ForkWatch:
+        return ForkWatch(
+            folder=self.store.folder,
+            chain=self.chain,
+            ask=catchup.certificates,
+            say=self.links.broadcast,
+            log=RoundLog(self.events),
+            tell=self.on_progress,
+        )
+
     def _custody(self, catchup: CatchUp) -> Custody:
         return Custody(
             CustodyParts(
@@ -200,6 +219,8 @@ class Daemon:
                 catchup=catchup,
                 earlier=EarlierStates(self.store.folder, chain=self.chain, shelf=self.shelf, outer=self.outer),
                 links=self.links,
+                choice=choice_of(self, catchup),
+                key_use=self.key_use,
                 holds=self.holds,
                 log=RoundLog(self.events),
                 on_progress=self.on_progress,
@@ -228,6 +249,7 @@ class Daemon:
             log=RoundLog(self.events),
             holds=self.holds,
             audit=AuditTrail(self.store.folder / "rounds", enabled=self.config.test_mode),
+            standstill=self.standstill,
             traffic_bytes=self.traffic_bytes,
             suspected=self.members.suspected,
             on_progress=self.on_progress,
@@ -289,12 +311,14 @@ class Daemon:
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_alive, nursery)
             nursery.start_soon(self._watch_left)
+            nursery.start_soon(self.key_use.run)
             if isinstance(self.engine, Engine):
                 nursery.start_soon(self.reduce.run)
                 nursery.start_soon(self.relay_room.run)
                 nursery.start_soon(self.custody.load_ahead)
                 nursery.start_soon(self.custody.run)
                 nursery.start_soon(self.engine.going_back.run)
+                nursery.start_soon(self.standstill.forks.run)
                 nursery.start_soon(self.resumption.run)
                 nursery.start_soon(self.checkpoints.run)
             for service in self.services:

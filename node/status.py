@@ -82,6 +82,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         amendments=amendments,
         settings=amended_settings(daemon.config.manifest, amended),
         bans=_bans(daemon.chain.banned),
+        alerts=daemon.standstill.alerts,
         missing=missing,
         long_missing=daemon.members.long_silent(missing),
         loss=daemon.desk.metric,

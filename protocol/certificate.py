@@ -141,7 +141,7 @@ def check_certificate(
 ) -> None:
     """Check one certificate against the value before it.
 
-    trusted: it is from this node's own disk, or beneath a rebase or a checkpoint, and may be one of 0.1.0, whose votes
+    trusted: it is from this node's own disk, or beneath the checkpoint of a link, and may be one of 0.1.0, whose votes
     had one step, and whose leaves and new members were not proven.
 
     Raises RemoteError naming what is wrong.

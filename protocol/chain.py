@@ -18,10 +18,11 @@ import logging
 from shoal.protocol.amending import History, InForce, check_amended
 from shoal.protocol.bans import FOR_EVER, Register, Sentence, check_bans
 from shoal.protocol.certificate import check_certificate
-from shoal.protocol.errors import RemoteError
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import NO_HASH, Entry, Rebase, Term, Value
+from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Term, Value
 from shoal.protocol.terms import check_rebase, is_signed
 
 logger = logging.getLogger(__name__)
@@ -76,12 +77,21 @@ class Chain:
         """The value that led to the state on which the head stands: the head itself, unless it ended a term."""
         return self._branch[-1]
 
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """What a newcomer's chain has to contain, to be the one that is here; None before anything is certified."""
+        return Checkpoint.of(self.head) if self._entries else None
+
+    def allows(self, checkpoint: Checkpoint) -> bool:
+        """Whether this chain contains a checkpoint, or the authority went on from before it with a later rebase."""
+        return checkpoint.value in self._heights or self.head.term.rebases > checkpoint.term.rebases
+
     # -- growing ---------------------------------------------------------------------------------------------
 
     def extend(self, entry: Entry, *, trusted: bool = False) -> bool:
         """Append an entry; a rebase first drops what it abandons. Returns False for a rebase that is known.
 
-        trusted: it is from this node's own disk, or beneath a rebase or a checkpoint: it may be one of 0.1.0.
+        trusted: it is from this node's own disk, or beneath the checkpoint of a link: it may be one of 0.1.0.
 
         Raises RemoteError if it does not follow or does not hold, and then the chain is as it was.
         """
@@ -95,6 +105,29 @@ class Chain:
         check_bans(entry.value, self.banned)
         self._append(entry)
         return True
+
+    def replace(self, other: Chain) -> None:
+        """Become a copy of `other`, a chain of the same swarm that the authority went on with."""
+        if other.head.term.rebases <= self.head.term.rebases:
+            raise LocalError("a chain is replaced only by one that a later rebase opened")
+        entries = other.entries
+        self._begin()
+        for entry in entries:
+            self._append(entry)
+
+    def fork_with(self, certificate: Certificate) -> Fork | None:
+        """The fork that `certificate` and an entry of this chain are; None where it is no other decision.
+
+        What follows a value that is not here is None as well: compare the chains first. Raises RemoteError if the
+        certificate does not hold.
+        """
+        mine = self.after_base(certificate.value.base)
+        if not isinstance(mine, Certificate) or mine.value.hash == certificate.value.hash:
+            return None
+        if not same_position(mine.value, certificate.value):
+            return None
+        check_certificate(certificate, self._at(self._heights[mine.value.base]))
+        return Fork.of(mine, certificate)
 
     def _leads_back(self, value: Value) -> bool:
         assert value.rollback
@@ -200,6 +233,19 @@ class Chain:
             before._append(entry)
         before._initial = self._initial if initial == NO_HASH else initial
         return before
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All of them, in order."""
+        return tuple(self._entries)
+
+    def up_to(self, height: int) -> Chain:
+        """A chain of its own, of the first `height` entries."""
+        return self.back_to(self._at(height))
+
+    def knows(self, base: bytes) -> bool:
+        """Whether the value of that hash is in the chain."""
+        return base in self._heights
 
     def after_base(self, base: bytes) -> Entry | None:
         """The entry that stands on the value of hash `base`, None if there is none."""

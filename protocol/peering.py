@@ -56,10 +56,25 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Admitted: the answerer's sealed NodeRecord, and those of others it knows."""
+    """Admitted: the answerer's sealed NodeRecord, and those of others it knows.
+
+    With an empty `record` the asker is not admitted: `others` has a record of its own key that is of a later life.
+    """
 
     record: RecordBytes
     others: Annotated[tuple[RecordBytes, ...], msgspec.Meta(max_length=RECORDS_IN_WELCOME_LIMIT)]
+
+
+class AskNewest(Message, frozen=True, kw_only=True):
+    """What is the newest record of the key that signed this one? Asked by who is not let through to say hello."""
+
+    record: RecordBytes
+
+
+class Newest(Message, frozen=True, kw_only=True):
+    """The newest record of that key, sealed; empty if none is known."""
+
+    record: RecordBytes
 
 
 class Refusal(Message, frozen=True, kw_only=True):
@@ -220,6 +235,16 @@ class FinalsAnswer(Message, frozen=True, kw_only=True):
 
     plan: Plan
 
+
+class LookAtChain(Message, frozen=True, kw_only=True):
+    """Asks for the same without a hello, under a key made for that: `record` is of who may join and would like to."""
+
+    record: RecordBytes
+    after: Count
+    rebases: Count = 0
+
+
+LookAnswer = ChainPart | Refusal
 
 FetchRequest = GetChain | GetHeader | GetFinals
 FetchAnswer = ChainPart | HeaderAnswer | FinalsAnswer | Refusal

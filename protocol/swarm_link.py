@@ -1,13 +1,17 @@
 """The swarm link: one line that is all a machine needs to join, `shoal:` and base64url of
 
-    version 1 │ SwarmId 32 │ peers 1 │ per peer: key 32, addresses 1, per address: host, port 2 │ invite │ check 4
+    version 1 │ SwarmId 32 │ peers 1 │ per peer: key 32, addresses 1, per address: host, port 2 │ invite
+    │ checkpoint │ check 4
 
+    version  2 with a checkpoint, 1 without one: as links were before there were any
+    checkpoint   rebases 8 ‖ rollbacks 8 ‖ round 8 ‖ hash 32    the newest certificate where the link was made
     host     0x04 ‖ 4 bytes, 0x06 ‖ 16 bytes, or 0x00 ‖ length 1 ‖ DNS name
     invite   0x00                                                nothing
              0x01 ‖ holder's key 32 ‖ expires 5 ‖ signature 64   for one node
              0x02 ‖ holder's seed 32 ‖ expires 5 ‖ signature 64  for whoever has the link: it is a secret
     check    the first bytes of BLAKE3 over all before it
 
+Who joins by a link with a checkpoint takes only a chain that contains it, so no former member can show it another past.
 Integers are big-endian. A text is accepted in its one spelling only. The check is against slips of the pen and says
 nothing about who made the link: what is fetched with it is checked against the SwarmId, and an invite is signed.
 """
@@ -22,10 +26,11 @@ from dataclasses import dataclass
 
 from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import SEED_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of
 from shoal.protocol.invites import Credential, Invite, claim
-from shoal.protocol.messages import domain_hash
-from shoal.protocol.wire import HASH_BYTES, SwarmId
+from shoal.protocol.messages import Term, domain_hash
+from shoal.protocol.wire import COUNTER_LIMIT, HASH_BYTES, SwarmId
 
 PREFIX = "shoal:"
 LINK_LIMIT_CHARS = 4096
@@ -33,7 +38,8 @@ PEERS_LIMIT = 4
 ADDRESSES_LIMIT = 4
 """Addresses of one peer."""
 
-_VERSION = 1
+_VERSION, _VERSION_WITH_CHECKPOINT = 1, 2
+_COUNTER_BYTES = 8
 _CHECK_BYTES = 4
 _EXPIRES_BYTES = 5
 _PORT_BYTES = 2
@@ -61,11 +67,12 @@ class LinkInvite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmLink:
-    """A swarm, some addresses of members to ask, and what admits whoever asks."""
+    """A swarm, some addresses of members to ask, what admits whoever asks, and what its chain has to contain."""
 
     swarm: SwarmId
     addresses: tuple[str, ...] = ()
     invite: LinkInvite | None = None
+    checkpoint: Checkpoint | None = None
 
 
 def is_link(text: str) -> bool:
@@ -78,7 +85,9 @@ def format_link(link: SwarmLink) -> str:
 
     Raises ConfigError for an address that is none.
     """
-    body = b"".join((bytes([_VERSION]), link.swarm, _pack_peers(link.addresses), _pack_invite(link.invite)))
+    version = _VERSION if link.checkpoint is None else _VERSION_WITH_CHECKPOINT
+    rest = _pack_peers(link.addresses), _pack_invite(link.invite), _pack_checkpoint(link.checkpoint)
+    body = b"".join((bytes([version]), link.swarm, *rest))
     text = base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
     return PREFIX + text
 
@@ -93,9 +102,11 @@ def parse_link(text: str) -> SwarmLink:
         body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
         if check != _check(body):
             raise ValueError
-        if body[0] != _VERSION:
-            raise ConfigError(f"a link of version {body[0]}; this Shoal reads version {_VERSION}, install a newer one")
-        link = _unpack(_Reader(body[1:]))
+        if body[0] not in (_VERSION, _VERSION_WITH_CHECKPOINT):
+            raise ConfigError(
+                f"a link of version {body[0]}; this Shoal reads version {_VERSION_WITH_CHECKPOINT}, install a newer one"
+            )
+        link = _unpack(_Reader(body[1:]), has_checkpoint=body[0] == _VERSION_WITH_CHECKPOINT)
         if format_link(link) != text:
             raise ValueError
     except (ValueError, IndexError, binascii.Error):
@@ -172,6 +183,24 @@ def _unpack_invite(data: _Reader) -> LinkInvite | None:
     return LinkInvite(invite=invite, key=key)
 
 
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+
+def _pack_checkpoint(checkpoint: Checkpoint | None) -> bytes:
+    if checkpoint is None:
+        return b""
+    counters = checkpoint.term.rebases, checkpoint.term.rollbacks, checkpoint.round
+    return b"".join(counter.to_bytes(_COUNTER_BYTES, "big") for counter in counters) + checkpoint.value
+
+
+def _unpack_checkpoint(data: _Reader) -> Checkpoint:
+    counters = [int.from_bytes(data.take(_COUNTER_BYTES), "big") for _ in range(3)]
+    if max(counters) > COUNTER_LIMIT:
+        raise ValueError("a checkpoint beyond all rounds")
+    rebases, rollbacks, round = counters
+    return Checkpoint(term=Term(rebases, rollbacks), round=round, value=data.take(HASH_BYTES))
+
+
 # -- the whole -----------------------------------------------------------------------------------------------
 
 
@@ -197,7 +226,7 @@ class _Reader:
             raise ValueError("too long")
 
 
-def _unpack(data: _Reader) -> SwarmLink:
+def _unpack(data: _Reader, *, has_checkpoint: bool) -> SwarmLink:
     """A link whose check holds; whether it is in its one spelling shows when it is formatted again."""
     swarm = SwarmId(data.take(HASH_BYTES))
     addresses: list[str] = []
@@ -207,5 +236,6 @@ def _unpack(data: _Reader) -> SwarmLink:
             host = _unpack_host(data)
             addresses.append(format_address(host, int.from_bytes(data.take(_PORT_BYTES), "big"), peer))
     invite = _unpack_invite(data)
+    checkpoint = _unpack_checkpoint(data) if has_checkpoint else None
     data.end()
-    return SwarmLink(swarm=swarm, addresses=tuple(addresses), invite=invite)
+    return SwarmLink(swarm=swarm, addresses=tuple(addresses), invite=invite, checkpoint=checkpoint)

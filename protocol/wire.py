@@ -257,6 +257,11 @@ class Sealer:
         return self._boot
 
     @property
+    def order(self) -> tuple[int, int]:
+        """How far on this node is: its boot counter, and how many envelopes it has sealed since."""
+        return self._boot, self._seq
+
+    @property
     def peer_id(self) -> PeerId:
         """Who signs."""
         return self._identity.peer_id

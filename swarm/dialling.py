@@ -20,6 +20,7 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.places import Rank
 from shoal.protocol.records import RecordBook
+from shoal.swarm.host import NotReached
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 
 DIAL_COURTESY_S = 2.0
@@ -46,7 +47,8 @@ class _Dial:
 class Dialling:
     """The dials of one node.
 
-    never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else.
+    never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else. shut_out: is
+    told the addresses at which somebody was and did not let this node through.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Dialling:
         admission: Admission,
         never_heard: Callable[[PeerId], bool],
         start: Callable[[Callable[[], Awaitable[None]]], None],
+        shut_out: Callable[[Sequence[str]], None],
     ) -> None:
         self._me, self._links, self._book, self._admission = me, links, book, admission
-        self._never_heard, self._start = never_heard, start
+        self._never_heard, self._start, self._shut_out = never_heard, start, shut_out
         self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
         self._dials: dict[PeerId, _Dial] = {}
         self._slots = {first: trio.CapacityLimiter(DIALS_AT_ONCE_LIMIT) for first in (True, False)}
@@ -141,6 +144,8 @@ class Dialling:
             dial.backoff_s = DIAL_BACKOFF_LIMIT_S
         except (NetworkError, RemoteError) as error:
             logger.debug("dialling: %s", error)
+            if not isinstance(error, NotReached) or error.silent:
+                self._shut_out(self.addresses_of(peer))
         finally:
             dial.under_way = False
             dial.at = trio.current_time() + dial.backoff_s

@@ -198,6 +198,10 @@ class Links:
         """The peers that messages can be sent to."""
         return frozenset(self._links)
 
+    async def next_linked(self) -> None:
+        """Return when the next link comes up."""
+        await self._admitted.wait()
+
     async def join(self, address: str, *, deadline_s: float) -> PeerId:
         """Connect to `address` and introduce this node.
 
@@ -298,11 +302,12 @@ class Links:
     async def _answer_hello(self, stream: MessageStream) -> None:
         hello = decode(await stream.receive(deadline_s=HELLO_DEADLINE_S), Hello, peer=stream.peer)
         answer = self._gate.welcome(stream.peer, hello)
-        if isinstance(answer, Welcome) and not self._make_room(stream.peer):
+        if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer):
             answer = self._gate.full(stream.peer)
-        with self._promise(stream.peer, isinstance(answer, Welcome)):
+        admitted = isinstance(answer, Welcome) and bool(answer.record)
+        with self._promise(stream.peer, admitted):
             await stream.send(canonical(answer), deadline_s=HELLO_DEADLINE_S)
-        if isinstance(answer, Welcome):
+        if admitted:
             self._admit(stream.peer)
         elif stream.peer not in self._turning_away:
             self._turning_away.add(stream.peer)

@@ -56,10 +56,12 @@ from shoal.protocol.peering import (
     Welcome,
 )
 from shoal.protocol.places import Rank
-from shoal.protocol.records import NodeRecord, RecordBook, open_record, seal_record
+from shoal.protocol.records import NodeRecord, RecordBook, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.dialling import Dialling
 from shoal.swarm.host import Host, NotReached
+from shoal.swarm.introductions import own_record, reason_to_refuse
+from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.last_heard import LastHeard
 from shoal.swarm.limits import KnownHosts, Reason
 from shoal.swarm.links import Links, NoPlaceLeft
@@ -121,10 +123,20 @@ class Members:
         self._swarm_id = swarm_id
         self._record = record
         self._deliver = deliver
-        self._me = host.peer_id
-        self._topic = f"shoal/{swarm_id.hex()}/records"
         self.admission = admission or Admission(manifest=manifest)
         self.book = RecordBook(swarm_id, keep=self.admission.first)
+        self.on_elsewhere: Callable[[NodeRecord], None] = lambda record: None
+        """Called with a record that this node's key signed, and not this node: it is further on."""
+        self.probe = KeyProbe(
+            host,
+            sealer=sealer,
+            swarm_id=swarm_id,
+            book=self.book,
+            sealed_record=self._sealed_record,
+            found=lambda record: self.on_elsewhere(record),
+        )
+        self._me = host.peer_id
+        self._topic = f"shoal/{swarm_id.hex()}/records"
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
         self._known = KnownHosts()
         self._guests = Strangers(host)
@@ -150,6 +162,7 @@ class Members:
             admission=self.admission,
             never_heard=lambda peer: self.machine.state_of(peer) is None,
             start=self._jobs.send_nowait,
+            shut_out=self.probe.shut_out,
         )
         self.addresses_of = self._dialling.addresses_of
         self.found = self._dialling.found
@@ -168,6 +181,7 @@ class Members:
             nursery.start_soon(self._dialling.run)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._guests.run)
+            nursery.start_soon(self.probe.run)
             task_status.started()
             nursery.start_soon(self._run_jobs)
             async for gossip in mailbox:
@@ -227,41 +241,22 @@ class Members:
 
     def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
         """Admit a peer of this swarm that the manifest admits, and whose record holds."""
-        reason = self._reason_to_refuse(peer, hello)
+        reason = reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
             self._guests.refused(peer)
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
         self._note_heard(peer)
-        known = self.book.get(peer)
+        (before, _), known = self.book.order(peer), self.book.sealed(peer)
         self._take_record(hello.record, blame=peer)
-        newer = self.book.get(peer)
-        if peer in self.links.linked() and known is not None and newer is not None and newer.boot > known.boot:
+        boot, _ = self.book.order(peer)
+        later = () if known is None or self.book.sealed(peer) != known else (known,)
+        if later and boot > own_record(peer, hello.record, self._swarm_id).boot:
+            logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
+            return Welcome(record=b"", others=later)
+        if peer in self.links.linked() and 0 < before < boot:
             self.links.drop(peer)  # the peer restarted before its death was noticed
-        return Welcome(record=self._sealed_record(), others=self._others(peer))
-
-    def _reason_to_refuse(self, peer: PeerId, hello: Hello) -> str | None:
-        if hello.wire != WIRE_VERSION:
-            return (
-                f"this node speaks wire version {WIRE_VERSION}, yours {hello.wire}; install the same version of Shoal"
-            )
-        if hello.swarm != self._swarm_id:
-            return (
-                f"this node is in swarm {self._swarm_id.hex()[:16]}…, yours is {hello.swarm.hex()[:16]}…; "
-                "use the same swarm.toml"
-            )
-        try:
-            record = self._own_record(peer, hello.record)
-        except RemoteError as error:
-            return f"your record does not hold: {error}"
-        return self.admission.reason_not_to_join(record)
-
-    def _own_record(self, peer: PeerId, data: bytes) -> NodeRecord:
-        """The record in `data`. Raises RemoteError unless it is of `peer` itself."""
-        record = open_record(data, self._swarm_id, trio.current_time(), peer=peer).record
-        if record.peer != peer:
-            raise RemoteError(f"introduces itself with the record of {record.peer}", peer=peer)
-        return record
+        return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
@@ -271,7 +266,13 @@ class Members:
 
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         """Admit the peer as well, and take the records that it sent. Raises RemoteError if that may not be."""
-        reason = self.admission.reason_not_admitted(self._own_record(peer, welcome.record))
+        if not welcome.record:
+            for data in welcome.others:
+                self._take_record(data, blame=peer)
+            raise RemoteError("another node with this node's key, started more often, was there", peer=peer)
+        if own_record(peer, welcome.record, self._swarm_id).boot < self.book.order(peer)[0]:
+            raise RemoteError("an earlier life than is known of it; its key may be in use in two places", peer=peer)
+        reason = self.admission.reason_not_admitted(own_record(peer, welcome.record, self._swarm_id))
         if reason is not None:
             raise RemoteError(f"does not belong to this swarm: {reason}", peer=peer)
         self._take_record(welcome.record, blame=peer)
@@ -359,6 +360,7 @@ class Members:
         if ended:
             self._carry_out(self.machine.connection_lost(peer, now, confirmed=True))
         else:
+            self.probe.shut_out(self.addresses_of(peer))
             self._carry_out(self.machine.unreachable(peer, now))
 
     def message(self, peer: PeerId, message: LinkMessage) -> None:
@@ -474,9 +476,12 @@ class Members:
         except RemoteError as error:
             logger.info("a record that does not hold: %s", error)
             return
-        if record is not None and self.admission.reason_not_admitted(record) is not None:
+        if record is not None and record.peer == self._me:
+            if self.book.order(self._me) > self._sealer.order:
+                self.on_elsewhere(record)
+        elif record is not None and self.admission.reason_not_admitted(record) is not None:
             self.book.forget(record.peer)  # nobody shall dial it, or hear of it from here
-        elif record is not None and record.peer != self._me:
+        elif record is not None:
             order = self.book.order(record.peer)
             self._last_heard.note_signed(record.peer, order, trio.current_time(), keep=self.admission.first)
             self._carry_out(self.machine.on_refutation(record.peer, record.incarnation, trio.current_time()))

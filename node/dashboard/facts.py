@@ -78,6 +78,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
     is held-out, `train_loss` its own; `cpu` in cores.
 
+    alerts: what keeps it from signing, and what helps.
     peer_errors, own_errors: requests of others that failed here, by whose fault that was.
     """
 
@@ -113,6 +114,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     own_errors: int = 0
     rollouts: RolloutFacts | None = None
     bans: Sequence[BanFacts] = ()
+    alerts: Sequence[str] = ()
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +250,7 @@ class DaemonSource:
             disk_free_bytes=shutil.disk_usage(daemon.store.folder).free,
             rollouts=None if daemon.sharing is None else _rollouts(daemon.sharing),
             bans=_bans(daemon.chain.banned),
+            alerts=tuple(daemon.standstill.alerts),
             **traffic,
         )
 

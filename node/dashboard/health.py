@@ -31,7 +31,12 @@ def health_of(facts: Facts) -> list[Check]:
     checks = [_company(facts), _links(facts), _training(facts), _disk(facts)]
     if facts.node.strategy not in ("gossip", "rollouts"):
         checks.insert(0, _majority(facts))
-    return checks
+    return [*map(_alert, facts.node.alerts), *checks]
+
+
+def _alert(text: str) -> Check:
+    what, _, remedy = text.partition(": ")
+    return Check(name="Signatures", state="bad", detail=what, remedy=remedy)
 
 
 def _majority(facts: Facts) -> Check:

@@ -1,6 +1,7 @@
 """What admits a node and what the authority has said, in the data folder.
 
 invite         the invite that this node came with, as a link without addresses (0600: a bearer's is a secret)
+checkpoint     what the link that this node came with says its chain has to contain, as a link without addresses
 revocations    the newest list of whom the authority took back, signed
 authority.key  at the authority's: makes both
 """
@@ -18,6 +19,7 @@ from shoal.node.state.store import disk_errors, sync_folder, write_atomically
 from shoal.protocol.admission import Admission
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import Revocations, make_revocations, reason_not_valid
 from shoal.protocol.manifest import Manifest
@@ -26,6 +28,7 @@ from shoal.protocol.swarm_link import LINK_LIMIT_CHARS, LinkInvite, SwarmLink, f
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, SwarmId, canonical, decode
 
 INVITE_NAME = "invite"
+CHECKPOINT_NAME = "checkpoint"
 REVOCATIONS_NAME = "revocations"
 
 logger = logging.getLogger(__name__)
@@ -33,14 +36,23 @@ logger = logging.getLogger(__name__)
 
 def keep_invite(folder: Path, swarm: SwarmId, invite: LinkInvite) -> None:
     """Make `invite` the one that this node shows from its next start on. Raises StorageError."""
-    path = folder / INVITE_NAME
+    _keep_link(folder / INVITE_NAME, SwarmLink(swarm=swarm, invite=invite))
+
+
+def keep_checkpoint(folder: Path, swarm: SwarmId, checkpoint: Checkpoint) -> None:
+    """Make `checkpoint` what a chain has to contain for this node to take it. Raises StorageError."""
+    _keep_link(folder / CHECKPOINT_NAME, SwarmLink(swarm=swarm, checkpoint=checkpoint))
+
+
+def _keep_link(path: Path, link: SwarmLink) -> None:
+    folder = path.parent
     partial = path.with_name(path.name + ".partial")
     with disk_errors(folder):
         make_private(folder)
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()  # it may be open to others
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(format_link(SwarmLink(swarm=swarm, invite=invite)).encode())
+            file.write(format_link(link).encode())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -49,17 +61,26 @@ def keep_invite(folder: Path, swarm: SwarmId, invite: LinkInvite) -> None:
 
 def kept_invite(folder: Path, swarm: SwarmId) -> LinkInvite | None:
     """The invite of this node in this swarm, None without one. Raises ConfigError for a damaged file."""
-    path = folder / INVITE_NAME
-    with disk_errors(folder):
+    link = _kept_link(folder / INVITE_NAME)
+    return link.invite if link is not None and link.swarm == swarm else None
+
+
+def kept_checkpoint(folder: Path, swarm: SwarmId) -> Checkpoint | None:
+    """What this node's chain has to contain, None for nothing. Raises ConfigError for a damaged file."""
+    link = _kept_link(folder / CHECKPOINT_NAME)
+    return link.checkpoint if link is not None and link.swarm == swarm else None
+
+
+def _kept_link(path: Path) -> SwarmLink | None:
+    with disk_errors(path.parent):
         if not path.exists():
             return None
         with path.open("rb") as file:
             data = file.read(LINK_LIMIT_CHARS + 1)
     try:
-        link = parse_link(data.decode())
+        return parse_link(data.decode())
     except (ConfigError, UnicodeDecodeError):
         raise ConfigError(f"{path} is damaged; start again from the link that you were given") from None
-    return link.invite if link.swarm == swarm else None
 
 
 def kept_revocations(folder: Path, manifest: Manifest) -> Revocations | None:

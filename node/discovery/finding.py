@@ -29,6 +29,7 @@ from shoal.swarm.links import Links, NoPlaceLeft, Refused
 from shoal.swarm.members import Change, Members
 from shoal.swarm.reaching.circuit_address import parse_any
 from shoal.swarm.rendezvous.mdns import LocalDiscovery
+from shoal.swarm.transport import NobodyListens
 
 BOOK_NAME = "peers.json"
 JOIN_DEADLINE_S = 10.0
@@ -154,6 +155,8 @@ class Finding:
                 continue
             except NetworkError as error:
                 logger.info("cannot join through %s yet: %s", address, error)
+                if not isinstance(error, NobodyListens):
+                    self._members.probe.shut_out([address])
             except ConfigError as error:
                 logger.warning("%s", error)  # a bootstrap list may well name this very node
                 return

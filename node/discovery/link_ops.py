@@ -25,7 +25,12 @@ def link_handlers(daemon: Daemon) -> Mapping[str, Handler]:
     async def link() -> Mapping[str, JsonValue]:
         invite = kept_invite(daemon.store.folder, daemon.swarm_id)
         shared = invite if invite is not None and invite.key is not None else None  # one for this node helps nobody
-        made = SwarmLink(swarm=daemon.swarm_id, addresses=tuple(link_addresses(daemon)), invite=shared)
+        made = SwarmLink(
+            swarm=daemon.swarm_id,
+            addresses=tuple(link_addresses(daemon)),
+            invite=shared,
+            checkpoint=daemon.chain.checkpoint,
+        )
         return {
             "link": format_link(made),
             "admits": daemon.config.manifest.swarm.admission == "open" or shared is not None,

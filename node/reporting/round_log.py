@@ -11,6 +11,7 @@ from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.amending import settings_of
 from shoal.protocol.bans import named
+from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Amendment, Certificate, Plan, Term, Value
 
@@ -103,6 +104,16 @@ class RoundLog:
             peers=[ban.peer for ban in bans],
             evidence=[ban.evidence.hex() for ban in bans],
             **_decision(value),
+        )
+
+    def forked(self, fork: Fork) -> None:
+        """Two certificates for one position were seen; this node signs nothing more."""
+        self._events.write(
+            "forked",
+            term=term_text(fork.term),
+            round=fork.round,
+            values=[fork.one.value.hash.hex(), fork.other.value.hash.hex()],
+            signers=fork.signers,
         )
 
     def rebased(self, value: Value) -> None:

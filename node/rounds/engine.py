@@ -85,6 +85,8 @@ class Engine:
         self._resumed = False
         self._alive: frozenset[PeerId] = frozenset()
         self._shown_phase = ""
+        self._still: str | None = None
+        parts.standstill.forks.on_found = lambda: self.put(Tick())
 
     # -- what others call ------------------------------------------------------------------------------------
 
@@ -108,9 +110,12 @@ class Engine:
         """
         self.put(Linked(peer, certified))
 
-    async def obey(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an order of the user's between two inputs, as `obeyed` does."""
-        if self.machine is None:
+    async def obey(self, order: Callable[[], Awaitable[None]], *, standing_still: bool = False) -> None:
+        """Carry out an order of the user's between two inputs, as `obeyed` does.
+
+        standing_still: also where something keeps this node from taking part.
+        """
+        if self.machine is None and not (standing_still and self._still):
             raise ConfigError(f"this node is {self.phase}; try again when it takes part in the rounds")
         await obeyed(self.put, order)
 
@@ -150,7 +155,7 @@ class Engine:
         if self.leaving:
             return "leaving"
         if self.machine is None:
-            return "done" if self.finished else "joining"
+            return "done" if self.finished else self._still or "joining"
         if self.abstains is not None:
             return "abstaining"
         if self._solitude.without_quorum:
@@ -187,6 +192,8 @@ class Engine:
             nursery.cancel_scope.cancel()
 
     async def _handle(self, event: Input) -> None:
+        if self._stands_still() and self.machine is not None:
+            self._abandon_round()
         if isinstance(event, Heard):
             await self._handle_heard(event)
         elif isinstance(event, Reduced):
@@ -201,6 +208,8 @@ class Engine:
             await self._handle_tick()
         elif isinstance(event, Ordered):
             await event.carry_out()
+            if self.machine is not None and self.machine.previous.hash != self._custody.head.hash:
+                self._abandon_round()  # the authority went on with another chain
         elif isinstance(event, StateHeld):
             await self._carry_out(self._going_back.held(event, self.machine))
         elif isinstance(event, Fetched):
@@ -221,6 +230,10 @@ class Engine:
         current = next_position(head)
         if isinstance(message, Rebase):
             await self._take_rebase(heard.peer, message)
+            return
+        self._p.standstill.forks.heard(heard.peer, message, position)
+        if self._stands_still() and machine is not None:
+            self._abandon_round()
             return
         if isinstance(message, Certificate) and position >= (head.term, head.round):
             self.departure.has_certificate(heard.peer)
@@ -319,8 +332,8 @@ class Engine:
     # -- state -----------------------------------------------------------------------------------------------
 
     async def _go_on(self) -> None:
-        """Take part from here, if the state at the head is here and no round is under way."""
-        if self.machine is not None or not self._custody.current:
+        """Take part from here, if the state at the head is here, no round is under way and nothing is against it."""
+        if self.machine is not None or not self._custody.current or self._stands_still():
             return
         if self._resumed:
             await self._part.settle()
@@ -336,6 +349,11 @@ class Engine:
             self._abandon_round()
             await self._begin_round()
 
+    def _stands_still(self) -> bool:
+        """Whether this node may sign nothing in what comes after its head: a fork, or its key in use elsewhere."""
+        self._still = self._p.standstill.phase(self._custody.head)
+        return self._still is not None
+
     def _abandon_round(self) -> None:
         self._p.reduce.stop()
         self.machine = None
@@ -343,7 +361,10 @@ class Engine:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     async def _begin_round(self) -> None:
-        """Start the round after the head of the chain, whose state is here."""
+        """Start the round after the head of the chain, whose state is here, unless this node is to stand still."""
+        if self._stands_still():
+            self._abandon_round()
+            return
         head, chain = self._custody.head, self._custody.chain
         manifest = chain.amended(head.next_round) or self._p.config.manifest
         self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)

@@ -11,6 +11,7 @@ from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
 from shoal.node.state.custody import Custody
 from shoal.node.state.resumption import Resumption
@@ -38,6 +39,7 @@ class EngineParts:
     log: RoundLog
     holds: Holds
     audit: AuditTrail
+    standstill: Standstill
     traffic_bytes: Callable[[], dict[str, int]]
     suspected: Callable[[], frozenset[PeerId]]
     on_progress: Callable[[Progress], None]

@@ -81,6 +81,8 @@ class Fetched:
 
     peer: PeerId
     entries: tuple[Entry, ...]
+    trusted: bool = False
+    """Whether they lead to the checkpoint of this node's link, which was checked."""
     new: int = 0
     fault: RemoteError | None = None
     taken: trio.Event = field(default_factory=trio.Event)

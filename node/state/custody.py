@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -32,8 +33,11 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.key_use import KeyUse
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_choice import ChainChoice
+from shoal.node.state.chain_comparison import difference, fetched_after
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateShelf
@@ -45,6 +49,8 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
+from shoal.protocol.peering import ChainPart
+from shoal.protocol.wire import COUNTER_LIMIT
 from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
@@ -58,6 +64,13 @@ PURSUE_AFTER_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+class Take(Protocol):
+    """Takes entries of the chain from a peer: as `Custody.take_entries`."""
+
+    async def __call__(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
+        """How many were new. Raises RemoteError, StorageError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustodyParts:
     """What custody works with."""
@@ -68,6 +81,8 @@ class CustodyParts:
     catchup: CatchUp
     earlier: EarlierStates
     links: Links
+    choice: ChainChoice
+    key_use: KeyUse
     holds: Holds
     log: RoundLog
     on_progress: Callable[[Progress], None]
@@ -82,9 +97,13 @@ class Custody:
         self._saver = StateSaver(parts.shelf)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
+        self.parted: Callable[[PeerId], None] = lambda peer: None
+        """Called with who has a chain that does not go on from this one."""
         self.state: CertifiedState | None = None
-        self.take: Callable[[PeerId, Sequence[Entry]], Awaitable[int]] = self.take_entries
+        self.take: Take = self.take_entries
         """Called with what a peer gave of the chain: as `take_entries`, by whose task the chain is."""
+        self.replace: Callable[[Chain, int], Awaitable[None]] = self.replace_chain
+        """As `replace_chain`, by whose task the chain is."""
 
     @property
     def head(self) -> Value:
@@ -216,14 +235,21 @@ class Custody:
         self._hold(state, header)
         await self._saver.save_soon(state)
 
-    async def append(self, entry: Entry) -> bool:
+    async def append(self, entry: Entry, *, trusted: bool = False) -> bool:
         """Extend the chain, in memory and on disk; what is abandoned by that is no longer held.
 
-        Returns False for a rebase that is known. Raises RemoteError if it does not follow, StorageError.
+        trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
+        follow, StorageError.
         """
-        if not self._p.chain.extend(entry):
+        if not self._p.chain.extend(entry, trusted=trusted):
             return False
+        self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        await self._follow_entry(entry)
+        return True
+
+    async def _follow_entry(self, entry: Entry) -> None:
+        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more."""
         await trio.to_thread.run_sync(self._p.store.decided, entry.value)
         if isinstance(entry, Rebase) or entry.value.rollback:
             self._tell_of_term(entry)
@@ -235,7 +261,6 @@ class Custody:
         if self.state is not None and not self.on_branch(self.state):
             self.state = None
             await self._take_earlier()
-        return True
 
     def _tell_of_amendment(self, round: int, amendment: Amendment) -> None:
         self._p.log.amended(self.head, amendment)
@@ -275,10 +300,14 @@ class Custody:
         where none of `first` is. Members are asked before others, who did not answer lately after them; nobody who is
         slow is waited for long once another has answered.
 
-        Returns all linked peers, those in `first` before the others. Raises StorageError.
+        Returns all linked peers, those in `first` before the others. Raises StorageError, ConfigError where this node
+        has to choose between chains and cannot.
         """
         now, scores, members = trio.current_time(), self.scores, self.head.members
         peers = sorted(self._p.links.linked(), key=lambda peer: peer not in first)
+        if self._p.choice.pending:
+            await self._choose(peers)
+            return peers
         preferred = [peer for peer in peers if peer in first]
         asked = peers if others or not preferred else preferred
 
@@ -299,12 +328,27 @@ class Custody:
         Raises NetworkError, RemoteError, StorageError.
         """
         chain, any_new = self._p.chain, False
+        if self._p.choice.pending:
+            return await self._choose([peer])
         while True:
             part = await self._p.catchup.certificates(chain.height, peer, chain.head.term.rebases)
-            new = await self.take(peer, part.certificates)
+            try:
+                new = await self.take(peer, part.certificates)
+            except RemoteError:
+                self.parted(peer)
+                await self._go_over_to(peer)
+                raise
             any_new |= new > 0
             if not new or chain.height >= part.head:
                 return any_new
+
+    async def _choose(self, peers: Collection[PeerId]) -> bool:
+        """Take the chain that a newcomer may take of all that these serve, if there is one; whether anything was new.
+
+        Raises ConfigError, StorageError.
+        """
+        entries = await self._p.choice.choose()
+        return bool(entries) and await self.take(min(peers), entries, trusted=True) > 0
 
     async def _extend_quietly(self, peer: PeerId) -> bool:
         """Whether it answered, and with what holds."""
@@ -316,14 +360,52 @@ class Custody:
             return False
         return True
 
-    async def take_entries(self, peer: PeerId, entries: Sequence[Entry]) -> int:
+    async def take_entries(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         """Extend the chain by what a peer gave; how many were new. Raises RemoteError at the first that does not hold.
 
-        Those before it stay. Raises StorageError. Cancellation waits until what is here is on disk.
+        trusted: they lead to the checkpoint of this node's link, which was checked. Those before one that does not hold
+        stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
         with trio.CancelScope(shield=True):
-            new = [entry.value not in self.chain and await self.append(entry) for entry in entries]
+            new = [entry.value not in self.chain and await self.append(entry, trusted=trusted) for entry in entries]
         return sum(new)
+
+    async def _go_over_to(self, peer: PeerId) -> None:
+        """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.
+
+        Raises RemoteError, NetworkError, StorageError.
+        """
+
+        async def ask(after: int, rebases: int) -> ChainPart:
+            return await self._p.catchup.certificates(after, peer, rebases)
+
+        chain = self.chain.snapshot()
+        if not (await ask(COUNTER_LIMIT, chain.head.term.rebases)).certificates:
+            return  # there is no rebase of which this node does not know
+        found = await difference(chain.entries, ask)
+        theirs = await fetched_after(chain.up_to(found.height), ask, Chain.extend)
+        if theirs.head.term.rebases > chain.head.term.rebases:
+            logger.warning("the authority went on with another chain than the one here, which %s serves", peer)
+            await self.replace(theirs, found.height)
+
+    async def replace_chain(self, theirs: Chain, height: int) -> None:
+        """Go on with `theirs`, which has the first `height` entries in common with the chain here and a later rebase.
+
+        Raises StorageError.
+        """
+        chain = self._p.chain
+        if theirs.head.term.rebases <= chain.head.term.rebases:
+            return  # it came another way meanwhile
+        state_round, entries = theirs.up_to(height).head.state_round, theirs.entries
+        for entry in entries[height:]:
+            self._p.key_use.saw_entry(entry, self._p.store.durable_records())
+        await trio.to_thread.run_sync(self._p.store.replace_chain, entries)
+        chain.replace(theirs)
+        if self.state is not None and self.state.round > state_round:
+            self.state = None  # of what the authority abandoned, though its rounds may have the same numbers
+        await self._saver.go_back(state_round)
+        for entry in entries[height:]:
+            await self._follow_entry(entry)
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names, with who is in which chunk as it was certified.

@@ -24,8 +24,9 @@ import trio
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import AnotherGenesis, CaughtUp, Fetched, Own
+from shoal.node.rounds.orders import obeyed
 from shoal.node.state.hints import Hints
-from shoal.protocol.chain import Position, next_position
+from shoal.protocol.chain import Chain, Position, next_position
 from shoal.protocol.durable import BINDING
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -55,6 +56,7 @@ class StateSync:
         self._me = parts.identity.peer_id
         self._custody = parts.custody
         self._custody.take = self._hand_over
+        self._custody.replace = self._hand_over_chain
         self._put = put
         self._look_up = look_up
         self._hints = Hints(parts.custody.scores)
@@ -119,12 +121,20 @@ class StateSync:
             logger.info("certificates from %s: %s", peer, error)
         self._hints.answered(peer, self._custody.head, trio.current_time(), new=new)
 
-    async def _hand_over(self, peer: PeerId, entries: Sequence[Entry]) -> int:
+    async def _hand_over(self, peer: PeerId, entries: Sequence[Entry], *, trusted: bool = False) -> int:
         if not entries:
             return 0
-        fetched = Fetched(peer, tuple(entries))
+        fetched = Fetched(peer, tuple(entries), trusted)
         self._put(fetched)
         return await fetched.outcome()
+
+    async def _hand_over_chain(self, theirs: Chain, height: int) -> None:
+        async def carry_out() -> None:
+            await self._custody.replace_chain(theirs, height)
+            if not self._coming:
+                self.hurry()
+
+        await obeyed(self._put, carry_out)
 
     async def take(self, fetched: Fetched) -> bool:
         """Check what a peer gave of the chain, in order, and keep what holds; whether the head moved.
@@ -133,7 +143,7 @@ class StateSync:
         """
         before = self._custody.head.hash
         try:
-            fetched.new = await self._custody.take_entries(fetched.peer, fetched.entries)
+            fetched.new = await self._custody.take_entries(fetched.peer, fetched.entries, trusted=fetched.trusted)
         except RemoteError as error:
             fetched.fault = error
         finally:

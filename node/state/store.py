@@ -9,6 +9,9 @@
     peers.json          whom this node was linked with, and where (finding.py)
     invite, revocations the invite that it came with, and whom the authority took back (credentials.py)
     rebases.log         at the authority's: every rebase that was signed here (authority.py)
+    forks.log           two certificates for one position, as this node saw them (fork_watch.py)
+    elsewhere           that this node's key was seen in use elsewhere (key_use.py)
+    checkpoint          what the chain has to contain, by the link that this node came with (credentials.py)
     layout.json         names and shapes of the model's parameters, for exports
     evidence/<digest>   what proves that somebody lied (evidence_shelf.py)
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back; and S(0)
@@ -35,7 +38,7 @@ import fcntl
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Self
 
@@ -357,12 +360,12 @@ class Store:
     def __exit__(self, *exc: object) -> None:
         self._opened.close()
 
-    def next_boot(self) -> int:
-        """Count this start, durably, and return its number."""
+    def next_boot(self, *, above: int = 0) -> int:
+        """Count this start, durably, and return its number, which is greater than `above`."""
         path = self.folder / "boot"
         try:
             with disk_errors(self.folder):
-                number = int(path.read_text()) + 1 if path.exists() else 1
+                number = max(int(path.read_text()) if path.exists() else 0, above) + 1
         except ValueError:
             raise StorageError(f"{path} is damaged; write a larger number than any before into it") from None
         write_atomically(path, f"{number}\n".encode())
@@ -394,6 +397,10 @@ class Store:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
             ) from None
+
+    def replace_chain(self, entries: Iterable[Entry]) -> None:
+        """Have another chain on disk, as the authority went on with it. Raises StorageError, and the old one stays."""
+        self._chain.rewrite([canonical(entry) for entry in entries])
 
     def append_certificate(self, entry: Entry) -> None:
         """Extend the chain on disk; a rebase goes behind what it abandons."""

@@ -14,6 +14,8 @@ from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
 from shoal.node.reporting.events import EventLog
 from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.key_use import KeyUse
+from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.store import Store
@@ -46,6 +48,15 @@ class Home:
                 shelf=world.shelf,
                 catchup=world.catchup,
                 earlier=EarlierStates(store.folder, chain=chain, shelf=world.shelf, outer=OUTER),
+                choice=ChainChoice(
+                    ChoiceParts(
+                        chain=chain,
+                        ask=world.catchup.certificates,
+                        linked=lambda: frozenset(world.donors),
+                        tell=self.progress.append,
+                    )
+                ),
+                key_use=KeyUse(store.folder, ME, store.durable_records(), take_over=False),
                 links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
                 holds=self.holds,
                 log=RoundLog(self.events),

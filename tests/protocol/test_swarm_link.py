@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import EXPIRY_LIMIT_S, make_invite, reason_not_valid
-from shoal.protocol.messages import domain_hash
+from shoal.protocol.messages import Term, domain_hash
 from shoal.protocol.swarm_link import (
     ADDRESSES_LIMIT,
     LINK_LIMIT_CHARS,
@@ -159,8 +160,34 @@ def test_name_that_is_none_is_refused(host: bytes) -> None:
 
 
 def test_link_of_a_later_version_says_so() -> None:
-    with pytest.raises(ConfigError, match="a link of version 2; this Shoal reads version 1, install a newer one"):
-        parse_link(checked(b"\x02" + body_of(TEXTS[0])[1:]))
+    with pytest.raises(ConfigError, match="a link of version 3; this Shoal reads version 2, install a newer one"):
+        parse_link(checked(b"\x03" + body_of(TEXTS[0])[1:]))
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+CHECKPOINT = Checkpoint(term=Term(3, 2**63 - 1), round=77, value=bytes(range(32)))
+
+
+@pytest.mark.parametrize("invite", [None, BOUND, BORNE])
+def test_checkpoint_comes_out_as_it_went_in_and_one_without_is_as_links_were_before(invite: LinkInvite | None) -> None:
+    link = SwarmLink(swarm=SWARM, addresses=ADDRESSES, invite=invite, checkpoint=CHECKPOINT)
+    text = format_link(link)
+    assert parse_link(text).checkpoint == CHECKPOINT
+    assert body_of(text)[0] == 2
+    without = format_link(SwarmLink(swarm=SWARM, addresses=ADDRESSES, invite=invite))
+    assert parse_link(without).checkpoint is None
+    assert body_of(without)[0] == 1
+    assert body_of(text)[1 : len(body_of(without))] == body_of(without)[1:]
+    assert len(text) - len(without) <= 76
+    assert len(text.split()) == 1
+
+
+def test_link_whose_checkpoint_is_cut_short_or_beyond_all_rounds_is_refused() -> None:
+    body = body_of(format_link(SwarmLink(swarm=SWARM, checkpoint=CHECKPOINT)))
+    for damaged in (body[:-1], body + b"\0", body[: -32 - 8] + b"\xff" * 8 + body[-32:]):
+        with pytest.raises(ConfigError, match="not a whole swarm link"):
+            parse_link(checked(damaged))
 
 
 @pytest.mark.parametrize("text", ["", "shoal:", "shoal:AAAA", "swarm.toml", "shoal:" + "A" * LINK_LIMIT_CHARS])

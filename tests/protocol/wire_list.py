@@ -32,6 +32,7 @@ BASES = {"Message", "RoundMessage", "_About", "_VersionOnly"}
 """Never sent as they are."""
 OF_ONE_MACHINE = (
     "shoal.protocol.durable",
+    "shoal.protocol.forks",
     "shoal.protocol.liveness",
     "shoal.protocol.manifest",
     "shoal.protocol.membership",

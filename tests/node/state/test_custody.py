@@ -105,6 +105,9 @@ def test_forged_certificate_is_refused_and_the_chain_stays(
         ))  # fmt: skip
         async with home(world) as node:
             await node.catch_up()
+            assert node.custody.head == ledger.chain.value(0)  # of a chain that does not hold a newcomer takes nothing
+            await node.custody.append(ledger.chain.after(0, 1)[0])
+            await node.catch_up()
             assert node.custody.head == ledger.chain.value(1)
             assert node.store.certificates() == []
         async with home(world) as node:
@@ -176,12 +179,13 @@ def test_certificates_are_taken_from_those_named_first(tmp_path: Path) -> None:
         others = [world.donor(PeerId(f"other{n}")) for n in range(3)]
         chosen = world.donor(GOOD)
         async with home(world) as node:
+            await node.custody.append(world.ledger.chain.after(0, 1)[0])  # a newcomer would ask all of them
             peers = await node.custody.extend({GOOD}, others=False)
             assert peers[0] == GOOD
             assert set(peers) == set(world.donors)
             assert node.custody.head.round == 2
             assert [donor.asked for donor in others] == [[]] * 3
-            assert chosen.asked == [GetChain(after=0)]
+            assert chosen.asked == [GetChain(after=1)]
 
     run(main)
 

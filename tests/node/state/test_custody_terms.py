@@ -15,6 +15,7 @@ from shoal.protocol.terms import make_rebase
 from tests.node.custody_lab import GOOD, Home, home, ledger_of, run
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, state_of
+from tests.node.state.test_chain_choice import invented
 
 STRANGER = PeerId("no founder")
 
@@ -143,5 +144,36 @@ def test_initial_state_to_vote_for_comes_from_anyone_and_for_a_consent_from_a_fo
             state = await node.custody.fetch_earlier(value, peers, initial=digest if known else NO_HASH)
             assert world.shelf.header(state).digest == digest
             assert (world.chunks_from(STRANGER) > 0) is known
+
+    run(main)
+
+
+# -- another branch ------------------------------------------------------------------------------------------
+
+
+def test_member_of_another_branch_takes_the_chain_beneath_a_later_rebase(tmp_path: Path) -> None:
+    async def main() -> None:
+        ledger = ledger_of(6)
+        world = World(tmp_path, ledger)
+        mine = invented(ledger.chain, 2, rounds=3)  # certified by a quorum as well, and what this node has
+        async with home(world) as node:
+            for entry in mine.entries:
+                await node.custody.append(entry)
+            await node.custody.adopt(state_of(4, seed=9))
+            suspected: list[PeerId] = []
+            node.custody.parted = suspected.append
+            donor = world.donor(GOOD)
+            await node.catch_up()
+            assert node.custody.head == mine.head  # nobody has decided which one it is
+            assert suspected == [GOOD]
+            ledger.chain.extend(make_rebase(AUTHORITY, ledger.chain.head, ledger.peers[:2]))
+            donor.chain.extend(ledger.chain.entries[-1])
+            await node.catch_up()
+            assert node.custody.head == ledger.chain.head
+            assert node.custody.state is None  # a state of round 4, and not the one of this chain's
+            assert world.shelf.saved_rounds() == []
+            assert told(node) == [("rebased", "1.0", 6, 6)]
+        async with home(world) as node:
+            assert node.custody.chain.entries == ledger.chain.entries  # as it is on disk
 
     run(main)

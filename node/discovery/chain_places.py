@@ -1,0 +1,168 @@
+"""The chains that a newcomer chooses among: of linked peers, and at each place where one peer is said to be.
+
+Who is linked is linked once, at one address. Where the user named several for one peer, another node with its key may
+listen at one of them, as where a data folder was copied: each is asked. A second connection under this node's key would
+end the first one, so it is asked under a key made for that, and by the record of who would like to join.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import trio
+
+from shoal.node.discovery.credentials import CHECKPOINT_NAME, kept_checkpoint
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
+from shoal.node.state.chain_comparison import fetched_after
+from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
+from shoal.protocol.address import parse_address
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.peering import (
+    CERTIFICATES_IN_ANSWER_LIMIT,
+    REASON_LIMIT_CHARS,
+    RECORD_LIMIT_BYTES,
+    ChainPart,
+    LookAnswer,
+    LookAtChain,
+    Refusal,
+)
+from shoal.protocol.records import open_record
+from shoal.protocol.wire import canonical, decode
+from shoal.swarm.forwarding import Allowance
+from shoal.swarm.host import Host
+from shoal.swarm.streams import MessageStream
+
+if TYPE_CHECKING:
+    from shoal.node.daemon import Daemon
+
+LOOK_PROTOCOL = "/shoal/look/1"
+REQUEST_LIMIT_BYTES = 2 * RECORD_LIMIT_BYTES
+BYTES_PER_S, BURST_BYTES = 1 << 18, 1 << 24
+"""Of the chain that is shown to those who have not said hello."""
+PLACE_DEADLINE_S = 5.0
+"""For what one place serves, from dialling it on."""
+PLACES_LIMIT = 4
+"""Of one peer."""
+
+logger = logging.getLogger(__name__)
+
+
+def choice_of(daemon: Daemon, catchup: CatchUp) -> ChainChoice:
+    """The choice of a daemon. Raises ConfigError if its chain is another than that of the link it was given."""
+    places = named_places((*daemon.config.join, *daemon.config.manifest.network.bootstrap))
+    me = daemon.identity.peer_id
+
+    async def elsewhere(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
+        return await chains_at(daemon, peer, places.get(peer, ()), base)
+
+    ChainLooks(daemon)
+    parts = ChoiceParts(
+        chain=daemon.chain,
+        ask=catchup.certificates,
+        linked=lambda: daemon.links.linked(),
+        next_linked=lambda: daemon.links.next_linked(),
+        known=lambda: frozenset((*places, *(record.peer for record in daemon.members.book.records()))) - {me},
+        tell=daemon.on_progress,
+        checkpoint=kept_checkpoint(daemon.store.folder, daemon.swarm_id),
+        elsewhere=elsewhere,
+    )
+    try:
+        return ChainChoice(parts)
+    except ConfigError:
+        (daemon.store.folder / CHECKPOINT_NAME).unlink(missing_ok=True)  # the next start is without the link's word
+        raise
+
+
+def named_places(addresses: tuple[str, ...]) -> dict[PeerId, tuple[str, ...]]:
+    """The addresses that the user named, by peer; what is none is left out."""
+    found: dict[PeerId, dict[str, None]] = {}
+    for text in addresses:
+        try:
+            found.setdefault(parse_address(text).peer, {})[text] = None
+        except ConfigError as error:
+            logger.debug("%s", error)
+    return {peer: tuple(texts)[:PLACES_LIMIT] for peer, texts in found.items()}
+
+
+async def chains_at(daemon: Daemon, peer: PeerId, addresses: tuple[str, ...], base: Chain) -> Mapping[str, Chain]:
+    """What is served at each of several addresses of one peer, as far as each answers; nothing where there is one."""
+    found: dict[str, Chain] = {}
+    if len(addresses) < 2:
+        return found
+
+    async def ask_at(address: str) -> None:
+        with trio.move_on_after(PLACE_DEADLINE_S):
+            try:
+                found[address] = await _chain_at(daemon, peer, address, base.up_to(base.height))
+            except (NetworkError, RemoteError) as error:
+                logger.info("%s: %s", address, error)
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(ask_at, address)
+    return found
+
+
+async def _chain_at(daemon: Daemon, peer: PeerId, address: str, base: Chain) -> Chain:
+    """What the node at one address serves. Raises RemoteError if it would not admit this one, NetworkError."""
+    host = Host(identity=Identity.generate(), listen=())
+    record = daemon.members.hello().record
+
+    async def ask(after: int, rebases: int) -> ChainPart:
+        request = canonical(LookAtChain(record=record, after=after, rebases=rebases))
+        reply = await host.request(
+            peer, LOOK_PROTOCOL, request, deadline_s=PLACE_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
+        )
+        answer: LookAnswer = decode(reply, LookAnswer, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
+        if isinstance(answer, Refusal):
+            raise RemoteError(f"refused: {answer.reason}", peer=peer)
+        return answer
+
+    found: list[Chain | ShoalError] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        try:
+            await host.dial(address, deadline_s=PLACE_DEADLINE_S)
+            found.append(await fetched_after(base, ask, Chain.extend))
+        except (NetworkError, RemoteError) as error:
+            found.append(error)
+        nursery.cancel_scope.cancel()
+    (result,) = found
+    if isinstance(result, ShoalError):
+        raise result
+    return result
+
+
+class ChainLooks:
+    """Shows the chain to who may join and has not said hello, within an allowance for all together."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._allowance = Allowance(BYTES_PER_S, BURST_BYTES)
+        daemon.host.serve(LOOK_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
+
+    async def _serve(self, stream: MessageStream) -> None:
+        """Answer one request. Raises RemoteError when it is malformed, or its record does not hold."""
+        data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+        asked = decode(data, LookAtChain, peer=stream.peer, limit_bytes=REQUEST_LIMIT_BYTES)
+        await stream.send(canonical(self._answer(asked, stream.peer)), deadline_s=REQUEST_DEADLINE_S)
+        await stream.aclose()
+
+    def _answer(self, asked: LookAtChain, peer: PeerId) -> LookAnswer:
+        record = open_record(asked.record, self._daemon.swarm_id, trio.current_time(), peer=peer).record
+        reason = self._daemon.members.admission.reason_not_to_join(record)
+        if reason is not None:
+            return Refusal(reason=reason[:REASON_LIMIT_CHARS])
+        chain = self._daemon.chain
+        part = chain.after(asked.after, CERTIFICATES_IN_ANSWER_LIMIT, asked.rebases)
+        answer = ChainPart(certificates=part, head=chain.height)
+        cost, now = len(canonical(answer)), trio.current_time()
+        if not self._allowance.covers(cost, now):
+            return Refusal(reason="too many look at the chain; try again in a minute")
+        self._allowance.left_bytes -= cost
+        return answer

@@ -1,0 +1,214 @@
+"""What a newcomer takes: a chain with its link's checkpoint, or what all serve alike; of two chains neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shoal.node.outcome import Notice, Progress
+from shoal.node.state import chain_choice
+from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.forks import Checkpoint
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Entry
+from shoal.protocol.peering import ChainPart
+from shoal.protocol.terms import make_rebase
+from tests.node.ledger import AUTHORITY, Ledger, certificate_of, identity
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def chain_of(rounds: int) -> Chain:
+    ledger = Ledger()
+    ledger.certify(rounds)
+    return ledger.chain
+
+
+def invented(chain: Chain, height: int, *, rounds: int = 3, signers: tuple[int, ...] = (1, 2)) -> Chain:
+    """The past up to a height, and another one after it, signed by who was a quorum then."""
+    other = chain.up_to(height)
+    for entry in chain.entries[height : height + rounds]:
+        value = msgspec.structs.replace(entry.value, base=other.head.hash, tokens=7)
+        other.extend(certificate_of(value, [identity(n) for n in signers]))
+    return other
+
+
+class Peers:
+    """Who is linked, and what each serves."""
+
+    def __init__(self, served: Mapping[PeerId, Chain | None]) -> None:
+        self.served = dict(served)
+        self.told: list[str] = []
+        self.asked: list[PeerId] = []
+
+    async def ask(self, after: int, peer: PeerId, rebases: int) -> ChainPart:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(peer)
+        chain = self.served[peer]
+        if chain is None:
+            await trio.sleep_forever()
+            raise NetworkError("hangs")
+        return ChainPart(certificates=chain.after(after, 2, rebases), head=chain.height)
+
+    def tell(self, progress: Progress) -> None:
+        assert isinstance(progress, Notice)
+        self.told.append(progress.text)
+
+    def choice(self, chain: Chain, checkpoint: Checkpoint | None = None, **parts: object) -> ChainChoice:
+        return ChainChoice(
+            ChoiceParts(
+                chain=chain,
+                ask=self.ask,
+                linked=lambda: frozenset(self.served),
+                tell=self.tell,
+                checkpoint=checkpoint,
+                **parts,  # type: ignore[arg-type]
+            )
+        )
+
+
+def chosen(choice: ChainChoice) -> list[Entry]:
+    async def main() -> list[Entry]:
+        return list(await choice.choose())
+
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_newcomer_takes_the_longest_of_chains_that_agree() -> None:
+    real = chain_of(5)
+    peers = Peers({A: real.up_to(3), B: real, C: real.up_to(0)})
+    assert chosen(peers.choice(real.up_to(0))) == list(real.entries)
+    assert len(peers.asked) < 12
+
+
+@pytest.mark.parametrize("height", [0, 2, 4])
+def test_two_chains_are_both_refused_and_the_error_names_who_serves_which(height: int) -> None:
+    real = chain_of(5)
+    other = invented(real, height, rounds=1)
+    choice = Peers({A: real, B: other, C: real.up_to(1)}).choice(real.up_to(0))
+    with pytest.raises(ConfigError) as caught:
+        chosen(choice)
+    text = str(caught.value)
+    for chain, who in ((real, A), (other, B)):
+        assert f"{who} serves {chain.entries[height].value.hash.hex()[:12]} (up to round {chain.head.round})" in text
+    assert f"which part at round {height + 1}" in text
+    assert "`shoal link`" in text
+
+
+def test_checkpoint_decides_and_who_lacks_it_is_named_once() -> None:
+    real = chain_of(5)
+    other = invented(real, 1)
+    peers = Peers({A: other, B: real})
+    choice = peers.choice(real.up_to(0), Checkpoint.of(real.entries[2].value))
+    assert chosen(choice) == list(real.entries)
+    assert chosen(choice) == list(real.entries)
+    assert len(peers.told) == 1
+    assert peers.told[0].startswith(f"{A} serves another chain than the link's")
+
+
+def test_chain_that_lacks_the_checkpoint_is_not_taken_though_nobody_has_another() -> None:
+    real = chain_of(5)
+    checkpoint = Checkpoint.of(real.entries[3].value)
+    peers = Peers({A: invented(real, 2)})
+    assert chosen(peers.choice(real.up_to(0), checkpoint)) == []
+    assert peers.told
+    behind = Peers({A: real.up_to(3)})
+    assert chosen(behind.choice(real.up_to(0), checkpoint)) == []
+    assert behind.told == []  # it may have it soon
+
+
+def test_two_chains_that_both_have_the_checkpoint_are_both_refused() -> None:
+    real = chain_of(5)
+    choice = Peers({A: real, B: invented(real, 3, rounds=2)}).choice(
+        real.up_to(0), Checkpoint.of(real.entries[1].value)
+    )
+    with pytest.raises(ConfigError, match="which part at round 4"):
+        chosen(choice)
+
+
+def test_later_rebase_of_the_authority_goes_before_what_it_abandoned() -> None:
+    real = chain_of(5)
+    rebased = real.up_to(3)
+    rebased.extend(make_rebase(AUTHORITY, rebased.head, [identity(1).peer_id]))
+    assert chosen(Peers({A: real, B: rebased}).choice(real.up_to(0))) == list(rebased.entries)
+    checkpoint = Checkpoint.of(real.entries[4].value)
+    assert chosen(Peers({B: rebased}).choice(real.up_to(0), checkpoint)) == list(rebased.entries)
+
+
+def test_chain_that_does_not_hold_is_left_out_and_hinders_nobody() -> None:
+    real = chain_of(5)
+    served = Peers({A: real, B: real})
+    broken = invented(real, 1)
+    forged = certificate_of(msgspec.structs.replace(broken.head, tokens=9), [identity(9)])
+    assert isinstance(forged, Certificate)
+    honest = served.ask
+
+    async def ask(after: int, peer: PeerId, rebases: int) -> ChainPart:
+        if peer == A:
+            await trio.lowlevel.checkpoint()
+            entries = (*broken.entries[:-1], forged)
+            return ChainPart(certificates=entries[after : after + 2], head=99)
+        return await honest(after, peer, rebases)
+
+    served.ask = ask  # type: ignore[method-assign]
+    assert chosen(served.choice(real.up_to(0))) == list(real.entries)
+
+
+def test_peer_that_hangs_is_not_waited_for_longer_than_others_are() -> None:
+    real = chain_of(3)
+    choice = Peers({A: None, B: real}).choice(real.up_to(0))
+
+    async def main() -> None:
+        assert list(await choice.choose()) == list(real.entries)
+        assert trio.current_time() < chain_choice.HEADS_PATIENCE_S + 1
+
+    trio.run(main, clock=MockClock(autojump_threshold=0, rate=0))
+
+
+def test_peers_that_are_about_to_be_linked_are_waited_for() -> None:
+    real = chain_of(4)
+    peers = Peers({A: real})
+    came = trio.Event()
+
+    async def next_linked() -> None:
+        await trio.sleep(0.5)
+        peers.served[B] = invented(real, 1)
+        came.set()
+
+    choice = peers.choice(real.up_to(0), known=lambda: frozenset({A, B}), next_linked=next_linked)
+    with pytest.raises(ConfigError, match="two chains"):
+        chosen(choice)
+    assert came.is_set()
+
+
+def test_one_peer_in_two_places_is_named_by_them() -> None:
+    real = chain_of(4)
+    other = invented(real, 1)
+
+    async def elsewhere(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
+        await trio.lowlevel.checkpoint()
+        return {"here": real, "there": other, "nowhere": base}
+
+    choice = Peers({A: real}).choice(real.up_to(0), elsewhere=elsewhere)
+    with pytest.raises(ConfigError) as caught:
+        chosen(choice)
+    assert "a at here serves" in str(caught.value)
+    assert "a at there serves" in str(caught.value)
+    assert " a serves" not in str(caught.value)
+
+
+def test_node_whose_own_chain_contradicts_its_link_says_so_at_its_start() -> None:
+    real = chain_of(5)
+    other = invented(real, 1)
+    with pytest.raises(ConfigError, match=r"is another than the link's, which has round 4 of term 0\.0"):
+        Peers({}).choice(other, Checkpoint.of(real.entries[3].value))
+    assert not Peers({}).choice(real, Checkpoint.of(real.entries[3].value)).pending
+    assert Peers({}).choice(real.up_to(2), Checkpoint.of(real.entries[3].value)).pending
+    assert not Peers({}).choice(real.up_to(2)).pending
+    assert Peers({}).choice(real.up_to(0)).pending
