@@ -542,6 +542,8 @@ class Agreement:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
         check_certificate(certificate, self.previous, faults=self.faults)
+        if not is_consented(certificate.value, self.previous):
+            raise RemoteError("a certificate of a rollback without the consent of a quorum")
         check_amended(certificate.value, self.previous, self._in_force)
         check_bans(certificate.value, self._banned)
         return self._decide(certificate)

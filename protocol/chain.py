@@ -23,7 +23,7 @@ from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import NO_HASH, Certificate, Entry, Rebase, Term, Value
-from shoal.protocol.terms import check_rebase, is_signed
+from shoal.protocol.terms import check_rebase, is_consented, is_signed
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ class Chain:
         rollback = entry.value.rollback
         if rollback and (rollback.target.round >= len(self._branch) or not self._leads_back(entry.value)):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
+        if not is_consented(entry.value, self.head):
+            raise RemoteError(f"the rollback of round {entry.value.round} has no consents of a quorum")
         check_amended(entry.value, self.head, self.in_force)
         check_bans(entry.value, self.banned)
         self._append(entry)

@@ -27,6 +27,7 @@ from shoal.protocol.messages import (
     PreparedValue,
     Propose,
     Report,
+    Target,
     Value,
     ViewChange,
     Vote,
@@ -35,6 +36,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.terms import make_consent, make_rollback
 from tests.protocol.lab import (
     Lab,
     PaperIdentity,
@@ -538,3 +540,22 @@ def test_helpers_of_this_page_make_what_honest_machines_make() -> None:
     machine: Agreement | RoundMachine = lab.machine(number)
     (change,) = messages_in(machine.move_to(1), ViewChange)
     assert change == change_of(lab.members[number].identity, lab.start, 1)
+
+
+def test_rollback_is_believed_from_nobody_without_the_consents_of_a_quorum() -> None:
+    lab = Lab(3)
+    identities = [member.identity for member in lab.members]
+    chain = Chain(lab.start)
+    result = value_of(lab.start, plan_hash("x"), lab.start.planner)
+    chain.extend(certified(result, *identities))
+    consents = {one.peer_id: make_consent(one, chain.head, Target(0, lab.start.hash), asked=True) for one in identities}
+    for few in (identities[1:2], []):
+        some = {one.peer_id: consents[one.peer_id] for one in few}
+        back = make_rollback(chain.head, identities[0].peer_id, Target(0, lab.start.hash), some, digest=plan_hash("s"))
+        with pytest.raises(RemoteError, match="consent"):
+            chain.extend(certified(back, *identities))
+        machine = Agreement(identity=identities[0], previous=chain.head)
+        with pytest.raises(RemoteError, match="consent"):
+            machine.receive(identities[1].peer_id, certified(back, *identities))
+    back = make_rollback(chain.head, identities[0].peer_id, Target(0, lab.start.hash), consents, digest=plan_hash("s"))
+    chain.extend(certified(back, *identities))
