@@ -267,7 +267,9 @@ class Members:
 
     def _returned(self, step: _Step, log: Log, said: Said) -> list[Outcome]:
         machine = _copy(self._restored(step.position, log)[0])
-        effects = [*machine.resume(), *map(Broadcast, machine.current())]
+        effects = machine.resume()
+        if machine.certificate is None:  # else its own vote is enough, and the certificate is no word of agreement
+            effects += map(Broadcast, machine.current())
         return list(self._carry_out(replace(step, crashes=1, leaves=0), machine, effects, log, said))
 
     def _carried_out(self, step: _Step, machine: Agreement, effects: list[AgreementEffect]) -> list[Outcome]:
