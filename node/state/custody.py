@@ -321,8 +321,11 @@ class Custody:
 
         Those before it stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
+        new = 0
         with trio.CancelScope(shield=True):
-            return sum([entry.value not in self.chain and await self.append(entry) for entry in entries])
+            for entry in entries:
+                new += entry.value not in self.chain and await self.append(entry)
+        return new
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names. Raises NetworkError if neither disk nor peers have them."""
