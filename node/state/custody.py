@@ -366,9 +366,11 @@ class Custody:
         trusted: they lead to the checkpoint of this node's link, which was checked. Those before one that does not hold
         stay. Raises StorageError. Cancellation waits until what is here is on disk.
         """
+        new = 0
         with trio.CancelScope(shield=True):
-            new = [entry.value not in self.chain and await self.append(entry, trusted=trusted) for entry in entries]
-        return sum(new)
+            for entry in entries:
+                new += entry.value not in self.chain and await self.append(entry, trusted=trusted)
+        return new
 
     async def _go_over_to(self, peer: PeerId) -> None:
         """Take the chain of a peer from where it parts from this one, if a later rebase of the authority stands on it.

@@ -157,6 +157,31 @@ def test_last_record_that_does_not_hold_though_nothing_of_it_lacks_is_damage(tmp
         assert store.bound_in((Term(), 3)) == [record(3)]
 
 
+def test_crash_while_a_damaged_log_is_mended_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path) as store:
+        store.persist(record(1, "promise"))
+        store.persist(record(1))
+    path = tmp_path / "agreement.log"
+    path.write_bytes(next(islice(bits(path.read_bytes()), 500, None)))
+
+    def crash(path: Path, *parts: bytes) -> None:
+        raise StorageError("the power went")
+
+    for failing in ("copy", "log"):
+        kept = write_atomically
+        monkeypatch.setattr(
+            store_module,
+            "write_atomically",
+            lambda to, *parts: (crash if failing == "copy" or to == path else kept)(to, *parts),  # noqa: B023
+        )
+        with pytest.raises(StorageError, match="the power went"):
+            Store(tmp_path)
+    monkeypatch.undo()
+    with Store(tmp_path) as store:
+        assert store.abstains((Term(), 1))
+        assert record(1) in store.durable_records()
+
+
 @pytest.mark.parametrize("old", [True, False])
 def test_log_of_every_length_recovers_whole_records_only(tmp_path: Path, old: bool) -> None:
     payloads = [bytes([n]) * n for n in range(1, 6)]
