@@ -214,6 +214,17 @@ def test_follower_that_comes_too_seldom_goes_on_with_what_there_is(path: Path) -
     assert read() == [300, 301, 302]
 
 
+def test_follower_is_not_misled_by_an_inode_that_another_file_was_given(path: Path, tmp_path: Path) -> None:
+    read = follow(path)
+    fill(path, range(3))
+    assert read() == [0, 1, 2]
+    other = tmp_path / "other" / path.name
+    other.parent.mkdir()
+    fill(other, range(10, 20))
+    path.write_bytes(other.read_bytes())  # the inode stays, and there is more in it than was read
+    assert read() == list(range(10, 20))
+
+
 def test_follower_reads_no_more_than_it_may_at_once(path: Path) -> None:
     fill(path, range(80))
     follower, pieces = LogFollower(path), list[bytes]()
