@@ -22,6 +22,7 @@ from shoal.swarm import incoming, muxer, transport
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, GossipMessage
 from shoal.swarm.host import ConnectionChange, Host
 from shoal.swarm.limits import Door, Rates, Reason
+from shoal.swarm.multistream import NAMES_LIMIT
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
 from shoal.swarm.streams import Mailbox, MessageStream
 
@@ -389,6 +390,40 @@ def test_frames_that_carry_nothing_are_read_at_a_rate_whoever_dialled(is_dialler
             await until(lambda: far.refusals.counts().get(Reason.PACED.value, 0) > 0)
 
     run(main)
+
+
+def test_names_of_protocols_are_few_on_connections_and_on_streams() -> None:
+    names = multistream("/multistream/1.0.0") + multistream("/no/such/1") * (2 * NAMES_LIMIT)
+
+    async def main() -> None:
+        async with hosts(1, 2) as (near, far):
+            assert (await refused(port_of(far), names)).count(multistream("na")) < NAMES_LIMIT
+            stream = SaidStream(names, transport.ID.from_base58(near.peer_id))
+            await far._libp2p._swarm_stream_handler(stream)
+            assert stream.answered.count(multistream("na")) == NAMES_LIMIT - 1
+            assert stream.unread, "the rest is not looked at"
+
+    run(main)
+
+
+class SaidStream:
+    """A stream of libp2p on which a peer has said this; and what it was answered."""
+
+    def __init__(self, said: bytes, peer_id: transport.ID) -> None:
+        self.unread, self.answered = said, b""
+        self.muxed_conn, self.peer_id = self, peer_id
+
+    async def read(self, n: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        taken, self.unread = self.unread[:n], self.unread[n:]
+        return taken
+
+    async def write(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.answered += data
+
+    async def reset(self) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 def test_malformed_protocol_messages_end_a_stream_not_the_process() -> None:

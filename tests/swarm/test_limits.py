@@ -304,6 +304,15 @@ def test_strangers_leave_room_for_who_comes_next() -> None:
     assert memory.take(MEMBER, limits.PEER_UNREAD_LIMIT_BYTES), "members lose nothing by it"
 
 
+def test_who_is_no_member_any_more_takes_no_room_from_strangers() -> None:
+    members = {MEMBER}
+    memory = Memory(Refusals(), members.__contains__)
+    assert memory.take(MEMBER, limits.PEER_UNREAD_LIMIT_BYTES)
+    members.clear()
+    assert not memory.take(MEMBER, 1)
+    assert memory.take(STRANGER, limits.STRANGER_UNREAD_SURE_BYTES)
+
+
 def test_stream_with_more_than_there_is_room_for_ends_and_gives_its_room_back() -> None:
     async def main() -> None:
         refusals = Refusals()
