@@ -21,7 +21,7 @@ CROWDED_NODE = Path(__file__).with_name("crowded_node.py")
 PLACES = 4
 RETURN_S = 5.0
 """Until a stranger that was told that a node is full says hello again: all here share what one address may spend."""
-SOON_S = 20.0
+SOON_S = 60.0
 """From the start of a process to its links: a few seconds, on a loaded machine."""
 
 
