@@ -226,8 +226,9 @@ class Reaching:
     async def _ask(self, known: frozenset[PeerId]) -> frozenset[PeerId]:
         """Have members knock that did not yet, as long as they are fewer than CHECKERS; who answered."""
         linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
-        first = self._members.admission.first()
-        linked.sort(key=lambda peer: (is_private(self._host.host_of(peer) or ""), peer not in first, peer))
+        linked.sort(
+            key=lambda peer: (is_private(self._host.host_of(peer) or ""), not self._host.comes_first(peer), peer)
+        )
         fresh = [peer for peer in linked if peer not in known]
         answered: set[PeerId] = set()
 
@@ -316,8 +317,7 @@ class Reaching:
 
     def _relays(self) -> list[PeerId]:
         found = [peer for peer in self._links.linked() if self._relaying(peer) is not None]
-        first = self._members.admission.first()
-        return sorted(found, key=lambda peer: (peer not in first, self._host.rtt_s(peer) or 0.0, peer))
+        return sorted(found, key=lambda peer: (not self._host.comes_first(peer), self._host.rtt_s(peer) or 0.0, peer))
 
     def _circuit_addresses(self) -> tuple[str, ...]:
         """Where this node is reached through its relays."""

@@ -13,24 +13,22 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import Full, Welcome
 from shoal.protocol.wire import SwarmId
-from shoal.swarm.links import LINK_LIMIT
 from tests.node.lab import Node, Swarm, assert_exact, eventually
 from tests.node.test_evidence_nodes import started_as
 from tests.swarm.quiet import Quiet
 
 CROWDED_NODE = Path(__file__).with_name("crowded_node.py")
-RETURN_S = 10.0
+PLACES = 4
+RETURN_S = 5.0
 """Until a stranger that was told that a node is full says hello again: all here share what one address may spend."""
-FULL_S = 300.0
-"""For 256 strangers of one address it takes a minute: it may make three connections a second."""
-SOON_S = 20.0
+SOON_S = 60.0
 """From the start of a process to its links: a few seconds, on a loaded machine."""
 
 
 async def besiege(node: Node, swarm: bytes, seed: int, told: set[type]) -> None:
     """Be linked with a node as a stranger, and come back whenever it ends that; what it answers is in `told`."""
     async with trio.open_nursery() as nursery:
-        quiet = Quiet(10_000 + seed, swarm_id=SwarmId(swarm))
+        quiet = Quiet(50 + seed, swarm_id=SwarmId(swarm))
         await nursery.start(quiet.host.run)
         while True:
             changes = quiet.host.watch()
@@ -43,12 +41,11 @@ async def besiege(node: Node, swarm: bytes, seed: int, told: set[type]) -> None:
             await trio.sleep(RETURN_S)
 
 
-@pytest.mark.parametrize(("places", "besieged"), [(4, 2), pytest.param(LINK_LIMIT, 1, marks=pytest.mark.long)])
 def test_founder_comes_back_to_nodes_full_of_strangers_and_rounds_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: int, besieged: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many strangers at each of those nodes as it has places, of which founders hold some."""
-    monkeypatch.setenv("PLACES", str(places))
+    """As many strangers at either node as it has places, of which founders hold some."""
+    monkeypatch.setenv("PLACES", str(PLACES))
     with Swarm(tmp_path, nodes=3) as swarm:
         first, second, founder = swarm.nodes
         started_as(CROWDED_NODE, first.folder, monkeypatch)
@@ -59,14 +56,14 @@ def test_founder_comes_back_to_nodes_full_of_strangers_and_rounds_go_on(
             do = trio.to_thread.run_sync
             await do(partial(founder.certified, 2))
             await do(founder.kill)
-            told: dict[str, set[type]] = {node.peer_id: set() for node in (first, second)[:besieged]}
+            told: dict[str, set[type]] = {node.peer_id: set() for node in (first, second)}
             async with trio.open_nursery() as nursery:
-                for index, node in enumerate((first, second)[:besieged]):
-                    for number in range(places):
+                for index, node in enumerate((first, second)):
+                    for number in range(PLACES):
                         nursery.start_soon(
-                            besiege, node, swarm.manifest.swarm_id, index * places + number, told[node.peer_id]
+                            besiege, node, swarm.manifest.swarm_id, index * PLACES + number, told[node.peer_id]
                         )
-                await do(eventually, lambda: all(who == {Welcome, Full} for who in told.values()), "full", FULL_S)
+                await do(eventually, lambda: all(who == {Welcome, Full} for who in told.values()), "both are full")
                 status = first.ask("status")
                 if status["missing"]:
                     assert status["long_missing"] == [], "it was here a moment ago"
