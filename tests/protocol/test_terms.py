@@ -199,6 +199,15 @@ def test_first_rollback_to_the_initial_state_certifies_it() -> None:
     assert chain_of(3).back_to(origin, initial=initial).digest(0) == initial
 
 
+def test_consents_of_half_are_a_quorum_only_with_the_planner_among_them() -> None:
+    chain = chain_of(3, members=4)
+    head, target = chain.head, chain.value(2)
+    assert head.planner == PEERS[0]
+    assert is_consented(back(head, target, [KEYS[0], KEYS[3]]), head)
+    for others in ([KEYS[1], KEYS[2]], [KEYS[2], KEYS[3]], [KEYS[0]]):
+        assert not is_consented(back(head, target, others), head)
+
+
 def test_consents_of_a_quorum_are_verified() -> None:
     chain = chain_of(4)
     head, target = chain.head, chain.value(2)
