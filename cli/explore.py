@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +72,11 @@ def explore(options: ExploreOptions) -> None:
 
     Of `rules`, over a small model of the rules of agreement, with members that lie.
     """
-    explored = {"agreement": _explored_agreement, "rules": _explored_rules, "repair": _explored_repair}
+    explored: dict[str, Callable[[ExploreOptions], AnyExploration]] = {
+        "agreement": _explored_agreement,
+        "rules": _explored_rules,
+        "repair": _explored_repair,
+    }
     if options.what not in explored:
         raise ConfigError(
             f"there is no {options.what!r} to explore; write `shoal explore agreement`, `… rules` or `… repair`"

@@ -35,10 +35,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.testnet.explore.rules_bugs import Bug
+from shoal.testnet.explore.rules_calm import Calm
 from shoal.testnet.explore.rules_guards import FREE, Facts, Guards, Mover
 from shoal.testnet.explore.rules_liar import Used
 from shoal.testnet.explore.rules_scope import LYING, Kind, RulesScope, outvotes
-from shoal.testnet.explore.rules_voter import NONE, Signatures, Signing, Voter, new_voter
+from shoal.testnet.explore.rules_voter import NONE, Memory, Signatures, Signing, Voter, new_voter
 from shoal.testnet.explore.search import Finding, OnProgress, Search, State, ignore_progress
 
 PROGRESS_PERIOD_STATES = 4096
@@ -109,15 +110,12 @@ class RulesExplorer:
         self.certified: set[frozenset[str]] = {frozenset()}
         self.voters: list[Voter] = []
         self._forks_only = forks_only
-        # Once the network is calm the liar need not care for what convicts it.
-        self._calm = self.guards if not scope.careful else Guards(replace(scope, careless=True), bug)
         self._signatures = Signatures(len(self.values), bug)
+        self._calm = Calm(scope, bug, self._signatures)
         self._numbers: dict[Voter, int] = {}
         self._said: list[_Said] = []
         self._commons: list[Common] = []
         self._common_numbers: dict[Common, int] = {}
-        self._alive: dict[int, list[int]] = {}
-        self._stalls: dict[object, str | None] = {}
         common = Common(0, 0, scope.crashes, ((),) * scope.views, self.guards.liar.start)
         first = self._number(new_voter(scope.views))
         self.start: State = (*(first for _ in scope.honest), self._common_number(common))
@@ -154,8 +152,8 @@ class RulesExplorer:
     def steps(self, state: State) -> list[tuple[int, Step]]:
         """The steps that are possible, each with the member that takes it."""
         facts, common = self.facts(state), self._commons[state[-1]]
-        stalled = self._stalled(state, facts)
-        if stalled is not None and not self._forks_only:
+        stalled = None if self._forks_only else self._calm.stalled([self._memory(n) for n in state[:-1]], facts)
+        if stalled is not None:
             return [(0, Step(text=f"and the others calm down: {stalled}", state=state, violation="no decision"))]
         steps: list[tuple[int, Step]] = []
         if state == self.start and self.scope.liars:
@@ -185,6 +183,9 @@ class RulesExplorer:
                 )
             )
         return number
+
+    def _memory(self, number: int) -> Memory:
+        return self.voters[number].memory
 
     def _common_number(self, common: Common) -> int:
         number = self._common_numbers.setdefault(common, len(self._commons))
@@ -442,59 +443,6 @@ class RulesExplorer:
                     if any(self.guards.decided(facts, view, other, used) is not None for view in views):
                         return "a fork that convicts nobody"
         return None
-
-    def _stalled(self, state: State, facts: Facts) -> str | None:
-        """Why nothing would be decided if the network were calm from here on, if that is so."""
-        memories = [self.voters[number].memory for number in state[:-1]]
-        view = 1 + max(memory.view for memory in memories)
-        shown = tuple(self._signatures.shown(memory, view) for memory in memories)
-        key = (view, shown, facts.left, tuple(sorted(facts.prepares.items())) if self.scope.liars else ())
-        if key not in self._stalls:
-            self._stalls[key] = next(self._stalls_of(facts, view, shown), None)
-        return self._stalls[key]
-
-    def _stalls_of(self, facts: Facts, view: int, shown: Sequence[int]) -> Iterator[str]:
-        for alive in self._alive_sets(facts.left):
-            movers = [(1 << m, (code,)) for m, code in zip(self.scope.honest, shown, strict=True) if alive >> m & 1]
-            silent = self.scope.members - alive.bit_count()
-            calm = next((v for v in range(view, view + silent + 1) if alive >> self.scope.lead(v) & 1), None)
-            if calm is None:
-                yield "no honest member leads"
-            elif self.scope.liars and self._calm.joins_far(self.scope.liar_mask):
-                yield f"from view {calm} they follow a liar to a view far ahead"
-            else:
-                yield from self._stalls_in(facts, calm, movers, alive)
-
-    def _stalls_in(self, facts: Facts, view: int, movers: Sequence[Mover], alive: int) -> Iterator[str]:
-        options = self._calm.led(facts, view, movers, self._calm.liar.start)
-        if not options:
-            yield f"the lead of view {view} finds no quorum"
-        for target, _, justified in options:
-            value = self._free_value(facts.left) if target == FREE else target
-            name, _, leaves = self.values[value]
-            members = [m for m in self.scope.honest if alive >> m & 1]
-            if not justified or not all(self._calm.accepts(m, value, free=target == FREE) for m in members):
-                yield f"{name} is proposed in view {view}, and refused"
-            elif not self._calm.is_quorum(alive, leaves):
-                yield f"{name} is proposed in view {view}, and finds no quorum"
-
-    def _free_value(self, left: int) -> int:
-        """What a lead proposes that is free and has heard everybody: nobody refuses it."""
-        counted = left if self.scope.quorum != LYING else 0
-        return next(i for i, (_, kind, leaves) in enumerate(self.values) if kind is Kind.TRUE and leaves == counted)
-
-    def _alive_sets(self, left: int) -> list[int]:
-        """The sets of honest members that are a quorum without the others: all of them, and each that needs each."""
-        if left not in self._alive:
-            members = [m for m in self.scope.honest if not left >> m & 1]
-            everyone = sum(1 << m for m in members)
-            masks = [mask for mask in range(everyone + 1) if mask & ~everyone == 0 and outvotes(self.scope, mask)]
-            self._alive[left] = [
-                mask
-                for mask in masks
-                if mask == everyone or not any(outvotes(self.scope, mask & ~(1 << m)) for m in members if mask >> m & 1)
-            ]
-        return self._alive[left]
 
 
 def _signed(row: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -148,7 +148,7 @@ class Guards:
         found: set[tuple[int, Used]] = set()
         values = len(self.values)
         for level in range(-1, view):
-            supporters, shown = 0, set()
+            supporters, shown = 0, set[int]()
             for bit, codes in movers:
                 views = [code // values for code in codes]
                 if any(at == NONE or at >= level if lowest and level >= 0 else at <= level for at in views):

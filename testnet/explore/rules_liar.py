@@ -44,18 +44,24 @@ class Liar:
 
     def prepare(self, used: Used, view: int, value: int) -> Used | None:
         """It prepares."""
-        row = _signed(used.prepared, view, value) if self.careful else None
-        return used if not self.careful else row and self._judged(used._replace(prepared=row))
+        if not self.careful:
+            return used
+        row = _signed(used.prepared, view, value)
+        return None if row is None else self._judged(used._replace(prepared=row))
 
     def propose(self, used: Used, view: int, value: int) -> Used | None:
         """It proposes."""
-        row = _signed(used.proposed, view, value) if self.careful else None
-        return used if not self.careful else row and self._judged(used._replace(proposed=row))
+        if not self.careful:
+            return used
+        row = _signed(used.proposed, view, value)
+        return None if row is None else self._judged(used._replace(proposed=row))
 
     def vote(self, used: Used, view: int, value: int) -> Used | None:
         """It votes."""
-        row = _signed(used.voted, view, value) if self.careful else None
-        return used if not self.careful else row and self._judged(used._replace(voted=row))
+        if not self.careful:
+            return used
+        row = _signed(used.voted, view, value)
+        return None if row is None else self._judged(used._replace(voted=row))
 
     def move(self, used: Used, view: int, shown: int) -> Used | None:
         """It moves to `view` with a prepare certificate of view `shown`, or NONE; beyond the last view always."""
