@@ -1,11 +1,16 @@
-"""Agreement on one value per round: single-decree Paxos over the fixed electorate of C(e-1), sans-IO.
+"""Agreement on one value per round: prepare, then vote, over the fixed electorate of C(e-1), sans-IO.
 
-Theory. A *view* is a ballot. Lead(e, v) alone proposes in view v, at most once. A member votes in v only if it has not
-promised a higher view, and only for a value whose digest it computed itself. Moving to view v is a promise, durable
-before it is announced, never to vote below v; it carries the member's highest vote. A lead of v > 0 proposes only after
-a quorum moved to v, and then the value of the highest vote among them, unchanged, if there is one. Two quorums share a
-member (certificate.is_quorum), so a value that may have been decided in a lower view is found and carried forward:
-no two values of a round are ever both certified. Leaves shrink both kinds of quorum alike, and a leaver signs neither.
+Theory. Lead(e, v) alone proposes in view v, once. A member that accepts the proposal signs a *Prepare*; with a quorum
+of Prepares of one view and value (the *prepare certificate*) it signs a *Vote*; a quorum of votes of one view decides.
+Moving to view v is a promise, durable before it is announced, to sign nothing below v; it carries the mover's highest
+prepare certificate. A lead of v > 0 shows the ViewChanges of one quorum (view_change.py). They compel the value of the
+highest certificate among them, unchanged; only where there is none is the lead free. A value that may have been decided
+has a quorum of certificates behind it, and two quorums share a member (quorum.py): so it is found and carried forward,
+and no two values of a round are ever both certified. A certificate, not a member's word, is what binds.
+
+A free proposal is compared with all that this member has heard: it signs none that leaves out, without leave or ban, a
+member of B(e) whose matching Report it holds, and moves on with these Reports instead. A compelled one is judged by its
+proofs and what this member computed alone. Leaves shrink all quorums alike; a leaver signs nothing else.
 
 A rollback is a value like any other (terms.py says what it means). What a member computes itself for another value, it
 holds for this one: the state that the swarm would go back to. And it wants to see that a quorum consented. So it does
@@ -14,13 +19,13 @@ For a result that bans somebody (bans.py) it needs the evidence besides, and fet
 
 What a member may do in its state, for view v of an incoming message and p = the view it promised:
 
-    state      Propose(v ≥ p)       move to v > p        leave           certificate
-    OPEN       vote, if computed    promise, announce    LEFT if unsigned   DECIDED
-    LEFT       ignore               ignore               ignore          DECIDED
-    DECIDED    ignore               ignore               refused         ignore
+    state      Propose(v >= p)        quorum of Prepares in p   move to v > p        leave           certificate
+    OPEN       prepare, if accepted   vote, if it prepared      promise, announce    LEFT if unsigned   DECIDED
+    LEFT       ignore                 ignore                    ignore               ignore          DECIDED
+    DECIDED    ignore                 ignore                    ignore               refused         ignore
 
 Everything that binds the future is a `Persist` effect and stands before the message that depends on it; the caller must
-have it on disk before it sends what follows.
+have it on disk before it sends what follows. Source: docs/protocol.md, Agreement.
 """
 
 from __future__ import annotations
@@ -29,29 +34,50 @@ import enum
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.protocol.amending import InForce, check_amended, may_amend
-from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, unproven
-from shoal.protocol.certificate import check_certificate, follows, is_quorum, lead_order, verify_vote
+from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, named, unproven
+from shoal.protocol.certificate import (
+    check_certificate,
+    follows,
+    has_proofs,
+    lead_order,
+    newcomers,
+    verify_leave,
+    verify_report,
+    verify_step,
+)
 from shoal.protocol.durable import DurableRecord as DurableRecord
 from shoal.protocol.durable import Persist as Persist
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
+    LEAVE_DOMAIN,
+    PREPARE_DOMAIN,
+    PROPOSE_DOMAIN,
+    REPORT_DOMAIN,
     VIEW_LIMIT,
     VOTE_DOMAIN,
-    CastVote,
     Certificate,
     Leave,
     Message,
+    Moves,
+    Prepare,
+    Prepared,
+    PreparedValue,
     Propose,
     Report,
     Target,
     Value,
     ViewChange,
     Vote,
-    vote_preimage,
+    report_preimage,
+    step_preimage,
 )
+from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.terms import is_consented
+from shoal.protocol.view_change import check_change, check_proposed, highest_of, make_moves, sign_move
 
 VIEWS_AHEAD_LIMIT = 256
 """Views further ahead than this are ignored: a bound on the tables, not on liveness (time-outs double)."""
@@ -119,6 +145,7 @@ class Agreement:
     """One member's part in deciding the round after `previous`. A non-member only listens for the certificate.
 
     in_force: the settings of the round; without them no value may amend any. banned: who can be no member after it.
+    `reports` has by plan, for every peer, the Report of it that was heard and is signed.
     """
 
     def __init__(
@@ -128,10 +155,12 @@ class Agreement:
         previous: Value,
         in_force: InForce | None = None,
         banned: Collection[PeerId] = (),
+        faults: FaultModel = FaultModel.CRASH,
     ) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
+        self.faults = faults
         self._in_force = in_force
         self._banned = frozenset(banned)
         self._proven: dict[bytes, PeerId] = {}
@@ -141,19 +170,25 @@ class Agreement:
         self.standing = Standing.OPEN
         self.view = 0
         self.leaves: set[PeerId] = set()
+        self._leave_signatures: dict[PeerId, bytes] = {}
         self.certificate: Certificate | None = None
-        self._highest: CastVote | None = None
+        self.reports: dict[bytes, dict[PeerId, Report]] = {}
+        self._taking_part: dict[bytes, frozenset[PeerId]] = {}
+        self._highest: PreparedValue | None = None
         self._signed = False
-        self._proposed: dict[int, Value] = {}
-        self._proposals: dict[int, Value] = {}
+        self._proposed: dict[int, Propose] = {}
+        self._proposals: dict[int, Propose] = {}
         self._computed: dict[bytes, Report] = {}
         self._states: dict[bytes, bytes] = {}
         self._values: dict[bytes, Value] = {}
+        self._prepares: dict[tuple[int, bytes], dict[PeerId, bytes]] = {}
         self._votes: dict[tuple[int, bytes], dict[PeerId, bytes]] = {}
+        self._my_prepares: dict[int, Prepare] = {}
         self._my_votes: dict[int, Vote] = {}
         self._changes: dict[int, dict[PeerId, ViewChange]] = {}
-        self._freed: set[int] = set()
+        self._freed: dict[int, Moves] = {}
         self._mismatched: set[int] = set()
+        self._refused: dict[int, tuple[PeerId, ...]] = {}
 
     # -- what a restart brings back --------------------------------------------------------------------------
 
@@ -163,38 +198,53 @@ class Agreement:
             if record.round != self.round or record.term != self.previous.next_term:
                 continue
             self.view = max(self.view, record.view)
+            value, prepared = record.value, record.prepared
             if record.kind == "leave":
                 self.standing = Standing.LEFT
-                self.leaves.add(self._me)
+                self._take_leave(self._me, self._leave_message())
             elif record.kind == "promise":
                 self._signed = True
-                self._changes.setdefault(record.view, {})[self._me] = self._view_change()
-            elif record.kind == "vote" and record.value is not None:
-                self._take_vote(record.view, record.value)
-            elif record.kind == "propose" and record.value is not None:
-                self._take_proposal(record.view, record.value)
+                self._changes.setdefault(record.view, {})[self._me] = self._view_change(record.view)
+            elif record.kind == "prepare" and value is not None:
+                self._take_prepare(record.view, value)
+            elif record.kind == "vote" and value is not None and not isinstance(prepared, msgspec.UnsetType):
+                self._take_vote(value, prepared)
+            elif record.kind == "propose" and value is not None:
+                self._take_proposal(self._propose_message(record.view, value, record.moves, prepared))
 
     def resume(self) -> list[AgreementEffect]:
-        """After `restore`, and from time to time: a proposal without this member's own vote still wants one."""
-        return self._try_vote()
+        """After `restore`, and from time to time: what was restored counts like what is heard, and what a proposal
+        still lacks here is asked for."""
+        effects = self._try_prepare()
+        for view, value_hash in list(self._prepares):
+            effects += self._try_vote(view, value_hash)
+        for view, value_hash in list(self._votes):
+            effects += self._tally(view, value_hash)
+        return effects
 
-    def _take_vote(self, view: int, value: Value) -> Vote:
-        value_hash = value.hash
-        signature = self._identity.sign(VOTE_DOMAIN, vote_preimage(view, value_hash))
-        vote = Vote(
-            term=value.term,
-            round=value.round,
-            base=value.base,
-            view=view,
-            value=value_hash,
-            signature=signature,
+    def _take_prepare(self, view: int, value: Value) -> Prepare:
+        signature = self._identity.sign(PREPARE_DOMAIN, step_preimage(view, value.hash))
+        prepare = Prepare(
+            term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature
         )
         self._signed = True
-        self._values[value_hash] = value
+        self._values[value.hash] = value
+        self._my_prepares[view] = prepare
+        self._prepares.setdefault((view, value.hash), {})[self._me] = signature
+        return prepare
+
+    def _take_vote(self, value: Value, prepared: Prepared) -> Vote:
+        view = prepared.view
+        signature = self._identity.sign(VOTE_DOMAIN, step_preimage(view, value.hash))
+        vote = Vote(
+            term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature
+        )
+        self._signed = True
+        self._values[value.hash] = value
         self._my_votes[view] = vote
-        if self._highest is None or view >= self._highest.view:
-            self._highest = CastVote(view, value)
-        self._votes.setdefault((view, value_hash), {})[self._me] = signature
+        if self._highest is None or view >= self._highest.prepared.view:
+            self._highest = PreparedValue(value, prepared)
+        self._votes.setdefault((view, value.hash), {})[self._me] = signature
         return vote
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -214,15 +264,36 @@ class Agreement:
         return self.leading and self.view not in self._proposed and (self.view == 0 or self.view in self._freed)
 
     @property
+    def moves(self) -> Moves | msgspec.UnsetType:
+        """What shows that the view was entered which this node leads; nothing in the first one."""
+        return self._freed.get(self.view, msgspec.UNSET)
+
+    @property
     def proposed(self) -> bool:
         """Whether a proposal of the current view is known here."""
         return self.view in self._proposals
 
+    @property
+    def bound(self) -> bool:
+        """Whether this member accepted a value in this round: it may be decided, whatever happens here."""
+        return bool(self._my_prepares)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the proposal of the current view leaves somebody out, and the next view is wanted instead."""
+        return self.view in self._refused
+
     def promised(self) -> dict[PeerId, int]:
-        """Below which view each member votes no more, as far as it said so by a move or a vote."""
-        voted = [(view, peer) for (view, _), row in self._votes.items() for peer in row]
+        """Below which view each member signs no more, as far as it said so by a move, a prepare or a vote."""
+        signed = [
+            (view, peer) for rows in (self._prepares, self._votes) for (view, _), row in rows.items() for peer in row
+        ]
         moved = [(view, peer) for view, row in self._changes.items() for peer in row]
-        return {peer: view for view, peer in sorted(voted + moved)}
+        return {peer: view for view, peer in sorted(signed + moved)}
+
+    def is_quorum(self, peers: Iterable[PeerId]) -> bool:
+        """Whether these could decide the round, as far as the leaves heard here go."""
+        return is_quorum(self.previous, peers, self.leaves, faults=self.faults)
 
     def current(self) -> list[Message]:
         """This node's standing messages, to be sent again to whoever may have missed them."""
@@ -235,66 +306,96 @@ class Agreement:
         if change is not None:
             messages.append(change)
         if self.view in self._proposed:
-            messages.append(self._propose_message(self.view))
+            messages.append(self._proposed[self.view])
+        if self.view in self._my_prepares:
+            messages.append(self._my_prepares[self.view])
         if self._my_votes:
             messages.append(self._my_votes[max(self._my_votes)])
         return messages
 
     # -- what this node decides ------------------------------------------------------------------------------
 
-    def computed(self, report: Report) -> list[AgreementEffect]:
-        """This node holds the finals of a plan and computed the digest they lead to; it may now vote for it."""
+    def sign_report(self, report: Report) -> Report:
+        """`report` with this node's signature, which shows to everyone that it holds this result."""
+        preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
+        return msgspec.structs.replace(report, signature=self._identity.sign(REPORT_DOMAIN, preimage))
+
+    def computed(self, report: Report, participants: Iterable[PeerId] = ()) -> list[AgreementEffect]:
+        """This node holds the finals of a plan and computed the digest they lead to; it may now sign for it.
+
+        participants: of the plan; of others than these and the members, none can become a member by it.
+        """
         self._computed[report.plan] = report
-        return self._try_vote()
+        self._taking_part[report.plan] = frozenset(participants)
+        self.reports.setdefault(report.plan, {})[self._me] = self.sign_report(report)
+        return self._try_prepare()
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
-        """This node has the state of `target` on disk, with this digest; it may now vote for going back to it."""
+        """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
         self._states[target.certificate] = digest
-        return self._try_vote()
+        return self._try_prepare()
 
     def proven(self, evidence: bytes, accused: PeerId) -> list[AgreementEffect]:
-        """This node holds evidence of that digest, and verified it; it may now vote for a ban on it."""
+        """This node holds evidence of that digest, and verified it; it may now sign for a ban on it."""
         self._proven[evidence] = accused
-        return self._try_vote()
+        return self._try_prepare()
 
     def digest_of(self, target: Target) -> bytes | None:
         """The digest of the state of `target`, if this node said that it holds it."""
         return self._states.get(target.certificate)
 
     def propose(self, value: Value) -> list[AgreementEffect]:
-        """Propose a value of this node's own. Raises LocalError where it may not."""
+        """Propose a value of this node's own, to which the proofs of its names are added.
+
+        Raises LocalError where it may not.
+        """
         if not self.free_to_plan:
             raise LocalError(f"view {self.view} of round {self.round} is not this node's to fill")
+        value = self._with_proofs(value)
         if not self._may_be(value):
             raise LocalError(f"the value does not follow round {self.previous.round}")
-        return self._propose(value)
+        return self._propose(value, self.moves)
 
-    def _take_proposal(self, view: int, value: Value) -> None:
-        self._proposed[view] = value
-        self._proposals[view] = value
-        self._values[value.hash] = value
+    def _with_proofs(self, value: Value) -> Value:
+        """`value` with the signature of each leave and of each new member, as far as they were heard."""
+        reports, new = self.reports.get(value.plan, {}), newcomers(value, self.previous)
+        leaves = tuple(self._leave_signatures.get(peer, b"") for peer in value.leaves)
+        joined = tuple(reports[peer].signature if peer in reports else b"" for peer in new)
+        return msgspec.structs.replace(
+            value, leave_signatures=leaves or msgspec.UNSET, report_signatures=joined or msgspec.UNSET
+        )
 
-    def _propose(self, value: Value) -> list[AgreementEffect]:
-        self._take_proposal(self.view, value)
+    def _take_proposal(self, proposal: Propose) -> None:
+        self._proposed[proposal.view] = self._proposals[proposal.view] = proposal
+        self._values[proposal.value.hash] = proposal.value
+
+    def _propose(
+        self,
+        value: Value,
+        moves: Moves | msgspec.UnsetType,
+        prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
+    ) -> list[AgreementEffect]:
+        proposal = self._propose_message(self.view, value, moves, prepared)
+        self._take_proposal(proposal)
         return [
-            Persist(self._record("propose", self.view, value)),
-            Broadcast(self._propose_message(self.view)),
-            *self._try_vote(),
+            Persist(self._record("propose", self.view, value, moves=moves, prepared=prepared)),
+            Broadcast(proposal),
+            *self._try_prepare(),
         ]
 
     def move_to(self, view: int) -> list[AgreementEffect]:
-        """Promise never to vote below `view`, and say so."""
+        """Promise to sign nothing below `view`, and say so."""
         if not self.member or self.standing is not Standing.OPEN or not self.view < view < VIEW_LIMIT:
             return []
+        change = self._view_change(view)
         self.view = view
         self._signed = True
-        change = self._view_change()
         self._changes.setdefault(view, {})[self._me] = change
         return [
             Persist(self._record("promise", view)),
             Broadcast(change),
             *self._try_lead(),
-            *self._try_vote(),
+            *self._try_prepare(),
         ]
 
     def leave(self) -> list[AgreementEffect]:
@@ -305,13 +406,14 @@ class Agreement:
         if self.standing is not Standing.OPEN or self._signed:
             return []
         self.standing = Standing.LEFT
-        self.leaves.add(self._me)
-        return [Persist(self._record("leave", 0)), Broadcast(self._leave_message())]
+        message = self._leave_message()
+        self._take_leave(self._me, message)
+        return [Persist(self._record("leave", 0)), Broadcast(message)]
 
     # -- what others say -------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
-        """Take one agreement message from `sender`, whose signature on it has been checked.
+        """Take one agreement message from `sender`, whose envelope has been checked.
 
         Raises RemoteError when the message breaks the protocol.
         """
@@ -323,101 +425,152 @@ class Agreement:
             return []
         if isinstance(message, Propose):
             return self._receive_propose(sender, message)
+        if isinstance(message, Prepare):
+            return self._receive_prepare(sender, message)
         if isinstance(message, Vote):
             return self._receive_vote(sender, message)
         if isinstance(message, ViewChange):
             return self._receive_change(sender, message)
         if isinstance(message, Leave):
-            if message.round == self.round:
-                self.leaves.add(sender)
-            return self._try_lead()
+            return self._receive_leave(sender, message)
         raise LocalError(f"{type(message).__name__} is no agreement message")
 
+    def take_report(self, sender: PeerId, report: Report) -> None:
+        """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
+        if not verify_report(sender, report):
+            raise RemoteError("a report whose signature does not hold", peer=sender)
+        self.reports.setdefault(report.plan, {})[sender] = report
+
     def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
-        if sender != self.lead(message.view):
-            raise RemoteError(f"proposed in view {message.view}, which another leads", peer=sender)
-        if not follows(message.value, self.previous):
-            raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
-        if not is_consented(message.value, self.previous):
-            raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
-        if not may_amend(message.value, self.previous, self._in_force):
-            raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
-        if not may_ban(message.value, self._banned):
-            raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
-        if message.view < self.view or message.view > self.view + VIEWS_AHEAD_LIMIT:
+        view, value = message.view, message.value
+        if sender != self.lead(view):
+            raise RemoteError(f"proposed in view {view}, which another leads", peer=sender)
+        if not verify_step(PROPOSE_DOMAIN, sender, view, value.hash, message.signature):
+            raise RemoteError("a proposal whose signature does not hold", peer=sender)
+        self._check_proposed(sender, value)
+        if not self._in_reach(view):
             return []
-        known = self._proposals.setdefault(message.view, message.value)
-        if known.hash != message.value.hash:
-            raise RemoteError(f"two values in view {message.view}", peer=sender)
-        value_hash = message.value.hash
-        self._values[value_hash] = message.value
-        return [*self._tally(message.view, value_hash), *self._try_vote()]
+        known = self._proposals.get(view, message)
+        if known.value.hash != value.hash:
+            raise RemoteError(f"two values in view {view}", peer=sender)
+        is_compelled = check_proposed(sender, view, value, message.moves, message.prepared, self.previous, self.faults)
+        if not is_compelled and value.planner != sender:
+            raise RemoteError("proposed a result as that of another planner", peer=sender)
+        self._proposals[view] = known
+        self._values[value.hash] = value
+        effects = self._try_prepare()
+        return [*effects, *self._try_vote(view, value.hash), *self._tally(view, value.hash)]
+
+    def _check_proposed(self, sender: PeerId, value: Value) -> None:
+        if not follows(value, self.previous):
+            raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
+        if not has_proofs(value, self.previous, self.faults):
+            raise RemoteError("proposed leaves or members without their proofs, or no quorum of members", peer=sender)
+        if not is_consented(value, self.previous):
+            raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
+        if not may_amend(value, self.previous, self._in_force):
+            raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
+        if not may_ban(value, self._banned):
+            raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
+
+    def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
+        if self._take_step(PREPARE_DOMAIN, self._prepares, sender, message):
+            return self._try_vote(message.view, message.value)
+        return []
 
     def _receive_vote(self, sender: PeerId, message: Vote) -> list[AgreementEffect]:
-        if message.view > self.view + VIEWS_AHEAD_LIMIT:
-            return []
-        if not verify_vote(sender, message.view, message.value, message.signature):
-            raise RemoteError("a vote whose signature does not hold", peer=sender)
-        for (view, value_hash), votes in self._votes.items():
-            if view == message.view and value_hash != message.value and sender in votes:
-                raise RemoteError(f"two votes in view {view}", peer=sender)
-        self._votes.setdefault((message.view, message.value), {})[sender] = message.signature
-        return self._tally(message.view, message.value)
+        if self._take_step(VOTE_DOMAIN, self._votes, sender, message):
+            return self._tally(message.view, message.value)
+        return []
+
+    def _take_step(
+        self,
+        domain: bytes,
+        steps: dict[tuple[int, bytes], dict[PeerId, bytes]],
+        sender: PeerId,
+        message: Prepare | Vote,
+    ) -> bool:
+        """Note a Prepare or a Vote; whether it counts."""
+        if message.view > self.view + VIEWS_AHEAD_LIMIT or sender in self.leaves:
+            return False
+        if not verify_step(domain, sender, message.view, message.value, message.signature):
+            raise RemoteError(f"a {type(message).__name__.lower()} whose signature does not hold", peer=sender)
+        for (view, value_hash), row in steps.items():
+            if view == message.view and value_hash != message.value and sender in row:
+                raise RemoteError(f"two {type(message).__name__.lower()}s in view {view}", peer=sender)
+        steps.setdefault((message.view, message.value), {})[sender] = message.signature
+        return True
 
     def _receive_change(self, sender: PeerId, message: ViewChange) -> list[AgreementEffect]:
-        if not 0 < message.view <= self.view + VIEWS_AHEAD_LIMIT:
+        if not 0 < message.view <= self.view + VIEWS_AHEAD_LIMIT or sender in self.leaves:
             return []
-        if sender in self._changes.get(message.view, {}):
-            return [*self._try_follow(), *self._try_lead()]
-        if message.highest is not None:
-            value = message.highest.value
-            if message.highest.view >= message.view or not self._may_be(value):
-                raise RemoteError("a view change with an impossible vote", peer=sender)
-            self._values[value.hash] = value
-        self._changes.setdefault(message.view, {}).setdefault(sender, message)
+        if sender not in self._changes.get(message.view, {}):
+            check_change(sender, message, self.previous, self.faults)
+            if message.prepared is not None:
+                self._check_proposed(sender, message.prepared.value)
+                self._values[message.prepared.value.hash] = message.prepared.value
+            self._changes.setdefault(message.view, {})[sender] = message
         return [*self._try_follow(), *self._try_lead()]
+
+    def _receive_leave(self, sender: PeerId, message: Leave) -> list[AgreementEffect]:
+        if sender in self.leaves:
+            return self._try_lead()
+        if not verify_leave(sender, self.previous.hash, message.signature):
+            raise RemoteError("a leave whose signature does not hold", peer=sender)
+        if sender in self.promised():
+            raise RemoteError("leaves a round in which it signed", peer=sender)
+        self._take_leave(sender, message)
+        return self._try_lead()
+
+    def _take_leave(self, peer: PeerId, message: Leave) -> None:
+        self.leaves.add(peer)
+        self._leave_signatures[peer] = message.signature
 
     def _receive_certificate(self, certificate: Certificate) -> list[AgreementEffect]:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
-        check_certificate(certificate, self.previous)
+        check_certificate(certificate, self.previous, faults=self.faults)
         check_amended(certificate.value, self.previous, self._in_force)
         check_bans(certificate.value, self._banned)
         return self._decide(certificate)
 
     def _may_be(self, value: Value) -> bool:
         """Whether `value` can be decided in this round, as far as it tells itself."""
-        return (
-            follows(value, self.previous)
-            and is_consented(value, self.previous)
-            and may_amend(value, self.previous, self._in_force)
-            and may_ban(value, self._banned)
-        )
+        try:
+            self._check_proposed(self._me, value)
+        except RemoteError:
+            return False
+        return True
+
+    def _in_reach(self, view: int) -> bool:
+        return self.view <= view <= self.view + VIEWS_AHEAD_LIMIT
 
     # -- rules -----------------------------------------------------------------------------------------------
 
-    def _try_vote(self) -> list[AgreementEffect]:
-        """Vote on the newest proposal this member has promised nothing against, once it computed the same."""
+    def _try_prepare(self) -> list[AgreementEffect]:
+        """Accept the newest proposal that this member has promised nothing against, once it computed the same."""
         if not self.member or self.standing is not Standing.OPEN:
             return []
-        open_views = [v for v in self._proposals if v >= self.view and v not in self._my_votes]
+        open_views = [v for v in self._proposals if v >= self.view and v not in self._my_prepares]
         if not open_views:
             return []
         view = max(open_views)
-        value = self._proposals[view]
-        lacking = self._lacking(view, value)
+        proposal = self._proposals[view]
+        lacking = self._lacking(view, proposal.value)
         if lacking is not None:
             return lacking
+        if isinstance(proposal.prepared, msgspec.UnsetType) and self._refuse(view, proposal.value):
+            return []
         self.view = max(self.view, view)
-        vote = self._take_vote(view, value)
+        prepare = self._take_prepare(view, proposal.value)
         return [
-            Persist(self._record("vote", view, value)),
-            Broadcast(vote),
-            *self._tally(view, value.hash),
+            Persist(self._record("prepare", view, proposal.value)),
+            Broadcast(prepare),
+            *self._try_vote(view, proposal.value.hash),
         ]
 
     def _lacking(self, view: int, value: Value) -> list[AgreementEffect] | None:
-        """What is to be done before this member can vote for `value`; None if it can."""
+        """What is to be done before this member can sign for `value`; None if it can."""
         report = None
         if unproven(value, self._proven):
             return [NeedEvidence(value)]
@@ -430,7 +583,7 @@ class Agreement:
             report = self._computed.get(value.plan)
             if report is None:
                 return [NeedFinals(value)]
-            same = (report.digest, report.bitmaps) == (value.digest, value.bitmaps)
+            same = _matches(report, value)
         if same:
             return None
         # Not an exception: one would take along the promise or proposal that led here, unwritten.
@@ -438,38 +591,81 @@ class Agreement:
         self._mismatched.add(view)
         return [] if told else [Mismatch(value, report)]
 
+    def _refuse(self, view: int, value: Value) -> bool:
+        """Refuse a free proposal whose members are not who they have to be, as far as was heard here."""
+        if value.rollback:
+            return False
+        excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
+        reported = (peer for peer, one in self.reports.get(value.plan, {}).items() if _matches(one, value))
+        left_out = sorted(peer for peer in reported if peer in self.previous.members and peer not in excused)
+        strangers = set(newcomers(value, self.previous)) - self._taking_part.get(value.plan, frozenset())
+        if left_out or strangers:
+            self._refused[view] = tuple(left_out)
+        return view in self._refused
+
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
+        """Vote for what this member prepared in its view, once a quorum did."""
+        value, mine = self._values.get(value_hash), self._my_prepares.get(view)
+        if value is None or mine is None or mine.value != value_hash or view != self.view or view in self._my_votes:
+            return []
+        if self.standing is not Standing.OPEN:
+            return []
+        prepared = self._certified(self._prepares, view, value)
+        if prepared is None:
+            return []
+        vote = self._take_vote(value, prepared)
+        return [
+            Persist(self._record("vote", view, value, prepared=prepared)),
+            Broadcast(vote),
+            *self._tally(view, value_hash),
+        ]
+
+    def _certified(
+        self, steps: dict[tuple[int, bytes], dict[PeerId, bytes]], view: int, value: Value
+    ) -> Prepared | None:
+        """The Prepares, or the votes, of a view for a value, if they are a quorum."""
+        row = steps.get((view, value.hash), {})
+        signers = sorted(peer for peer in row if peer not in value.leaves)
+        if not is_quorum(self.previous, signers, value.leaves, faults=self.faults):
+            return None
+        return Prepared(view, tuple(signers), tuple(row[peer] for peer in signers))
+
     def _try_follow(self) -> list[AgreementEffect]:
-        """Move to the highest view for which those at or above it would, with this node, make a quorum."""
-        for view in sorted((v for v in self._changes if v > self.view), reverse=True):
-            movers = {p for v, changes in self._changes.items() if v >= view for p in changes}
-            if is_quorum(self.previous, movers | {self._me}, self.leaves):
+        """Move to the highest view which others that are a quorum without this node have reached.
+
+        Fewer take nobody along: one of three who says that it moved would lead the two others from view to view. Whose
+        own view can decide nothing any more goes on by itself (following.py).
+        """
+        ahead = sorted((v for v in self._changes if v > self.view), reverse=True)
+        for view in ahead:
+            movers = {p for v in ahead if v >= view for p in self._changes[v]}
+            if self.is_quorum(movers - {self._me}):
                 return self.move_to(view)
         return []
 
     def _try_lead(self) -> list[AgreementEffect]:
-        """As lead of this view with a quorum in it: carry the highest vote forward, or be free to plan."""
-        changes = self._changes.get(self.view, {})
+        """As lead of this view with a quorum in it: carry the highest certificate forward, or be free to plan."""
+        changes = {p: c for p, c in self._changes.get(self.view, {}).items() if p not in self.leaves}
         if not self.leading or self.view == 0 or self.view in self._proposed or self.view in self._freed:
             return []
-        if not is_quorum(self.previous, changes, self.leaves):
+        if not self.is_quorum(changes):
             return []
-        cast = [c.highest for c in changes.values() if c.highest is not None]
-        if cast:
-            return self._propose(max(cast, key=lambda vote: vote.view).value)
-        self._freed.add(self.view)
+        moves = make_moves(changes, self._leave_signatures)
+        highest = highest_of(changes.values())
+        if highest is not None:
+            return self._propose(highest.value, moves, highest.prepared)
+        self._freed[self.view] = moves
         return [FreeToPlan(self.view, tuple(c.report for c in changes.values() if c.report is not None))]
 
     def _tally(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
         """Form the certificate when the votes of one view for one value are a quorum."""
         value = self._values.get(value_hash)
-        votes = self._votes.get((view, value_hash), {})
         if value is None or self.standing is Standing.DECIDED:
             return []
-        valid = sorted(p for p in votes if p not in value.leaves)
-        if not is_quorum(self.previous, valid, value.leaves):
+        votes = self._certified(self._votes, view, value)
+        if votes is None:
             return []
-        signatures = tuple(votes[p] for p in valid)
-        return self._decide(Certificate(value=value, view=view, signers=tuple(valid), signatures=signatures))
+        return self._decide(Certificate(value=value, view=view, signers=votes.signers, signatures=votes.signatures))
 
     def _decide(self, certificate: Certificate) -> list[AgreementEffect]:
         self.standing = Standing.DECIDED
@@ -478,22 +674,74 @@ class Agreement:
 
     # -- messages and records of this node -------------------------------------------------------------------
 
-    def _record(self, kind: str, view: int, value: Value | None = None) -> DurableRecord:
-        return DurableRecord(kind=kind, term=self.previous.next_term, round=self.round, view=view, value=value)
+    def _record(
+        self,
+        kind: str,
+        view: int,
+        value: Value | None = None,
+        *,
+        moves: Moves | msgspec.UnsetType = msgspec.UNSET,
+        prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
+    ) -> DurableRecord:
+        return DurableRecord(
+            kind=kind,
+            term=self.previous.next_term,
+            round=self.round,
+            view=view,
+            value=value,
+            moves=moves,
+            prepared=prepared,
+        )
 
-    def _propose_message(self, view: int) -> Propose:
-        value = self._proposed[view]
-        return Propose(term=value.term, round=self.round, base=value.base, view=view, value=value)
+    def _propose_message(
+        self,
+        view: int,
+        value: Value,
+        moves: Moves | msgspec.UnsetType,
+        prepared: Prepared | msgspec.UnsetType,
+    ) -> Propose:
+        return Propose(
+            term=value.term,
+            round=self.round,
+            base=value.base,
+            view=view,
+            value=value,
+            signature=self._identity.sign(PROPOSE_DOMAIN, step_preimage(view, value.hash)),
+            moves=moves,
+            prepared=prepared,
+        )
 
-    def _view_change(self) -> ViewChange:
+    def _view_change(self, view: int) -> ViewChange:
+        report = next(reversed(self._computed.values()), None)
+        heard = {} if report is None else self.reports.get(report.plan, {})
+        named = {peer for peers in self._refused.values() for peer in peers if peer != self._me}
+        left_out = sorted(peer for peer in named if peer in heard and _same(heard[peer], report))
         return ViewChange(
             term=self.previous.next_term,
             round=self.round,
             base=self.previous.hash,
-            view=self.view,
-            highest=self._highest,
-            report=next(reversed(self._computed.values()), None),
+            view=view,
+            prepared=self._highest,
+            signature=sign_move(self._identity, self.previous.hash, view, self._highest),
+            report=None if report is None else heard[self._me],
+            left_out=tuple(left_out),
+            left_out_signatures=tuple(heard[peer].signature for peer in left_out),
         )
 
     def _leave_message(self) -> Leave:
-        return Leave(term=self.previous.next_term, round=self.round, base=self.previous.hash)
+        return Leave(
+            term=self.previous.next_term,
+            round=self.round,
+            base=self.previous.hash,
+            signature=self._identity.sign(LEAVE_DOMAIN, self.previous.hash),
+        )
+
+
+def _matches(report: Report, value: Value) -> bool:
+    """Whether who reported this computed the result that `value` names."""
+    result = (report.plan, report.digest, report.bitmaps, report.tokens)
+    return result == (value.plan, value.digest, value.bitmaps, value.tokens)
+
+
+def _same(one: Report, other: Report | None) -> bool:
+    return other is not None and msgspec.structs.replace(one, signature=other.signature) == other

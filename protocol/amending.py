@@ -29,7 +29,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -43,6 +42,7 @@ from shoal.protocol.messages import (
     Signature,
     Value,
 )
+from shoal.protocol.quorum import is_quorum
 from shoal.protocol.wire import canonical
 
 CONSENT_DOMAIN = b"shoal/amend-consent"

@@ -7,24 +7,28 @@ order of its leads, and whose vote breaks a tie.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+import msgspec
 
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.identity import PeerId, verify
+from shoal.protocol.identity import SIGNATURE_BYTES, PeerId, verify
 from shoal.protocol.messages import (
+    FIRST_VOTE_DOMAIN,
+    LEAVE_DOMAIN,
     NO_HASH,
+    REPORT_DOMAIN,
     VOTE_DOMAIN,
     Certificate,
+    Report,
     Term,
     Value,
     domain_hash,
-    vote_preimage,
+    report_preimage,
+    step_preimage,
 )
-
-# A vote weighs 2, the previous planner's 3: "1 + epsilon" in whole numbers. Exactly half of an even electorate
-# then suffices with the planner in it, and no two disjoint sets can both be quorums.
-VOTE_WEIGHT = 2
-PLANNER_VOTE_WEIGHT = 3
+from shoal.protocol.quorum import FaultModel, is_quorum
 
 
 def genesis(swarm_id: bytes, founders: Sequence[PeerId]) -> Value:
@@ -44,25 +48,21 @@ def genesis(swarm_id: bytes, founders: Sequence[PeerId]) -> Value:
 
 
 def lead_order(previous: Value) -> tuple[PeerId, ...]:
-    """The electorate in the order in which it leads the views of the round after `previous`."""
-    base = previous.hash
-    return tuple(sorted(previous.members, key=lambda peer: domain_hash("lead", base, peer.encode())))
+    """The electorate in the order in which it leads the views of the round after `previous`.
+
+    The order follows from swarm, term and round, in which nobody who may lie has a choice.
+    """
+    rebases, rollbacks, round = previous.next_term.rebases, previous.next_term.rollbacks, previous.next_round
+    position = b"".join(number.to_bytes(8, "little") for number in (rebases, rollbacks, round))
+    return tuple(
+        sorted(previous.members, key=lambda peer: domain_hash("lead", previous.swarm, position, peer.encode()))
+    )
 
 
 def lead(previous: Value, view: int) -> PeerId:
     """Lead(e, v): the member whose turn view `view` is, whether it is alive or not."""
     order = lead_order(previous)
     return order[view % len(order)]
-
-
-def is_quorum(previous: Value, supporters: Iterable[PeerId], leaves: Collection[PeerId] = ()) -> bool:
-    """Whether `supporters` outweigh half of the electorate less the leaves counted."""
-
-    def weight(peers: Set[PeerId]) -> int:
-        return VOTE_WEIGHT * len(peers) + (PLANNER_VOTE_WEIGHT - VOTE_WEIGHT) * (previous.planner in peers)
-
-    electorate = set(previous.members) - set(leaves)
-    return 2 * weight(electorate.intersection(supporters)) > weight(electorate)
 
 
 def leave_needs_promise(previous: Value, me: PeerId, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
@@ -92,8 +92,37 @@ def follows(value: Value, previous: Value) -> bool:
         and set(value.leaves) <= set(previous.members)
         and list(value.leaves) == sorted(set(value.leaves))
         and list(value.members) == sorted(set(value.members))
+        and not set(value.leaves).intersection(value.members)
         and (not value.rollback or _goes_back(value, previous))
     )
+
+
+def newcomers(value: Value, previous: Value) -> tuple[PeerId, ...]:
+    """The members after `value` that were none before it, in order."""
+    return tuple(peer for peer in value.members if peer not in previous.members)
+
+
+@lru_cache(maxsize=256)
+def has_proofs(value: Value, previous: Value, faults: FaultModel = FaultModel.CRASH) -> bool:
+    """Whether each leave and each new member in `value` is signed by who it is of, and the others are a quorum.
+
+    The members of B(e) that remain members, and those that `value` bans, are a quorum of B(e) less the leaves.
+    """
+    leaves, joined = _given(value.leave_signatures), _given(value.report_signatures)
+    new = newcomers(value, previous)
+    if len(leaves) != len(value.leaves) or len(joined) != len(new):
+        return False
+    report = report_preimage(value.base, value.plan, value.digest, value.bitmaps, value.tokens)
+    banned = () if isinstance(value.bans, msgspec.UnsetType) else (ban.peer for ban in value.bans)
+    return (
+        is_quorum(previous, {*value.members, *banned}, value.leaves, faults=faults)
+        and all(verify_leave(peer, value.base, one) for peer, one in zip(value.leaves, leaves, strict=True))
+        and all(verify(peer, REPORT_DOMAIN, report, one) for peer, one in zip(new, joined, strict=True))
+    )
+
+
+def _given(signatures: tuple[bytes, ...] | msgspec.UnsetType) -> tuple[bytes, ...]:
+    return () if isinstance(signatures, msgspec.UnsetType) else signatures
 
 
 def _goes_back(value: Value, previous: Value) -> bool:
@@ -107,8 +136,13 @@ def _goes_back(value: Value, previous: Value) -> bool:
     )
 
 
-def check_certificate(certificate: Certificate, previous: Value) -> None:
+def check_certificate(
+    certificate: Certificate, previous: Value, *, trusted: bool = False, faults: FaultModel = FaultModel.CRASH
+) -> None:
     """Check one certificate against the value before it.
+
+    trusted: it is from this node's own disk, or beneath a rebase or a checkpoint, and may be one of 0.1.0, whose votes
+    had one step, and whose leaves and new members were not proven.
 
     Raises RemoteError naming what is wrong.
     """
@@ -119,14 +153,41 @@ def check_certificate(certificate: Certificate, previous: Value) -> None:
         raise RemoteError(f"the certificate of round {value.round} has signers without signatures")
     if len(set(certificate.signers)) != len(certificate.signers):
         raise RemoteError(f"the certificate of round {value.round} counts a signer twice")
-    preimage = vote_preimage(certificate.view, value.hash)
+    first_edition = trusted and _is_of_first_edition(certificate)
+    if not first_edition and not has_proofs(value, previous, faults):
+        raise RemoteError(f"the certificate of round {value.round} names leaves or members without their proofs")
+    domain = FIRST_VOTE_DOMAIN if first_edition else VOTE_DOMAIN
     for signer, signature in zip(certificate.signers, certificate.signatures, strict=True):
-        if not verify(signer, VOTE_DOMAIN, preimage, signature):
+        if not verify_step(domain, signer, certificate.view, value.hash, signature):
             raise RemoteError(f"the certificate of round {value.round} has a forged signature", peer=signer)
-    if not is_quorum(previous, certificate.signers, value.leaves):
+    if not is_quorum(previous, certificate.signers, value.leaves, faults=faults):
         raise RemoteError(f"the certificate of round {value.round} has no quorum")
+
+
+def _is_of_first_edition(certificate: Certificate) -> bool:
+    """Whether its first signature is a vote of 0.1.0."""
+    votes = zip(certificate.signers, certificate.signatures, strict=True)
+    return any(
+        verify_step(FIRST_VOTE_DOMAIN, signer, certificate.view, certificate.value.hash, one) for signer, one in votes
+    )
+
+
+def verify_step(domain: bytes, peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:
+    """Whether `signature` is `peer`'s Propose, Prepare or Vote, by the domain, of the value in `view`."""
+    return verify(peer, domain, step_preimage(view, value_hash), signature)
 
 
 def verify_vote(peer: PeerId, view: int, value_hash: bytes, signature: bytes) -> bool:
     """Whether `signature` is `peer`'s vote for the value in `view`."""
-    return verify(peer, VOTE_DOMAIN, vote_preimage(view, value_hash), signature)
+    return verify_step(VOTE_DOMAIN, peer, view, value_hash, signature)
+
+
+def verify_leave(peer: PeerId, base: bytes, signature: bytes) -> bool:
+    """Whether `signature` is `peer`'s promise to sign nothing in the round after the value of hash `base`."""
+    return verify(peer, LEAVE_DOMAIN, base, signature)
+
+
+def verify_report(peer: PeerId, report: Report) -> bool:
+    """Whether `peer` signed this Report."""
+    preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
+    return len(report.signature) == SIGNATURE_BYTES and verify(peer, REPORT_DOMAIN, preimage, report.signature)

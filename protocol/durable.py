@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.protocol.messages import Term, Value
+from shoal.protocol.messages import Moves, Prepared, Term, Value
 
 
 class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the agreement log: what this member has bound itself to in a round.
 
-    `kind` is "promise" (nothing below `view`), "vote", "propose" (both with `value`), "leave" (the round),
-    or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this round).
+    `kind` is "promise" (nothing below `view`), "propose" (with `value`, and the `moves` and the `prepared` certificate
+    that it goes with), "prepare" (with `value`), "vote" (with `value` and its `prepared` certificate), "leave" (the
+    round), or "ready" (a contribution was announced: after a restart the same one is announced again, or none in this
+    round).
+
+    What 0.1.0 wrote as "vote" has no certificate; it was of another wire, and binds to nothing in this one.
     """
 
     kind: str
@@ -21,6 +25,8 @@ class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     round: int
     view: int = 0
     value: Value | None = None
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET
+    prepared: Prepared | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)

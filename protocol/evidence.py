@@ -1,6 +1,7 @@
 """Evidence: what somebody signed, and cannot have signed if it followed the rules. Anyone who has it can check it.
 
-    double vote            two votes of one member in one view of one round
+    double vote            two votes of one member in one view of one round; or two Prepares, or proposals
+    hidden prepare         a view change that hides the prepare certificate that its sender voted by
     double result          two statements of one owner about one chunk of one plan
     double commitment      two contributions, or norms of one, that a node announced in one life of one round
     copied commitment      a root whose seal shows that who signed it did not know what is under it
@@ -25,16 +26,20 @@ from typing import Annotated, Self
 import msgspec
 
 from shoal.protocol.bans import Moment
-from shoal.protocol.certificate import verify_vote
+from shoal.protocol.certificate import verify_step
 from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
     CHUNK_LIMIT,
+    PREPARE_DOMAIN,
+    PROPOSE_DOMAIN,
+    VOTE_DOMAIN,
     ChunkStatement,
     Count,
     Hash,
     Message,
+    Moved,
     Peer,
     Plan,
     Signature,
@@ -43,11 +48,13 @@ from shoal.protocol.messages import (
     View,
     domain_hash,
 )
+from shoal.protocol.view_change import verify_move
 from shoal.protocol.wire import canonical, decode
 
 HEADER_LIMIT_BYTES = 1 << 20
 EVIDENCE_LIMIT_BYTES = 1 << 27
 """Of one piece: 64 contributions to a chunk of 2 MiB each."""
+STEP_LIMIT_CHARS = 16
 _LENGTH_BYTES = 4
 
 
@@ -62,13 +69,18 @@ class _About(Message, frozen=True, kw_only=True):
         return self.base.next_term, self.base.next_round
 
 
+STEPS = {"propose": PROPOSE_DOMAIN, "prepare": PREPARE_DOMAIN, "vote": VOTE_DOMAIN}
+"""What a member may sign once in a view, and in which domain."""
+
+
 class DoubleVote(_About, frozen=True, kw_only=True):
-    """`peer` voted for both `values` in `view`; the lower hash first."""
+    """`peer` voted for both `values` in `view`, or prepared or proposed both; the lower hash first."""
 
     peer: Peer
     view: View
     values: tuple[Value, Value]
     signatures: tuple[Signature, Signature]
+    step: Annotated[str, msgspec.Meta(max_length=STEP_LIMIT_CHARS)] = "vote"
 
     @property
     def accused(self) -> PeerId:
@@ -78,13 +90,41 @@ class DoubleVote(_About, frozen=True, kw_only=True):
     def check_words(self) -> None:
         """Raises RemoteError unless both are votes in one view of the round after `base`, for two values."""
         first, second = self.values
+        if self.step not in STEPS:
+            raise RemoteError("a step that there is not")
         if not first.hash < second.hash:
             raise RemoteError("votes for one value, or in another order")
         for value, signature in zip(self.values, self.signatures, strict=True):
             if (value.base, value.swarm) != (self.base.hash, self.base.swarm):
                 raise RemoteError("a vote in another round")
-            if not verify_vote(self.peer, self.view, value.hash, signature):
+            if not verify_step(STEPS[self.step], self.peer, self.view, value.hash, signature):
                 raise RemoteError("a vote that the accused did not sign")
+
+
+class HiddenPrepare(_About, frozen=True, kw_only=True):
+    """`vote` was cast in `view`, by a prepare certificate; to `later` its voter moved and told of none so high."""
+
+    view: View
+    value: Value
+    vote: Signature
+    later: View
+    move: Moved
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.move.peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless the accused signed both, in the round after `base`."""
+        if (self.value.base, self.value.swarm) != (self.base.hash, self.base.swarm):
+            raise RemoteError("a vote in another round")
+        if not self.move.prepared < self.view < self.later:
+            raise RemoteError("a view change that hides nothing")
+        if not verify_step(VOTE_DOMAIN, self.accused, self.view, self.value.hash, self.vote):
+            raise RemoteError("a vote that the accused did not sign")
+        if not verify_move(self.base.hash, self.later, self.move):
+            raise RemoteError("a view change that the accused did not sign")
 
 
 class DoubleResult(_About, frozen=True, kw_only=True):
@@ -193,7 +233,9 @@ class WrongSum(_About, frozen=True, kw_only=True):
         _check_statement(self.statement, self.plan, self.base)
 
 
-Evidence = DoubleVote | DoubleResult | DoubleCommitment | CopiedCommitment | UnsoundContribution | WrongSum
+Evidence = (
+    DoubleVote | HiddenPrepare | DoubleResult | DoubleCommitment | CopiedCommitment | UnsoundContribution | WrongSum
+)
 
 
 def _check_statement(statement: ChunkStatement, plan: Plan, base: Value) -> None:
@@ -254,7 +296,8 @@ def unpack(data: bytes) -> tuple[Evidence, memoryview]:
 def describe(kind: str) -> str:
     """The kind of a piece of evidence in words."""
     return {
-        "doublevote": "two votes in one view",
+        "doublevote": "two votes, or two prepares or proposals, in one view",
+        "hiddenprepare": "a view change that hides what its sender voted for",
         "doubleresult": "two results for one chunk of one plan",
         "doublecommitment": "two contributions, or two norms of one, in one life of one round",
         "copiedcommitment": "a commitment copied from another",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shoal.protocol.accusations import Accusations, room_for
 from shoal.protocol.agreement import Agreement
 from shoal.protocol.amending import AmendConsent, InForce, stands_on, verify_amend_consent
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import PeerId
@@ -23,6 +24,7 @@ from shoal.protocol.messages import (
     Report,
     Target,
     Value,
+    ViewChange,
 )
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import RoundSettings
@@ -31,7 +33,7 @@ from shoal.protocol.terms import verify_consent
 
 @dataclass(slots=True, kw_only=True)
 class RoundFacts:
-    """`reports` are keyed by plan hash; `planned_at` is when `plan` was adopted here.
+    """`planned_at` is when `plan` was adopted here.
 
     `closed_to` are, by lineage, those from whom this node takes nothing more.
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
@@ -50,7 +52,6 @@ class RoundFacts:
     dead_since: dict[PeerId, float] = field(default_factory=dict)
     plan: Plan | None = None
     planned_at: float = 0.0
-    reports: dict[bytes, dict[PeerId, Report]] = field(default_factory=dict)
     held: dict[PeerId, Held] = field(default_factory=dict)
     closed_to: dict[bytes, frozenset[PeerId]] = field(default_factory=dict)
     consents: dict[PeerId, Consent] = field(default_factory=dict)
@@ -64,9 +65,14 @@ class RoundFacts:
         """Who promised to take no further part."""
         return self.agreement.leaves
 
+    @property
+    def reports(self) -> dict[bytes, dict[PeerId, Report]]:
+        """Who said that it holds the finals of which plan, by its hash; each is signed."""
+        return self.agreement.reports
+
     def is_quorum(self, peers: Collection[PeerId]) -> bool:
         """Whether these could certify the round."""
-        return is_quorum(self.previous, peers, self.leaves)
+        return self.agreement.is_quorum(peers)
 
     def has_quorum(self) -> bool:
         """Whether the living members could certify this round."""
@@ -117,10 +123,21 @@ class RoundFacts:
         return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
     def take_report(self, sender: PeerId, report: Report) -> None:
-        """`sender` holds the finals of a plan."""
+        """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
         ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
         if ours and room_for(self.reports, sender):
-            self.reports.setdefault(report.plan, {})[sender] = report
+            self.agreement.take_report(sender, report)
+
+    def take_change(self, sender: PeerId, change: ViewChange) -> None:
+        """What a member that moved on tells of finals: its own, and of whom a proposal left out. Raises RemoteError."""
+        if change.report is None:
+            return
+        self.take_report(sender, change.report)
+        if len(change.left_out) != len(change.left_out_signatures):
+            raise RemoteError("reports without signatures", peer=sender)
+        for peer, signature in zip(change.left_out, change.left_out_signatures, strict=True):
+            if peer in self.previous.members:
+                self.take_report(peer, msgspec.structs.replace(change.report, signature=signature))
 
     def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:
         """This node takes nothing more from these in that reduction. All from whom it does not, in order.
@@ -157,13 +174,14 @@ class RoundFacts:
         return None if self.plan is None else self.reports.get(self.plan.hash, {}).get(self.me)
 
     def reported(self, plan: Plan) -> set[PeerId]:
-        """Participants whose digest of this plan is the same as this node's."""
+        """Participants, and members that took no part or were evicted, who came to the same result as this node."""
         reports = self.reports.get(plan.hash, {})
         mine = reports.get(self.me)
         if mine is None:
             return set()
-        same = {p for p, r in reports.items() if (r.digest, r.bitmaps) == (mine.digest, mine.bitmaps)}
-        return same.intersection(plan.remaining()) - frozenset(self.leaves)
+        result = mine.digest, mine.bitmaps, mine.tokens
+        same = {p for p, r in reports.items() if (r.digest, r.bitmaps, r.tokens) == result}
+        return same.intersection({*plan.remaining(), *self.previous.members}).difference(self.leaves, self.banned)
 
     def take_consent(self, sender: PeerId, consent: Consent) -> None:
         """A member would go back. Raises RemoteError if it did not sign that."""

@@ -1,7 +1,8 @@
 """A member's watch over the lead of its view: how long it waits, and when it moves to the next view.
 
     the living are no quorum                            ─► wait: nothing can be expected
-    its view lacks the votes that it needs              ─► the view where all meet (meeting.py)
+    its view lacks the votes that it needs              ─► the next view, on the way to where all meet (meeting.py)
+    the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
     the lead has not been met, nor anybody moved on     ─► the same, after `MEETING_S`
     the lead says nothing for too long (patience.py)    ─► the same
@@ -67,8 +68,8 @@ class LeadWatch:
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
         meeting = meeting_view(facts.previous, view, promised, facts.alive, facts.leaves)
-        if self._apart.note(meeting > view, now) >= APART_S:
-            return meeting
+        if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
+            return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
         awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on

@@ -38,6 +38,9 @@ SIGNATURE_BYTES = 64
 PEER_ID_CHARS = 52
 DOMAIN_LIMIT_BYTES = 255
 PUBLIC_KEY_CACHE_ENTRIES = 4096
+REMEMBERED_SIGNATURES = 4096
+REMEMBERED_LIMIT_BYTES = 256
+"""Of messages whose signatures are remembered: with the table full that is some 2 MiB."""
 
 _MULTIHASH_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _SIGNATURE_PREFIX = b"shoal-signature-v1"
@@ -94,7 +97,15 @@ def public_key_of(peer_id: PeerId) -> bytes:
 
 
 def verify(peer_id: PeerId, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer_id`'s over (domain, message). A malformed PeerId is just False."""
+    """Whether `signature` is `peer_id`'s over (domain, message). A malformed PeerId is just False.
+
+    Short ones are remembered: a vote is checked as it is heard, in its certificate, and by the chain.
+    """
+    short = len(message) <= REMEMBERED_LIMIT_BYTES
+    return (_verified_once if short else _verified)(peer_id, domain, message, signature)
+
+
+def _verified(peer_id: PeerId, domain: bytes, message: bytes, signature: bytes) -> bool:
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -102,6 +113,9 @@ def verify(peer_id: PeerId, domain: bytes, message: bytes, signature: bytes) -> 
     except (InvalidSignature, MalformedPeerId):
         return False
     return True
+
+
+_verified_once = lru_cache(maxsize=REMEMBERED_SIGNATURES)(_verified)
 
 
 def _to_be_signed(domain: bytes, message: bytes) -> bytes:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shoal.protocol.certificate import is_quorum
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Value
+from shoal.protocol.quorum import is_quorum
 
 APART_S = 2.0
 """So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""

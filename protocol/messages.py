@@ -47,9 +47,17 @@ Clip = Annotated[int, msgspec.Meta(ge=0, le=CLIP_UNIT)]
 Squares = Annotated[float, msgspec.Meta(ge=0, le=SQUARES_LIMIT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=MEMBER_LIMIT)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+Signatures = Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
 SettingText = Annotated[str, msgspec.Meta(max_length=SETTING_LIMIT_CHARS)]
 
-VOTE_DOMAIN = b"shoal/vote"
+PROPOSE_DOMAIN = b"shoal/propose"
+PREPARE_DOMAIN = b"shoal/prepare"
+VOTE_DOMAIN = b"shoal/vote/2"
+FIRST_VOTE_DOMAIN = b"shoal/vote"
+"""Of 0.1.0, whose certificates had one step."""
+VIEW_CHANGE_DOMAIN = b"shoal/view-change"
+LEAVE_DOMAIN = b"shoal/leave"
+REPORT_DOMAIN = b"shoal/report"
 STATEMENT_DOMAIN = b"shoal/chunk-statement"
 CONSENT_DOMAIN = b"shoal/rollback-consent"
 REBASE_DOMAIN = b"shoal/rebase"
@@ -167,6 +175,24 @@ class OwnedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     stop: Count
 
 
+class Moved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the ViewChange of `peer` signed: that its highest prepare certificate is of view `prepared`, and of which
+    value; -1 and NO_HASH if it has none."""
+
+    peer: Peer
+    prepared: Annotated[int, msgspec.Meta(ge=-1, lt=VIEW_LIMIT)]
+    value: Hash
+    signature: Signature
+
+
+class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The ViewChanges of one quorum to a view, and the leaves that this quorum does not need."""
+
+    changes: Annotated[tuple[Moved, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+    leaves: Peers = ()
+    leave_signatures: Signatures = ()
+
+
 class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     """Who takes part with which weight, and who owns which chunks. Signed by its planner through the envelope.
 
@@ -175,7 +201,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     was evicted since among them; what is final stands. `standing` names, by the participant to copy them from, the
     finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
     participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
-    mean, says how contributions are combined.
+    mean, says how contributions are combined. `moves`, in a later view than the first, shows that the view was entered.
     """
 
     view: View
@@ -192,6 +218,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     relays: Annotated[tuple[Relay, ...], msgspec.Meta(max_length=RELAY_LIMIT)] = ()
     clips: Annotated[tuple[Clip, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] | msgspec.UnsetType = msgspec.UNSET
     aggregate: Annotated[str, msgspec.Meta(max_length=AGGREGATE_LIMIT_CHARS)] | msgspec.UnsetType = msgspec.UNSET
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not isinstance(self.clips, msgspec.UnsetType) and len(self.clips) != len(self.participants):
@@ -199,8 +226,8 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def hash(self) -> bytes:
-        """What values and reports refer to."""
-        return domain_hash("plan", canonical(self))
+        """What values and reports refer to: the plan, whichever quorum shows that its view was entered."""
+        return domain_hash("plan", canonical(msgspec.structs.replace(self, moves=msgspec.UNSET)))
 
     @property
     def lineage(self) -> bytes:
@@ -264,13 +291,15 @@ def _statement_preimage(plan: bytes, chunk: int, bitmap: bytes, result: bytes) -
 class Report(RoundMessage, frozen=True, kw_only=True):
     """The sender holds all finals of `plan` and computed this digest of S(e) from them.
 
-    `tokens`: trained on by those whose contribution is in at least one chunk.
+    `tokens`: trained on by those whose contribution is in at least one chunk. `signature` is over all of it, for the
+    value that makes a newcomer a member, and for a lead that has not heard it.
     """
 
     plan: Hash
     digest: Hash
     bitmaps: Hash
     tokens: Count = 0
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
 class Stalled(RoundMessage, frozen=True, kw_only=True):
@@ -295,6 +324,7 @@ class Evict(RoundMessage, frozen=True, kw_only=True):
     attempt: Attempt
     lineage: Hash
     evicted: Peers
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET
 
 
 class Held(RoundMessage, frozen=True, kw_only=True):
@@ -320,7 +350,7 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
     target: Target
     consenting: Peers
-    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+    signatures: Signatures
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -347,7 +377,7 @@ class Amended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     amendment: Amendment
     consenting: Peers
-    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+    signatures: Signatures
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -362,6 +392,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `members` are the electorate of the next round, sorted; `leaves` the leaves counted in its quorum, sorted.
     `bitmaps` is the root over the per-chunk contributor bitmaps; `tokens` the sum over those in at least one chunk.
+    `leave_signatures` has the promise of each of the leaves; `report_signatures`, for each of the members that was none
+    before, in order, what it signed as its Report of this result.
 
     With a `rollback` the round has no result: plan and bitmaps are NO_HASH, tokens 0, and `digest` is that of S(k),
     on which the next term stands. With `amended`, which a result may have, other settings are in force from the next
@@ -385,6 +417,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     bans: Annotated[tuple[Ban, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)] | msgspec.UnsetType = (
         msgspec.UNSET
     )
+    leave_signatures: Signatures | msgspec.UnsetType = msgspec.UNSET
+    report_signatures: Signatures | msgspec.UnsetType = msgspec.UNSET
 
     @cached_property
     def hash(self) -> bytes:
@@ -407,41 +441,76 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return Term(self.term.rebases, self.term.rollbacks + 1) if self.rollback else self.term
 
 
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A prepare certificate: a quorum's Prepares of one value in one view; `signers` and `signatures` correspond."""
+
+    view: View
+    signers: Peers
+    signatures: Signatures
+
+
+class PreparedValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A value in full with its prepare certificate: what a view change carries forward."""
+
+    value: Value
+    prepared: Prepared
+
+
 class Propose(RoundMessage, frozen=True, kw_only=True):
-    """The lead of `view` asks for votes on `value`; sent once per view."""
+    """The lead of `view` proposes `value`, once per view; `signature` is over (view, value hash).
+
+    In a later view than the first, `moves` are the ViewChanges of a quorum, and `prepared` is the highest prepare
+    certificate among them, if there is one: then `value` is the one that it is of.
+    """
 
     view: View
     value: Value
+    signature: Signature
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET
+    prepared: Prepared | msgspec.UnsetType = msgspec.UNSET
 
 
-class Vote(RoundMessage, frozen=True, kw_only=True):
-    """A member's vote; `signature` is over (view, value hash) and goes into the certificate."""
+class Prepare(RoundMessage, frozen=True, kw_only=True):
+    """A member accepts what the lead of `view` proposed; `signature` is over (view, value hash)."""
 
     view: View
     value: Hash
     signature: Signature
 
 
-class CastVote(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A vote that was cast, with its value in full: what a view change carries forward."""
+class Vote(RoundMessage, frozen=True, kw_only=True):
+    """The vote of a member that has the prepare certificate of (view, value), over which `signature` is.
+
+    It goes into the certificate of the round.
+    """
 
     view: View
-    value: Value
+    value: Hash
+    signature: Signature
 
 
 class ViewChange(RoundMessage, frozen=True, kw_only=True):
-    """The sender moved to `view` and will never vote below it; carries its highest vote and its finals."""
+    """The sender moved to `view` and signs nothing below it any more; carries its highest prepare certificate.
+
+    `signature` is over the view and what a `Moved` says of it. `report` is that of its finals; `left_out` and
+    `left_out_signatures` are those who signed the same Report and were left out of a proposal that the sender refused.
+    """
 
     view: View
-    highest: CastVote | None = None
+    prepared: PreparedValue | None = None
+    signature: Signature
     report: Report | None = None
+    left_out: Peers = ()
+    left_out_signatures: Signatures = ()
 
 
 class Leave(RoundMessage, frozen=True, kw_only=True):
-    """A durable promise to sign no vote and no view change in `round`, and to report nothing in it.
+    """A durable promise to sign nothing in `round` and after it; `signature` is over `base`, which names the round.
 
     So the next certificate does not list the sender, and it is no member of later rounds either until it joins anew.
     """
+
+    signature: Signature
 
 
 class Consent(RoundMessage, frozen=True, kw_only=True):
@@ -461,7 +530,7 @@ class Certificate(Message, frozen=True, kw_only=True):
     value: Value
     view: View
     signers: Peers
-    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MEMBER_LIMIT)]
+    signatures: Signatures
 
 
 class Rebase(Message, frozen=True, kw_only=True):
@@ -479,9 +548,19 @@ Entry = Certificate | Rebase
 """What a chain consists of."""
 
 
-def vote_preimage(view: int, value_hash: bytes) -> bytes:
-    """What a vote signs."""
+def step_preimage(view: int, value_hash: bytes) -> bytes:
+    """What a Propose, a Prepare and a Vote sign, each in a domain of its own."""
     return canonical([view, value_hash])
+
+
+def move_preimage(base: bytes, view: int, prepared: int, value_hash: bytes) -> bytes:
+    """What a ViewChange signs; `base`, the hash of C(e-1), names swarm, term and round."""
+    return canonical([base, view, prepared, value_hash])
+
+
+def report_preimage(base: bytes, plan: bytes, digest: bytes, bitmaps: bytes, tokens: int) -> bytes:
+    """What a Report signs; `base`, the hash of C(e-1), names swarm, term and round."""
+    return canonical([base, plan, digest, bitmaps, tokens])
 
 
 def consent_preimage(base: bytes, target: Target) -> bytes:

@@ -55,6 +55,7 @@ from shoal.protocol.messages import (
     Leave,
     Message,
     Plan,
+    Prepare,
     Propose,
     Ready,
     Report,
@@ -70,6 +71,7 @@ from shoal.protocol.patience import SILENCE_S
 from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
+from shoal.protocol.view_change import check_entered
 
 RESEND_S = 3.0
 """Own standing messages are sent again this often until the round is decided."""
@@ -141,9 +143,10 @@ class RoundMachine:
     # -- inputs of this node ---------------------------------------------------------------------------------
 
     def restore(self, records: Iterable[DurableRecord]) -> list[Effect]:
-        """Take up what this node bound itself to before a restart, and what it still has to do about it."""
+        """Take up what this node bound itself to before a restart; says it again, and does what follows from it."""
         self.agreement.restore(records)
-        return self._of_agreement(self.agreement.resume())
+        said = [Broadcast(message) for message in self.agreement.current()]
+        return [*said, *self._of_agreement(self.agreement.resume())]
 
     def ready(self, ready: Ready, now: float) -> list[Effect]:
         """Announce this node's role or its finished contribution, in this machine's life."""
@@ -152,11 +155,16 @@ class RoundMachine:
         self._gathering.take(self.me, ready)
         return [Broadcast(ready), *self.tick(now)]
 
-    def reduced(self, report: Report, now: float) -> list[Effect]:
-        """All finals of a plan are here and lead to this digest."""
-        effects: list[Effect] = [Broadcast(report)]
-        self._facts.reports.setdefault(report.plan, {})[self.me] = report
-        effects += self._of_agreement(self.agreement.computed(report))
+    def reduced(self, report: Report, now: float, *, participants: Iterable[PeerId] | None = None) -> list[Effect]:
+        """All finals of a plan, with these participants, are here and lead to this digest.
+
+        participants: left out, those of the plan that is followed here, if it is that one.
+        """
+        if participants is None:
+            ours = self.plan is not None and self.plan.hash == report.plan
+            participants = [p.peer for p in self.plan.participants] if ours and self.plan is not None else ()
+        effects: list[Effect] = [Broadcast(self.agreement.sign_report(report))]
+        effects += self._of_agreement(self.agreement.computed(report, participants))
         return [*effects, *self.tick(now)]
 
     def stalled(self, peers: Iterable[PeerId], late: Iterable[PeerId], now: float) -> list[Effect]:
@@ -336,9 +344,9 @@ class RoundMachine:
             self._facts.take_consent(sender, message)
         elif isinstance(message, AmendConsent):
             self._facts.take_amend_consent(sender, message)
-        elif isinstance(message, Propose | Vote | ViewChange | Leave | Certificate):
-            if isinstance(message, ViewChange) and message.report is not None:
-                self._facts.take_report(sender, message.report)
+        elif isinstance(message, Propose | Prepare | Vote | ViewChange | Leave | Certificate):
+            if isinstance(message, ViewChange):
+                self._facts.take_change(sender, message)
             effects = self._of_agreement(self.agreement.receive(sender, message))
         else:
             raise LocalError(f"{type(message).__name__} is no message of a round")
@@ -350,14 +358,16 @@ class RoundMachine:
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
         check_plan(plan, sender, self.previous, self._facts.settings)
+        check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)
         check_norms(plan, sender, self._gathering.squares(plan))
         effects = [] if self._is_of_earlier_life(plan) else self._adopt(plan, now)
-        # A lead plans in a later view only once a quorum moved there, whether or not this node heard them.
+        # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.
         return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
 
     def _receive_evict(self, sender: PeerId, message: Evict) -> list[Effect]:
         if sender != lead(self.previous, message.view):
             raise RemoteError(f"evicted in view {message.view}, which another leads", peer=sender)
+        check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)
         planned = self.plan is not None and (self.plan.view, self.plan.attempt) >= (message.view, message.attempt)
         if not self._in_reach(message.view) or planned:
             return []
@@ -435,6 +445,7 @@ class RoundMachine:
     def _lead_on(self, now: float) -> list[Effect]:
         order = self._lead.next_order(now, view_since=self._watch.stage_since)
         if isinstance(order, Plan):
+            order = msgspec.structs.replace(order, moves=self.agreement.moves)
             return [Broadcast(order), *self._adopt(order, now)]
         if isinstance(order, Eviction):
             return [Broadcast(self._announcement(order)), CloseOff(order.lineage, order.evicted)]
@@ -449,6 +460,7 @@ class RoundMachine:
             attempt=eviction.attempt,
             lineage=eviction.lineage,
             evicted=tuple(sorted(eviction.evicted)),
+            moves=self.agreement.moves,
         )
 
     def _watch_lead(self, now: float) -> list[Effect]:

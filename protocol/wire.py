@@ -31,7 +31,7 @@ import msgspec
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PEER_ID_CHARS, SIGNATURE_BYTES, Identity, PeerId, parse_peer_id, verify
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 MESSAGE_LIMIT_BYTES = 1 << 20
 ENVELOPE_OVERHEAD_LIMIT_BYTES = 512

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shoal.protocol.certificate import verify_vote
+from shoal.protocol.certificate import verify_step
 from shoal.protocol.commitments import Commitment, commitment_of
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import (
+    STEPS,
     CopiedCommitment,
     DoubleCommitment,
     DoubleResult,
     DoubleVote,
     Evidence,
+    HiddenPrepare,
     UnsoundContribution,
 )
 from shoal.protocol.gathering import READIES_LIMIT
@@ -26,7 +28,9 @@ from shoal.protocol.messages import (
     Certificate,
     ChunkStatement,
     Message,
+    Moved,
     Plan,
+    Prepare,
     Propose,
     Ready,
     Value,
@@ -34,6 +38,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.planning import RoundSettings, check_norms
+from shoal.protocol.view_change import moved, verify_move
 
 ROUNDS_KEPT = 3
 LIVES_LIMIT = 4
@@ -43,7 +48,7 @@ VIEWS_LIMIT = 64
 VALUES_LIMIT = 64
 PLANS_LIMIT = 16
 
-_Votes = dict[tuple[PeerId, int], dict[bytes, bytes]]
+_Votes = dict[tuple[str, PeerId, int], dict[bytes, bytes]]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,7 +59,8 @@ class _Round:
     settings: RoundSettings
     commitments: dict[PeerId, dict[bytes, Commitment]] = field(default_factory=dict)
     squares: dict[bytes, tuple[float, ...]] = field(default_factory=dict)  # by what is committed to
-    votes: _Votes = field(default_factory=dict)  # by voter and view: two values at most, with their signatures
+    votes: _Votes = field(default_factory=dict)  # by step, voter and view: two values at most, with their signatures
+    moves: dict[tuple[PeerId, int], Moved] = field(default_factory=dict)  # by mover and view
     values: dict[bytes, Value] = field(default_factory=dict)
     plans: dict[bytes, Plan] = field(default_factory=dict)
 
@@ -86,13 +92,18 @@ class Witness:
         elif isinstance(message, Certificate):
             self._keep_value(about, message.value)
             pairs = zip(message.signers, message.signatures, strict=False)
-            return [e for p, s in pairs for e in self._hear_vote(about, p, message.view, message.value.hash, s)]
+            return [e for p, s in pairs for e in self._hear_step(about, "vote", p, message.view, message.value.hash, s)]
         elif isinstance(message, Propose):
-            return self._keep_value(about, message.value)
-        elif isinstance(message, ViewChange) and message.highest is not None:
-            return self._keep_value(about, message.highest.value)
+            value_hash, signature = message.value.hash, message.signature
+            found = self._keep_value(about, message.value)
+            return [*found, *self._hear_step(about, "propose", sender, message.view, value_hash, signature)]
+        elif isinstance(message, ViewChange):
+            found = [] if message.prepared is None else self._keep_value(about, message.prepared.value)
+            return [*found, *self._hear_move(about, message.view, moved(sender, message))]
+        elif isinstance(message, Prepare):
+            return self._hear_step(about, "prepare", sender, message.view, message.value, message.signature)
         elif isinstance(message, Vote):
-            return self._hear_vote(about, sender, message.view, message.value, message.signature)
+            return self._hear_step(about, "vote", sender, message.view, message.value, message.signature)
         return []
 
     def _hear_ready(self, about: _Round, sender: PeerId, ready: Ready) -> list[Evidence]:
@@ -115,31 +126,58 @@ class Witness:
             about.squares[commitment.squares] = squares
         return []
 
-    def _hear_vote(
-        self, about: _Round, voter: PeerId, view: int, value_hash: bytes, signature: bytes
+    def _hear_step(
+        self, about: _Round, step: str, voter: PeerId, view: int, value_hash: bytes, signature: bytes
     ) -> list[Evidence]:
         if voter not in about.base.members or not 0 <= view < VIEWS_LIMIT:
             return []
-        said = about.votes.setdefault((voter, view), {})
-        if value_hash in said or len(said) > 1 or not verify_vote(voter, view, value_hash, signature):
+        said = about.votes.setdefault((step, voter, view), {})
+        if value_hash in said or len(said) > 1 or not verify_step(STEPS[step], voter, view, value_hash, signature):
             return []
         said[value_hash] = signature
-        return self._contradiction(about, voter, view)
+        return [*self._contradiction(about, step, voter, view), *self._hidden(about, voter)]
 
-    def _contradiction(self, about: _Round, voter: PeerId, view: int) -> list[Evidence]:
-        said = sorted(about.votes[voter, view].items())
+    def _hear_move(self, about: _Round, view: int, move: Moved) -> list[Evidence]:
+        if move.peer not in about.base.members or not 0 <= view < VIEWS_LIMIT or (move.peer, view) in about.moves:
+            return []
+        if not verify_move(about.base.hash, view, move):
+            return []
+        about.moves[move.peer, view] = move
+        return self._hidden(about, move.peer)
+
+    def _hidden(self, about: _Round, peer: PeerId) -> list[Evidence]:
+        """What a member voted for, and told nothing of when it moved on."""
+        moves = sorted((view, move) for (mover, view), move in about.moves.items() if mover == peer)
+        cast = sorted(
+            (view, said) for (step, voter, view), said in about.votes.items() if (step, voter) == ("vote", peer)
+        )
+        for view, said in cast:
+            known = sorted(value_hash for value_hash in said if value_hash in about.values)
+            hiding = [(later, move) for later, move in moves if move.prepared < view < later]
+            if known and hiding:
+                (later, move), value = hiding[0], about.values[known[0]]
+                vote = said[known[0]]
+                return [HiddenPrepare(base=about.base, view=view, value=value, vote=vote, later=later, move=move)]
+        return []
+
+    def _contradiction(self, about: _Round, step: str, voter: PeerId, view: int) -> list[Evidence]:
+        said = sorted(about.votes[step, voter, view].items())
         if len(said) < 2 or any(value_hash not in about.values for value_hash, _ in said):
             return []
         (first, one), (second, other) = said
         values = about.values[first], about.values[second]
-        return [DoubleVote(base=about.base, peer=voter, view=view, values=values, signatures=(one, other))]
+        return [DoubleVote(base=about.base, peer=voter, view=view, values=values, signatures=(one, other), step=step)]
 
     def _keep_value(self, about: _Round, value: Value) -> list[Evidence]:
         if value.hash in about.values or len(about.values) >= VALUES_LIMIT:
             return []
         about.values[value.hash] = value
         two = [key for key, said in about.votes.items() if len(said) > 1 and value.hash in said]
-        return [evidence for voter, view in two for evidence in self._contradiction(about, voter, view)]
+        voters = sorted(
+            {voter for (step, voter, _), said in about.votes.items() if step == "vote" and value.hash in said}
+        )
+        found = [evidence for key in two for evidence in self._contradiction(about, *key)]
+        return [*found, *(evidence for voter in voters for evidence in self._hidden(about, voter))]
 
     def _keep_plan(self, about: _Round, plan: Plan) -> None:
         if len(about.plans) < PLANS_LIMIT:

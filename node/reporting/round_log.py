@@ -82,7 +82,7 @@ class RoundLog:
 
     def persisted(self, record: DurableRecord) -> None:
         """A vote or proposal is on disk."""
-        names = {"vote": "voted", "propose": "proposed", "promise": "view_changed"}
+        names = {"prepare": "prepared", "vote": "voted", "propose": "proposed", "promise": "view_changed"}
         if record.kind in names:
             term = term_text(record.term)
             self._events.write(names[record.kind], term=term, round=record.round, view=record.view)

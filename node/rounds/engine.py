@@ -401,7 +401,8 @@ class Engine:
         report = await self._transition.work_out(finals, event.seconds)
         self.observer.reduced(finals, report)
         await self._p.holds.at(machine.round, "certify")
-        await self._carry_out(machine.reduced(report, trio.current_time()))
+        participants = [participant.peer for participant in finals.plan.participants]
+        await self._carry_out(machine.reduced(report, trio.current_time(), participants=participants))
 
     # -- certificate -----------------------------------------------------------------------------------------
 

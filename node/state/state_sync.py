@@ -130,7 +130,7 @@ class StateSync:
         head = self._custody.head
         if head.round or peer != head.planner or peer == self._me or ready.state == self._custody.digest:
             return False
-        return not any(record.kind in ("vote", "propose") for record in self._p.store.durable_records())
+        return not any(record.kind in ("prepare", "vote", "propose") for record in self._p.store.durable_records())
 
     async def fetch_genesis(self, founder: PeerId) -> CertifiedState | None:
         """S(0) as the first founder has it, to be adopted; None if it cannot be had now."""

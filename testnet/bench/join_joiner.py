@@ -24,7 +24,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import RoundSection
-from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, vote_preimage
+from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
 from shoal.swarm.lanes.chunks import KINDS, ChunkExchange
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
@@ -239,7 +239,7 @@ def _chain_to(digest: bytes) -> Chain:
         tokens=1,
         digest=digest,
     )
-    vote = founder.sign(VOTE_DOMAIN, vote_preimage(0, value.hash))
+    vote = founder.sign(VOTE_DOMAIN, step_preimage(0, value.hash))
     chain.extend(Certificate(value=value, view=0, signers=(founder.peer_id,), signatures=(vote,)))
     return chain
 

@@ -221,7 +221,7 @@ def _signed(log: Path, first: int, last: int) -> Iterator[_Signed]:
             signed = msgspec.json.decode(line, type=_Signed)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue  # another event, or a line that a kill cut short
-        if signed.event in ("voted", "proposed", "view_changed") and first <= signed.round <= last:
+        if signed.event in ("prepared", "voted", "proposed", "view_changed") and first <= signed.round <= last:
             yield signed
 
 

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.protocol.certificate import is_quorum, lead
 from shoal.protocol.messages import Value
+from shoal.protocol.quorum import is_quorum, lead
 from shoal.testnet.campaigns.campaign_plan import CUTS, PAIRED, Run
 from shoal.testnet.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm
 from shoal.testnet.nodes import NodeProcess

@@ -11,17 +11,20 @@ Nothing below changes what can be certified; `Scope(reduced=False)` does without
 * *Steps of members are remembered.* Machines are deterministic and share nothing but messages.
 * *Breadth first, and dead is silent.* No step of one member takes one from another, and what has been said stays said.
   So being lost, or down for good, is to take no further step, and needs no state of its own.
-* *Lower views first.* Give each step a rank: 3v for moving to view v, 3v+1 for leading it, 3v+2 for voting in it, but
-  never less than that of a step it depends on, by its member or by what that heard. Steps that do not depend on each
-  other commute, so each schedule can be sorted by rank and ends in the same state; only sorted ones are walked.
+* *Lower views first.* Give each step a rank: 4v for moving to view v, 4v+1 for leading it, 4v+2 for accepting what is
+  proposed in it and 4v+3 for voting, but never less than that of a step it depends on, by its member or by what that
+  heard. Steps that do not depend on each other commute, so each schedule can be sorted by rank and ends in the same
+  state; only sorted ones are walked.
 * *What cannot matter is forgotten.* A machine never reads its tables below its own view; of what a member said below
-  its view only proposals and its highest vote are kept. In a sorted schedule all votes of a view come before any move
-  beyond it, so they are counted by then. That every message is said at its own rank is checked as it is said.
+  its view only proposals and its highest vote are kept. Which quorum a certificate is of makes no difference. In a
+  sorted schedule all votes of a view come before any move beyond it, so they are counted by then. That every message
+  is said at its own rank is checked as it is said.
 * *Votes are counted, not heard.* Hearing one changes only whether its hearer knows the outcome, and then it is silent.
 * *View changes and leaves are heard by the lead of the view only, when they make it act.* For others they are a reason
   to move, which they may do without. Hearing some, and not yet enough, changes nothing that others see.
 * *Who hears a proposal has its finals.* Without them it does not vote, as if it had not heard.
-* *Votes in the last view come first.* Nothing depends on them, and having more of them certifies no less.
+* *Prepares are heard by who accepted the same, when they make it vote.* Fewer change nothing that others see.
+* *Prepares and votes in the last view come first.* Nothing depends on them, and having more of them certifies no less.
 * *Members that nothing tells apart* (`Scope.first_alike`) are sorted: exchanging them exchanges whole schedules.
 """
 
@@ -30,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Leave, Message, Propose, ViewChange, Vote
+from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
 from shoal.testnet.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope, outweighs
 from shoal.testnet.explore.search import Finding, OnProgress, Search, State, ignore_progress
@@ -65,6 +68,17 @@ class Exploration:
     violations: tuple[Finding, ...] = ()
 
 
+def _without_later(steps: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
+    """Only the first step that signs in the last view, if there is one; before a vote also what would come too late."""
+    last = [step for step in steps if step[1].in_last_view]
+    if not last:
+        return steps
+    first = min(last, key=lambda step: step[1].rank)
+    if not first[1].votes:
+        return [first]
+    return [step for step in steps if step is first or step[1].rank < first[1].rank]
+
+
 class Explorer:
     """Walks the schedules of a scope.
 
@@ -84,9 +98,11 @@ class Explorer:
         # Of each Member, by its number: its rank, its votes, what it says to all and to leads, whether it may lead.
         self._ranks: list[int] = []
         self._votes: list[frozenset[Cast]] = []
+        self._prepares: list[frozenset[Cast]] = []
         self._offers: list[int] = []
         self._voices: list[int] = []
         self._waiting: list[bool] = []
+        self._voting: list[bool] = []
         self._said: list[tuple[Message, ...]] = []
         self._said_numbers: dict[frozenset[Message], int] = {}
         self._outcomes: dict[tuple[int, tuple[int, ...]], list[Outcome]] = {}
@@ -140,16 +156,14 @@ class Explorer:
         offered = tuple([self._offers[number] for number in numbers])
         steps: list[tuple[int, Outcome]] = []
         for position, number in enumerate(numbers):
-            if self._waiting[number]:
+            if self._waiting[number] or self._voting[number]:
                 outcomes = self._possible(position, number, tuple([self._voices[other] for other in numbers]))
             else:
                 outcomes = self._possible(position, number, offered)
             for outcome in outcomes:
                 if outcome.rank >= now and outcome.crashes <= standing.crashes and outcome.leaves <= standing.leaves:
-                    if outcome.last_vote:
-                        return [(position, outcome)]
                     steps.append((position, outcome))
-        return steps
+        return _without_later(steps)
 
     def _learn(self) -> None:
         """Take note of what others may see of the Members that are new."""
@@ -157,13 +171,16 @@ class Explorer:
             said = member.said
             self._ranks.append(member.rank)
             self._votes.append(frozenset((m.view, m.value) for m in said if isinstance(m, Vote)))
+            self._prepares.append(frozenset((m.view, m.value) for m in said if isinstance(m, Prepare)))
             self._voices.append(self._said_number(frozenset(m for m in said if not isinstance(m, Vote))))
             if self.scope.reduced:
                 self._offers.append(self._said_number(frozenset(m for m in said if isinstance(m, Propose))))
                 self._waiting.append(self.members.may_lead(member))
+                self._voting.append(self.members.may_vote(member))
             else:
                 self._offers.append(self._said_number(said))
                 self._waiting.append(False)
+                self._voting.append(False)
 
     def _said_number(self, said: frozenset[Message]) -> int:
         number = self._said_numbers.setdefault(said, len(self._said))
@@ -184,6 +201,8 @@ class Explorer:
                 outcomes += self._hears(position, number, sender, said)
         if self._waiting[number]:
             outcomes += self._leads(position, number, heard)
+        if self._voting[number]:
+            outcomes += self.members.votes(position, number, self._others(position, heard, Prepare))
         if self.scope.reduced:
             self._outcomes[number, heard] = outcomes
         return outcomes
@@ -198,8 +217,12 @@ class Explorer:
         return outcomes
 
     def _leads(self, position: int, number: int, heard: tuple[int, ...]) -> list[Outcome]:
+        return self.members.leads(position, number, self._others(position, heard, ViewChange, Leave))
+
+    def _others(self, position: int, heard: tuple[int, ...], *kinds: type[Message]) -> list[tuple[int, Message]]:
+        """What the other members said of these kinds."""
         others = [(i, message) for i, said in enumerate(heard) if i != position for message in self._said[said]]
-        return self.members.leads(position, number, [(i, m) for i, m in others if isinstance(m, ViewChange | Leave)])
+        return [(i, message) for i, message in others if isinstance(message, kinds)]
 
     # -- what a step does to the whole ---------------------------------------------------------------------------
 
@@ -225,11 +248,13 @@ class Explorer:
     def _stands(self, before: Standing, numbers: list[int], outcome: Outcome) -> Standing | str:
         certified = set(before.certified)
         for vote in outcome.votes:
-            if self._voters_suffice(vote, numbers):
+            if not self._forks_only and not self._suffice(vote, numbers, self._prepares):
+                return "a vote without a prepare certificate"
+            if self._suffice(vote, numbers, self._votes):
                 certified.add(vote[1])
         certificate = outcome.certificate
         if certificate is not None:
-            voters = self._voters((certificate.view, certificate.value.hash), numbers)
+            voters = self._signers((certificate.view, certificate.value.hash), numbers, self._votes)
             if not voters.issuperset(certificate.signers):
                 return "certified without votes"
             certified.add(certificate.value.hash)
@@ -237,9 +262,9 @@ class Explorer:
             return "fork"
         return Standing(frozenset(certified), before.crashes - outcome.crashes, before.leaves - outcome.leaves)
 
-    def _voters(self, vote: Cast, numbers: list[int]) -> set[PeerId]:
-        return {self.members.peers[i] for i, number in enumerate(numbers) if vote in self._votes[number]}
+    def _signers(self, vote: Cast, numbers: list[int], said: list[frozenset[Cast]]) -> set[PeerId]:
+        return {self.members.peers[i] for i, number in enumerate(numbers) if vote in said[number]}
 
-    def _voters_suffice(self, vote: Cast, numbers: list[int]) -> bool:
+    def _suffice(self, vote: Cast, numbers: list[int], said: list[frozenset[Cast]]) -> bool:
         leaves = self.members.values.by_hash[vote[1]].leaves
-        return outweighs(self.members.previous, self._voters(vote, numbers), leaves)
+        return outweighs(self.members.previous, self._signers(vote, numbers, said), leaves)

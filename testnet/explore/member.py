@@ -27,19 +27,48 @@ from shoal.protocol.agreement import (
 )
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.identity import Identity
-from shoal.protocol.messages import Certificate, Leave, Message, Propose, Value, ViewChange, Vote
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import (
+    PREPARE_DOMAIN,
+    Certificate,
+    Leave,
+    Message,
+    Moves,
+    Prepare,
+    Prepared,
+    PreparedValue,
+    Propose,
+    Value,
+    ViewChange,
+    Vote,
+    step_preimage,
+)
+from shoal.protocol.view_change import sign_move
+from shoal.testnet.explore.proofs import Proofs
 from shoal.testnet.explore.scope import Scope, Values, abandoned_log, electorate, explored_digest, outweighs
-from shoal.testnet.explore.word import Log, Said, broken_promise, last_view, stage, still_binding
+from shoal.testnet.explore.word import (
+    Log,
+    Said,
+    broken_promise,
+    carried_by,
+    last_view,
+    lead_stage,
+    move_stage,
+    prepare_stage,
+    stage,
+    still_binding,
+    vote_stage,
+)
 
 MakeAgreement = Callable[[Identity, Value], Agreement]
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.
-_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_computed", "_states", "_in_force"}
+_FETCHED = {"_computed", "_states", "reports", "_taking_part"}
+_FIXED = {"_identity", "_me", "previous", "round", "member", "_order", "_in_force", "faults"} | _FETCHED
 # Tables by view. The rows below the machine's own view are never read again.
-_BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched"}
+_BY_VIEW = {"_proposed", "_proposals", "_my_prepares", "_my_votes", "_freed", "_mismatched", "_refused"}
 # Of use only to who forms certificates or leads; reduced schedules fill them in the step that uses them.
-_GATHERED = {"_votes", "_changes", "_values"}
+_GATHERED = {"_prepares", "_votes", "_changes", "_values", "_leave_signatures"}
 
 
 def plain_agreement(identity: Identity, previous: Value) -> Agreement:
@@ -59,8 +88,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step leads to. `votes` are (view, value hash) said for the first time; `last_vote` if there is no view
-    after theirs. A `violation` ends the search."""
+    """What a step leads to. `votes` are (view, value hash) said for the first time; `in_last_view` if it signs
+    something in a view after which there is none. A `violation` ends the search."""
 
     text: str
     after: int
@@ -68,7 +97,7 @@ class Outcome:
     crashes: int
     leaves: int
     votes: tuple[tuple[int, bytes], ...]
-    last_vote: bool
+    in_last_view: bool
     certificate: Certificate | None
     violation: str | None
 
@@ -98,6 +127,7 @@ class Members:
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
+        self._proofs = Proofs(self.previous)
         log, everyone = abandoned_log(self.previous), range(scope.members)
         self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
 
@@ -147,7 +177,7 @@ class Members:
         outcomes: list[Outcome] = []
         for view in range(self.states[number].machine.view + 1, self.scope.views):
             machine = _copy(self.states[number].machine)
-            step = _Step(position, number, f"moves to view {view}", 3 * view)
+            step = _Step(position, number, f"moves to view {view}", move_stage(view))
             outcomes += self._carried_out(step, machine, machine.move_to(view))
         return outcomes
 
@@ -162,7 +192,7 @@ class Members:
         for value in values:
             machine = _copy(before)
             text = f"proposes {self.values.name(value.hash)} in view {machine.view}"
-            step = _Step(position, number, text, 3 * before.view + 1)
+            step = _Step(position, number, text, lead_stage(before.view))
             outcomes += self._carried_out(step, machine, machine.propose(value))
         return outcomes
 
@@ -193,7 +223,7 @@ class Members:
             if isinstance(effect, NeedFinals | NeedState):
                 effects = self._has(machine, effect)
                 text = f"computes {self.values.name(effect.value.hash)}"
-                step = _Step(position, number, text, 3 * machine.view + 2)
+                step = _Step(position, number, text, prepare_stage(machine.view))
                 return self._carried_out(step, machine, effects)
         return []
 
@@ -216,6 +246,33 @@ class Members:
         if rollback:
             return machine.holds(rollback.target, explored_digest(rollback.target.round))
         return machine.computed(self.values.report(wanted.value))
+
+    def may_vote(self, member: Member) -> bool:
+        """Whether others' Prepares can make this member vote: it accepted the proposal of its view, and waits."""
+        machine = member.machine
+        return (
+            machine.standing is not Standing.DECIDED
+            and machine.view in machine._my_prepares
+            and machine.view not in machine._my_votes
+        )
+
+    def votes(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
+        """Hears Prepares of what it accepted until they are a quorum. Which make it up changes nothing that follows."""
+        machine = _copy(self.states[number].machine)
+        view, mine = machine.view, machine._my_prepares[machine.view]
+        names: list[str] = []
+        for sender, message in said:
+            if isinstance(message, Prepare) and (message.view, message.value) == (view, mine.value):
+                names.append(str(sender))
+                text = f"votes in view {view} with the word of {' and '.join(names)}"
+                step = _Step(position, number, text, vote_stage(view))
+                try:
+                    effects = machine.receive(*self._as_said_by(machine, position, sender, message))
+                except RemoteError as error:
+                    return [] if self._forks_only else [self._blamed(step, error)]
+                if effects:
+                    return self._carried_out(step, machine, effects)
+        return []
 
     def may_lead(self, member: Member) -> bool:
         """Whether what others say about views and leaves can make this member lead: it waits, or needs nobody."""
@@ -247,9 +304,13 @@ class Members:
                 if at in taken or now in met:
                     continue
                 names = " and ".join(str(heard[i][0]) for i in sorted(now))
-                step = _Step(position, number, f"leads view {view} with word from {names}", 3 * view + 1)
+                step = _Step(position, number, f"leads view {view} with word from {names}", lead_stage(view))
                 machine = _copy(before)
-                effects = machine.receive(self.peers[sender], message)
+                try:
+                    effects = machine.receive(*self._as_said_by(machine, position, sender, message))
+                except RemoteError as error:
+                    outcomes += [] if self._forks_only else [self._blamed(step, error)]
+                    continue
                 if machine.view == view and (effects or machine.free_to_plan):
                     outcomes += self._carried_out(step, machine, effects)
                 if not effects:
@@ -260,6 +321,20 @@ class Members:
                     outcomes += self._carried_out(step, machine, machine.move_to(view))
         return outcomes
 
+    def _as_said_by(self, machine: Agreement, position: int, sender: int, message: Message) -> tuple[PeerId, Message]:
+        """What a member says, under its own key: where members were exchanged it may have been said under another's."""
+        if not self.scope.reduced:
+            return self.peers[sender], message
+        who = position if self.peers[sender] == machine._me else sender
+        identity = self.identities[who]
+        if isinstance(message, ViewChange):
+            signature = sign_move(identity, message.base, message.view, message.prepared)
+            message = msgspec.structs.replace(message, signature=signature)
+        elif isinstance(message, Prepare):
+            signature = identity.sign(PREPARE_DOMAIN, step_preimage(message.view, message.value))
+            message = msgspec.structs.replace(message, signature=signature)
+        return self.peers[who], message
+
     def _blamed(self, step: _Step, error: RemoteError) -> Outcome:
         step = replace(step, text=f"{step.text}, and blames it: {error}")
         outcome = next(self._carry_out(step, self.states[step.number].machine, (), (), frozenset()))
@@ -267,7 +342,8 @@ class Members:
 
     def _returned(self, step: _Step, log: Log, said: Said) -> list[Outcome]:
         machine = _copy(self._restored(step.position, log)[0])
-        effects = [*machine.resume(), *map(Broadcast, machine.current())]
+        again = [Broadcast(message) for message in machine.current()]
+        effects = [*again, *machine.resume()]
         return list(self._carry_out(replace(step, crashes=1, leaves=0), machine, effects, log, said))
 
     def _carried_out(self, step: _Step, machine: Agreement, effects: list[AgreementEffect]) -> list[Outcome]:
@@ -290,7 +366,7 @@ class Members:
                 if self.scope.crashes and not step.crashes and (log, said) != started:
                     text = f"{step.text}, is killed before it writes its {effect.record.kind}, and returns"
                     yield from self._returned(replace(step, text=text), log, said)
-                log += (effect.record,)
+                log += (self._proofs.record(effect.record),)
             elif isinstance(effect, Broadcast):
                 message = self._plain(effect.message)
                 if message in said:
@@ -307,6 +383,8 @@ class Members:
             violation = violation or "a view went back"
         if self.scope.reduced and not self._forks_only:
             said = still_binding(said)
+        if self.scope.reduced:
+            machine = _without_others(machine)
         yield Outcome(
             text=step.text,
             after=self._number(step.position, Member(machine, log, said, step.rank)),
@@ -314,10 +392,14 @@ class Members:
             crashes=step.crashes,
             leaves=step.leaves,
             votes=tuple(votes),
-            last_vote=self.scope.reduced and not step.crashes and any(v == self.scope.views - 1 for v, _ in votes),
+            in_last_view=self.scope.reduced and not step.crashes and self._ends(said - started[1]),
             certificate=certificate,
             violation=violation,
         )
+
+    def _ends(self, said: Iterable[Message]) -> bool:
+        """Whether something was signed in the last view: nothing that it binds to comes after it."""
+        return any(isinstance(m, Prepare | Vote) and m.view == self.scope.views - 1 for m in said)
 
     # -- what is said -------------------------------------------------------------------------------------------
 
@@ -355,9 +437,8 @@ class Members:
         """Without what saves work only, and, where votes are counted and not heard, without whose key made them."""
         if isinstance(message, Propose):
             self.values.by_hash[message.value.hash] = message.value
-        if isinstance(message, ViewChange):
-            return msgspec.structs.replace(message, report=None)
-        if isinstance(message, Vote) and self.scope.reduced:
+        message = self._proofs.message(message)
+        if isinstance(message, Prepare | Vote | ViewChange) and self.scope.reduced:
             return msgspec.structs.replace(message, signature=b"")
         return message
 
@@ -372,11 +453,26 @@ def _frozen(held: object, lowest: int | None = None) -> object:
         return frozenset((k, _frozen(v)) for k, v in held.items() if lowest is None or k >= lowest)
     if isinstance(held, set):
         return frozenset(held if lowest is None else (view for view in held if view >= lowest))
-    if isinstance(held, Vote):
+    if isinstance(held, Prepare | Vote):
         return held.view, held.value
+    if isinstance(held, Propose):
+        return held.view, held.value.hash, isinstance(held.prepared, Prepared)
+    if isinstance(held, PreparedValue):
+        return held.prepared.view, held.value.hash
     if isinstance(held, ViewChange):
-        return held.view, held.highest
-    return held
+        return held.view, None if held.prepared is None else carried_by(held)
+    return None if isinstance(held, Moves) else held
+
+
+def _without_others(machine: Agreement) -> Agreement:
+    """What it gathered of others' signatures is gathered anew where it is used: not all of it was said everywhere."""
+    copy = _copy(machine)
+    for name in ("_prepares", "_votes", "_changes"):
+        rows = vars(machine)[name]
+        setattr(
+            copy, name, {key: {p: said for p, said in row.items() if p == machine._me} for key, row in rows.items()}
+        )
+    return copy
 
 
 def _copy(machine: Agreement) -> Agreement:
@@ -384,7 +480,6 @@ def _copy(machine: Agreement) -> Agreement:
     copy = object.__new__(type(machine))
     for name, held in vars(machine).items():
         if isinstance(held, dict):
-            fetched = name in ("_computed", "_states")
-            held = {} if fetched else {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
+            held = {} if name in _FETCHED else {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
         setattr(copy, name, set(held) if isinstance(held, set) else held)
     return copy

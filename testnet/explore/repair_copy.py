@@ -30,9 +30,9 @@ MOMENT_S = 1.0
 
 # Who a machine is, what never changes, and clocks, which all stand at `NOW` between two steps.
 _FIXED = {"me", "_me", "_identity", "identity", "previous", "round", "member", "_order", "settings", "_settings"}
-_FIXED |= {"_deal", "_sent_at", "_heard_at", "since", "planned_at", "_values", "_votes", "_squares"}
+_FIXED |= {"_deal", "_sent_at", "_heard_at", "since", "planned_at", "_values", "_votes", "_squares", "_taking_part"}
 # Tables by view. The rows below the machine's own view are never read again.
-_BY_VIEW = {"_proposed", "_proposals", "_my_votes", "_freed", "_mismatched", "_changes"}
+_BY_VIEW = {"_proposed", "_proposals", "_my_prepares", "_my_votes", "_freed", "_mismatched", "_refused", "_changes"}
 
 _ATOMS: tuple[type, ...] = (bytes, str, int, float, type(None), frozenset, tuple, enum.Enum, msgspec.Struct, Identity)
 _ATOMS += (FunctionType, MethodType, BuiltinMethodType, type)
@@ -90,7 +90,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     facts.dead_since.clear()
     facts.planned_at = machine._watch._patience.since = NOW
     facts.held = {peer: held for peer, held in facts.held.items() if peer == me}
-    facts.reports = {plan: {me: row[me]} for plan, row in facts.reports.items() if me in row}
+    agreement.reports = {plan: {me: row[me]} for plan, row in agreement.reports.items() if me in row}
+    agreement._prepares = {at: {me: row[me]} for at, row in agreement._prepares.items() if me in row}
     agreement._changes = {view: {me: row[me]} for view, row in agreement._changes.items() if me in row}
     gathering = machine._gathering
     gathering._readies = readies | gathering._readies

@@ -12,7 +12,19 @@ from functools import partial
 from shoal.collectives.finals import Finals
 from shoal.protocol.agreement import DurableRecord, NeedFinals
 from shoal.protocol.errors import LocalError
-from shoal.protocol.messages import NO_HASH, Evict, Held, Message, Plan, Propose, Ready, Report, ViewChange, Vote
+from shoal.protocol.messages import (
+    NO_HASH,
+    Evict,
+    Held,
+    Message,
+    Plan,
+    Prepare,
+    Propose,
+    Ready,
+    Report,
+    ViewChange,
+    Vote,
+)
 from shoal.testnet.explore.repair_copy import DUE, NOW, copy_of, kept_key, machine_key, reduction_key
 from shoal.testnet.explore.repair_judge import Parcel
 from shoal.testnet.explore.repair_run import Kit, Member, Run, WayBack, new_machine
@@ -226,6 +238,10 @@ class Members:
     def _minds(self, number: int, message: Message) -> bool:
         machine = self.states[number].machine
         agreement, plan, eviction = machine.agreement, machine.plan, machine._lead.eviction
+        if isinstance(message, Prepare):
+            mine = agreement._my_prepares.get(agreement.view)
+            waits = mine is not None and agreement.view not in agreement._my_votes
+            return waits and mine is not None and (message.view, message.value) == (mine.view, mine.value)
         if not agreement.leading or agreement.proposed:
             return False
         if isinstance(message, ViewChange):
@@ -281,9 +297,9 @@ class Members:
         )
 
     def _only_voted(self, run: Run, before: Member) -> bool:
-        """Whether all that others see of a step is a vote in the last view."""
+        """Whether all that others see of a step is signed in the last view."""
         said = run.said - before.said
-        votes = all(isinstance(m, Vote) and m.view == self.scope.views - 1 for m in said)
+        votes = all(isinstance(m, Prepare | Vote) and m.view == self.scope.views - 1 for m in said)
         return bool(said) and votes and run.posted == before.posted
 
     def _out_of_scope(self, member: Member, before: Member) -> bool:

@@ -23,6 +23,7 @@ from shoal.protocol.messages import (
     Held,
     Message,
     Plan,
+    Prepare,
     Propose,
     Ready,
     ViewChange,
@@ -251,7 +252,8 @@ class Run:
         """All finals of a plan are here, reduced or fetched."""
         report = report_of(finals)
         self.finals.add((report.plan, report.digest))
-        self.carry_out(self.machine.reduced(report, NOW))
+        participants = [participant.peer for participant in finals.plan.participants]
+        self.carry_out(self.machine.reduced(report, NOW, participants=participants))
 
     # -- effects -------------------------------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class Run:
             if isinstance(effect, Persist):
                 if self._changed:
                     self.cuts.append(self._now())
-                self.log += (effect.record,)
+                self.log += (self._world.proofs.record(effect.record),)
             elif isinstance(effect, Broadcast):
                 self._say(effect.message)
             elif isinstance(effect, StartReduce):
@@ -388,16 +390,16 @@ class Run:
         self.posted.add(parcel)
 
     def _say(self, message: Message) -> None:
-        if isinstance(message, ViewChange):
-            message = msgspec.structs.replace(message, report=None)
+        message = self._world.proofs.message(message)
         if isinstance(message, Vote):
             message = msgspec.structs.replace(message, signature=bytes(64))
         if message in self.said:
             return
-        if isinstance(message, Vote | Propose | ViewChange):
+        if isinstance(message, Prepare | Vote | Propose | ViewChange):
             self.violation = self.violation or broken_promise(self.log, frozenset(self.said), message)
         if isinstance(message, Vote):
             self.votes.append((message.view, message.value))
+        if isinstance(message, Prepare | Vote):
             self.violation = self.violation or self._unfounded(message)
         if isinstance(message, Plan):
             me = self._world.peers[self._position]
@@ -407,8 +409,8 @@ class Run:
         self._changed = True
         self.said.add(message)
 
-    def _unfounded(self, vote: Vote) -> str | None:
-        """Who votes has had all finals of what it votes for, in this life or an earlier one, and found that digest."""
+    def _unfounded(self, vote: Prepare | Vote) -> str | None:
+        """Who signs has had all finals of what it signs for, in this life or an earlier one, and found that digest."""
         value = next((r.value for r in self.log if r.value is not None and r.value.hash == vote.value), None)
         founded = value is not None and (value.plan, value.digest) in self.finals
         return None if founded else "a vote without the finals"

@@ -17,6 +17,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, OwnedRange, Ready, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, TRAINING, RoundSettings, absent_ready
+from shoal.testnet.explore.proofs import Proofs
 from shoal.testnet.explore.scope import electorate
 
 MEMBERS_LIMIT, VIEWS_LIMIT, ATTEMPTS_LIMIT, CRASHES_LIMIT, CHUNKS_LIMIT = 5, 5, 5, 4, 4
@@ -101,6 +102,7 @@ class World:
         self.scope = scope
         self.identities, self.previous = electorate(scope.members, planner=0)
         self.peers = [identity.peer_id for identity in self.identities]
+        self.proofs = Proofs(self.previous)
         self.everyone = frozenset(self.peers)
         self.number = {peer: number for number, peer in enumerate(self.peers)}
         self.grid = Grid(scope.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)

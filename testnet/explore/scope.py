@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     NO_HASH,
     Certificate,
     Message,
+    Prepare,
     Propose,
     Report,
     Target,
@@ -179,11 +180,14 @@ class Values:
             plan=value.plan,
             digest=domain_hash("explored digest", value.plan),
             bitmaps=NO_HASH,
+            tokens=value.tokens,
         )
 
     def name(self, value_hash: bytes) -> str:
         """What a value is called."""
-        value = self.by_hash[value_hash]
+        value = self.by_hash.get(value_hash)
+        if value is None:
+            return f"what nobody proposed ({value_hash.hex()[:8]})"
         gone = [str(self._peers.index(PeerId(peer))) for peer in value.leaves]
         what = f"R{value.rollback.target.round}/" if value.rollback else chr(ord("A") + value.tokens)
         return "-".join([f"{what}{self._peers.index(PeerId(value.planner))}", *gone])
@@ -192,10 +196,12 @@ class Values:
         """What a message says, for people."""
         if isinstance(message, Propose):
             return f"propose {self.name(message.value.hash)} in view {message.view}"
+        if isinstance(message, Prepare):
+            return f"prepare {self.name(message.value)} in view {message.view}"
         if isinstance(message, Vote):
             return f"vote for {self.name(message.value)} in view {message.view}"
         if isinstance(message, ViewChange):
-            cast = message.highest
-            carried = "no vote" if cast is None else f"the vote for {self.name(cast.value.hash)} of view {cast.view}"
+            one = message.prepared
+            carried = "nothing" if one is None else f"{self.name(one.value.hash)}, prepared in view {one.prepared.view}"
             return f"move to view {message.view} with {carried}"
         return f"show a certificate of {self.name(message.value.hash)}" if isinstance(message, Certificate) else "leave"

@@ -408,7 +408,8 @@ class Course(Reducing):
         self._disk.finals[plan.hash] = finals
         while len(self._disk.finals) > FINALS_KEPT:
             del self._disk.finals[next(iter(self._disk.finals))]
-        self._carry_out(machine.reduced(report, self._now))
+        participants = [participant.peer for participant in plan.participants]
+        self._carry_out(machine.reduced(report, self._now, participants=participants))
 
     # -- finals that others have -------------------------------------------------------------------------------
 

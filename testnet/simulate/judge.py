@@ -4,7 +4,8 @@
     the reference        a certified digest is that of the state which a plain computation makes of the contributions
     nothing left out     a contribution that does not count everywhere is of one that was evicted at some point of that
                          reduction, or that sent something else than it announced
-    no double vote       a member votes once in a view, and never below a view to which it moved without saying so
+    no double vote       a member prepares and votes once in a view, votes with a quorum's prepares behind it, and never
+                         below a view to which it moved without saying so
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
@@ -37,6 +38,7 @@ from shoal.protocol.messages import (
     Leave,
     Message,
     Plan,
+    Prepare,
     Propose,
     Value,
     ViewChange,
@@ -82,6 +84,8 @@ class Judge:
         self._evicted: dict[bytes, set[str]] = {}
         self._bitmaps: dict[bytes, tuple[bytes, ...]] = {}
         self._votes: dict[tuple[bytes, int, bytes], set[PeerId]] = {}
+        self._prepares: dict[tuple[bytes, int, bytes], set[PeerId]] = {}
+        self._prepared: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
         self._cast: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
         self._promised: dict[tuple[bytes, PeerId], dict[int, int]] = {}
         self._proposed: dict[tuple[bytes, int], bytes] = {}
@@ -91,7 +95,9 @@ class Judge:
 
     def sent(self, sender: PeerId, message: Message) -> None:
         """`sender` let `message` out."""
-        if isinstance(message, Vote):
+        if isinstance(message, Prepare):
+            self._prepare(sender, message)
+        elif isinstance(message, Vote):
             self._vote(sender, message)
         elif isinstance(message, Propose):
             self.values[message.value.hash] = message.value
@@ -101,13 +107,24 @@ class Judge:
         elif isinstance(message, ViewChange):
             self._change(sender, message)
         elif isinstance(message, Leave):
-            if self._cast.get((message.base, sender)) or self._promised.get((message.base, sender)):
+            signed = (self._prepared, self._cast, self._promised)
+            if any(said.get((message.base, sender)) for said in signed):
                 raise Violation("no double vote", f"a leave after a signature in round {message.round}")
         elif isinstance(message, Plan):
             self._plans[message.hash] = message
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
         elif isinstance(message, Evict):
             self._evicted.setdefault(message.lineage, set()).update(message.evicted)
+
+    def _prepare(self, sender: PeerId, prepare: Prepare) -> None:
+        said = self._prepared.setdefault((prepare.base, sender), {})
+        if prepare.view not in said and any(
+            prepare.view < view for view in self._promised.get((prepare.base, sender), {})
+        ):
+            raise Violation("no double vote", f"a prepare in view {prepare.view} after a move beyond it")
+        if said.setdefault(prepare.view, prepare.value) != prepare.value:
+            raise Violation("no double vote", f"two prepares in view {prepare.view} of round {prepare.round}")
+        self._prepares.setdefault((prepare.base, prepare.view, prepare.value), set()).add(sender)
 
     def _vote(self, sender: PeerId, vote: Vote) -> None:
         cast = self._cast.setdefault((vote.base, sender), {})
@@ -119,6 +136,9 @@ class Judge:
         value, previous = self.values.get(vote.value), self.values.get(vote.base)
         if value is None or previous is None:
             raise Violation("no double vote", "a vote for what nobody proposed")
+        preparing = self._prepares.get((vote.base, vote.view, vote.value), set())
+        if not outweighs(previous, preparing, value.leaves):
+            raise Violation("no double vote", "a vote without a prepare certificate")
         voters = self._votes.setdefault((vote.base, vote.view, vote.value), set())
         voters.add(sender)
         if outweighs(previous, voters, value.leaves):
@@ -126,10 +146,10 @@ class Judge:
 
     def _change(self, sender: PeerId, change: ViewChange) -> None:
         self.view(sender, change.base, change.view)
-        carried = -1 if change.highest is None else change.highest.view
+        carried = -1 if change.prepared is None else change.prepared.prepared.view
         self._promised.setdefault((change.base, sender), {})[change.view] = carried
-        if change.highest is not None:
-            self.values[change.highest.value.hash] = change.highest.value
+        if change.prepared is not None:
+            self.values[change.prepared.value.hash] = change.prepared.value
         for view in self._cast.get((change.base, sender), {}):
             if carried < view < change.view:
                 raise Violation("no double vote", f"a move to {change.view} that hides the vote in {view}")

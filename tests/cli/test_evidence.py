@@ -12,7 +12,7 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.evidence import DoubleVote, digest_of, pack
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest, render_manifest
-from shoal.protocol.messages import VOTE_DOMAIN, vote_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, step_preimage
 from tests.node.lab import assert_one_line, manifest_of
 from tests.protocol.lab import plan_hash, value_of
 
@@ -25,7 +25,7 @@ def write_evidence(folder: Path) -> tuple[Path, Path]:
     manifest.write_text(render_manifest(manifest_of([LIAR.peer_id])))
     base = genesis(load_manifest(manifest).swarm_id, [LIAR.peer_id])
     both = sorted((value_of(base, plan_hash(name), LIAR.peer_id) for name in "ab"), key=lambda value: value.hash)
-    signed = [LIAR.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for value in both]
+    signed = [LIAR.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for value in both]
     values, signatures = (both[0], both[1]), (signed[0], signed[1])
     file = folder / "proof"
     file.write_bytes(pack(DoubleVote(base=base, peer=LIAR.peer_id, view=0, values=values, signatures=signatures)))

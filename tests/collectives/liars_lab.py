@@ -37,7 +37,7 @@ from shoal.protocol.messages import (
     Report,
     Vote,
     domain_hash,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.witness import Witness
@@ -167,7 +167,7 @@ class LiarsLab(SwarmLab):
         node = self.nodes[number]
         value = node.running().agreement._values[vote.value]
         other = msgspec.structs.replace(value, digest=domain_hash("another digest"))
-        signature = node.identity.sign(VOTE_DOMAIN, vote_preimage(vote.view, other.hash))
+        signature = node.identity.sign(VOTE_DOMAIN, step_preimage(vote.view, other.hash))
         for watch in self.watches.values():  # the value came in a proposal of its accomplice's
             about = watch.witness._rounds.get(value.base)
             if about is not None:

@@ -26,7 +26,7 @@ from shoal.protocol.evidence import (
     digest_of,
     pack,
 )
-from shoal.protocol.messages import VOTE_DOMAIN, ChunkStatement, Plan, Ready, Value, domain_hash, vote_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, ChunkStatement, Plan, Ready, Value, domain_hash, step_preimage
 from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
 from tests.collectives.reduce_lab import (
     CODECS,
@@ -178,7 +178,7 @@ def test_wrong_sum_needs_the_payloads_that_were_committed_to() -> None:
 def double_vote() -> DoubleVote:
     one, other = (value_of(BASE, domain_hash(name), peer(0)) for name in ("one", "other"))
     first, second = sorted((one, other), key=lambda value: value.hash)
-    signatures = [identity(1).sign(VOTE_DOMAIN, vote_preimage(2, value.hash)) for value in (first, second)]
+    signatures = [identity(1).sign(VOTE_DOMAIN, step_preimage(2, value.hash)) for value in (first, second)]
     return DoubleVote(
         base=BASE, peer=peer(1), view=2, values=(first, second), signatures=(signatures[0], signatures[1])
     )
@@ -286,7 +286,7 @@ def test_two_votes_for_one_value_or_in_two_views_prove_nothing() -> None:
     again = msgspec.structs.replace(evidence, values=(value, value), signatures=(evidence.signatures[0],) * 2)
     with pytest.raises(RemoteError, match="one value"):
         verify_evidence(pack(again), SWARM)
-    elsewhere = identity(1).sign(VOTE_DOMAIN, vote_preimage(3, other.hash))
+    elsewhere = identity(1).sign(VOTE_DOMAIN, step_preimage(3, other.hash))
     with pytest.raises(RemoteError, match="did not sign"):
         verify_evidence(pack(msgspec.structs.replace(evidence, signatures=(evidence.signatures[0], elsewhere))), SWARM)
 

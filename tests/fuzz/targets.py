@@ -43,7 +43,7 @@ from shoal.protocol.manifest import (
     render_manifest,
 )
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, vote_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, step_preimage
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
 from shoal.swarm.address_book import AddressBook, KnownPeer
 from shoal.swarm.lanes import hello as lane_hello
@@ -186,7 +186,7 @@ def certificate() -> Certificate:
         digest=bytes(32),
     )
     keys = sorted((identity(n) for n in range(4)), key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for key in keys)
+    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in keys)
     return Certificate(value=value, view=0, signers=members, signatures=signatures)
 
 

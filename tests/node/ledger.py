@@ -29,7 +29,7 @@ from shoal.protocol.messages import (
     Target,
     Term,
     Value,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.wire import SwarmId
@@ -103,7 +103,7 @@ def save_finals(shelf: StateShelf, finals: Finals) -> None:
 
 def certificate_of(value: Value, signers: Sequence[Identity], *, view: int = 0) -> Certificate:
     """`value` with the votes of `signers`."""
-    preimage = vote_preimage(view, value.hash)
+    preimage = step_preimage(view, value.hash)
     return Certificate(
         value=value,
         view=view,

@@ -11,7 +11,7 @@ the code under test accept it. Everything random comes from the walk's own seede
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,6 +23,7 @@ from shoal.protocol import amending as amending_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import commitments as commitments_module
 from shoal.protocol import terms as terms_module
+from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
@@ -36,11 +37,19 @@ from shoal.protocol.certificate import check_certificate, genesis
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
+    LEAVE_DOMAIN,
     NO_HASH,
+    PREPARE_DOMAIN,
+    PROPOSE_DOMAIN,
+    REPORT_DOMAIN,
     VOTE_DOMAIN,
     Certificate,
     Leave,
     Message,
+    Moves,
+    Prepare,
+    Prepared,
+    PreparedValue,
     Propose,
     Report,
     RoundMessage,
@@ -48,7 +57,8 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
     domain_hash,
-    vote_preimage,
+    report_preimage,
+    step_preimage,
 )
 
 SWARM = bytes(range(32))
@@ -80,7 +90,7 @@ def paper_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes votes verify against PaperIdentity's signatures, and remembers the hash of each value."""
     plain_hash = vars(Value)["hash"].func
     monkeypatch.setattr(Value, "hash", property(lru_cache(maxsize=1 << 14)(plain_hash)))
-    for module in (certificate_module, terms_module, amending_module, commitments_module):
+    for module in (certificate_module, terms_module, amending_module, commitments_module, view_change_module):
         monkeypatch.setattr(
             module,
             "verify",
@@ -110,6 +120,23 @@ def honest_report(previous: Value, plan: bytes) -> Report:
         plan=plan,
         digest=domain_hash("lab digest", plan),
         bitmaps=domain_hash("lab bitmaps", plan),
+        tokens=previous.tokens + 1,
+    )
+
+
+def signed_report(identity: Identity, report: Report) -> Report:
+    """`report` as `identity` says it."""
+    preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
+    return msgspec.structs.replace(report, signature=identity.sign(REPORT_DOMAIN, preimage))
+
+
+def leave_of(identity: Identity, previous: Value) -> Leave:
+    """`identity`'s signed leave of the round after `previous`."""
+    return Leave(
+        term=previous.next_term,
+        round=previous.next_round,
+        base=previous.hash,
+        signature=identity.sign(LEAVE_DOMAIN, previous.hash),
     )
 
 
@@ -119,9 +146,29 @@ def value_of(
     planner: PeerId,
     members: Iterable[PeerId] | None = None,
     leaves: Iterable[PeerId] = (),
+    signing: Iterable[Identity] = (),
 ) -> Value:
-    """The value that `planner` would propose for `plan`."""
+    """The value that `planner` would propose for `plan`. signing: whose proofs of leaves and joining are in it."""
     report = honest_report(previous, plan)
+    value = _value_of(previous, report, planner, members, leaves)
+    keys = {identity.peer_id: identity for identity in signing}
+    new = [peer for peer in value.members if peer not in previous.members]
+    return msgspec.structs.replace(
+        value,
+        leave_signatures=tuple(leave_of(keys[peer], previous).signature for peer in value.leaves if keys)
+        or msgspec.UNSET,
+        report_signatures=tuple(signed_report(keys[peer], report).signature for peer in new if keys) or msgspec.UNSET,
+    )
+
+
+def _value_of(
+    previous: Value,
+    report: Report,
+    planner: PeerId,
+    members: Iterable[PeerId] | None,
+    leaves: Iterable[PeerId],
+) -> Value:
+    plan = report.plan
     return Value(
         swarm=previous.swarm,
         term=previous.next_term,
@@ -132,22 +179,83 @@ def value_of(
         members=tuple(sorted(previous.members if members is None else members)),
         leaves=tuple(sorted(leaves)),
         bitmaps=report.bitmaps,
-        tokens=previous.tokens + 1,
+        tokens=report.tokens,
         digest=report.digest,
     )
 
 
 def vote_of(identity: Identity, view: int, value: Value) -> Vote:
     """`identity`'s signed vote for `value` in `view`."""
-    preimage = vote_preimage(view, value.hash)
     return Vote(
         term=value.term,
         round=value.round,
         base=value.base,
         view=view,
         value=value.hash,
-        signature=identity.sign(VOTE_DOMAIN, preimage),
+        signature=identity.sign(VOTE_DOMAIN, step_preimage(view, value.hash)),
     )
+
+
+def prepare_of(identity: Identity, view: int, value: Value) -> Prepare:
+    """`identity`'s signed Prepare of `value` in `view`."""
+    return Prepare(
+        term=value.term,
+        round=value.round,
+        base=value.base,
+        view=view,
+        value=value.hash,
+        signature=identity.sign(PREPARE_DOMAIN, step_preimage(view, value.hash)),
+    )
+
+
+def prepared_by(identities: Iterable[Identity], view: int, value: Value) -> Prepared:
+    """The prepare certificate that these make."""
+    signed = {one.peer_id: prepare_of(one, view, value).signature for one in identities}
+    return Prepared(view, tuple(sorted(signed)), tuple(signed[peer] for peer in sorted(signed)))
+
+
+def propose_of(
+    identity: Identity,
+    view: int,
+    value: Value,
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET,
+    prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
+) -> Propose:
+    """What the lead `identity` says to propose `value` in `view`."""
+    return Propose(
+        term=value.term,
+        round=value.round,
+        base=value.base,
+        view=view,
+        value=value,
+        signature=identity.sign(PROPOSE_DOMAIN, step_preimage(view, value.hash)),
+        moves=moves,
+        prepared=prepared,
+    )
+
+
+def change_of(identity: Identity, previous: Value, view: int, prepared: PreparedValue | None = None) -> ViewChange:
+    """`identity`'s move to `view`, with the prepare certificate that it carries."""
+    return ViewChange(
+        term=previous.next_term,
+        round=previous.next_round,
+        base=previous.hash,
+        view=view,
+        prepared=prepared,
+        signature=view_change_module.sign_move(identity, previous.hash, view, prepared),
+    )
+
+
+def moves_of(
+    identities: Iterable[Identity],
+    previous: Value,
+    view: int,
+    carried: Mapping[PeerId, PreparedValue] | None = None,
+) -> Moves:
+    """The ViewChanges to `view` of these, as proof."""
+    carried = carried or {}
+    changes = {one.peer_id: change_of(one, previous, view, carried.get(one.peer_id)) for one in identities}
+    return view_change_module.make_moves(changes, {})
 
 
 def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
@@ -176,6 +284,7 @@ class Ledger:
 
     With `forks_only` the broken promise itself is let pass, to see whether it leads to two certified values.
     With `one_view` false, votes of all views are counted together: the arithmetic the protocol must not use.
+    `prepared` has, by base and sender, what it prepared in each view.
     """
 
     forks_only: bool = False
@@ -183,8 +292,11 @@ class Ledger:
     previous: dict[bytes, Value] = field(default_factory=dict)
     values: dict[bytes, Value] = field(default_factory=dict)
     votes: dict[tuple[bytes, int, bytes], set[PeerId]] = field(default_factory=dict)
+    prepared: dict[tuple[bytes, PeerId], dict[int, bytes]] = field(default_factory=dict)
+    prepares: dict[tuple[bytes, int, bytes], set[PeerId]] = field(default_factory=dict)
     cast: dict[tuple[bytes, PeerId], dict[int, bytes]] = field(default_factory=dict)
     promised: dict[tuple[bytes, PeerId], dict[int, int]] = field(default_factory=dict)
+    before_moving: dict[tuple[bytes, PeerId], set[int]] = field(default_factory=dict)
     proposed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     left: set[tuple[bytes, PeerId]] = field(default_factory=set)
     certified: dict[bytes, bytes] = field(default_factory=dict)
@@ -197,6 +309,8 @@ class Ledger:
         """`sender` let `message` out."""
         if isinstance(message, Propose):
             self._sent_propose(message)
+        elif isinstance(message, Prepare):
+            self._sent_prepare(sender, message)
         elif isinstance(message, Vote):
             self._sent_vote(sender, message)
         elif isinstance(message, ViewChange):
@@ -223,7 +337,8 @@ class Ledger:
             raise Violation(kind, detail)
 
     def _signed(self, base: bytes, peer: PeerId) -> bool:
-        return bool(self.cast.get((base, peer)) or self.promised.get((base, peer)))
+        signed = (self.prepared, self.cast, self.promised)
+        return any(known.get((base, peer)) for known in signed)
 
     def _sent_propose(self, message: Propose) -> None:
         value_hash = message.value.hash
@@ -232,7 +347,24 @@ class Ledger:
         if known != value_hash:
             self._break("two values in one view", f"view {message.view}")
 
+    def _sent_prepare(self, sender: PeerId, prepare: Prepare) -> None:
+        prepared = self.prepared.setdefault((prepare.base, sender), {})
+        if prepared.setdefault(prepare.view, prepare.value) != prepare.value:
+            self._break("two prepares in one view", f"{sender} in view {prepare.view}")
+        said = self.before_moving.setdefault((prepare.base, sender), set())
+        is_below = any(prepare.view < view for view in self.promised.get((prepare.base, sender), {}))
+        if is_below and prepare.view not in said:
+            self._break("prepare below a promise", f"{sender} in view {prepare.view}")
+        said.add(prepare.view)
+        if (prepare.base, sender) in self.left:
+            self._break("prepare after leaving", sender)
+        self.prepares.setdefault((prepare.base, prepare.view, prepare.value), set()).add(sender)
+
     def _sent_vote(self, sender: PeerId, vote: Vote) -> None:
+        prepares = self.prepares.get((vote.base, vote.view, vote.value), set())
+        leaves = self.values[vote.value].leaves
+        if not outweighs(self.previous[vote.base], prepares - set(leaves), leaves):
+            self._break("vote without a prepare certificate", f"{sender} in view {vote.view}")
         cast = self.cast.setdefault((vote.base, sender), {})
         if cast.setdefault(vote.view, vote.value) != vote.value:
             self._break("two votes in one view", f"{sender} in view {vote.view}")
@@ -248,10 +380,10 @@ class Ledger:
             self._certify(vote.base, vote.value)
 
     def _sent_change(self, sender: PeerId, change: ViewChange) -> None:
-        carried = -1 if change.highest is None else change.highest.view
+        carried = -1 if change.prepared is None else change.prepared.prepared.view
         self.promised.setdefault((change.base, sender), {})[change.view] = carried
-        if change.highest is not None:
-            self.values[change.highest.value.hash] = change.highest.value
+        if change.prepared is not None:
+            self.values[change.prepared.value.hash] = change.prepared.value
         for view in self.cast.get((change.base, sender), {}):
             if carried < view < change.view:
                 self._break("a vote that was not carried", f"{sender} voted in {view}, carried {carried}")
@@ -337,6 +469,7 @@ class Lab:
         member.agreement.restore(member.log if self._keeps_log else ())
         member.seen_view = member.agreement.view
         self.resend(number)
+        self.carry_out(number, member.agreement.resume())
 
     def crash(self, number: int) -> None:
         """Lose everything that is not on disk."""
@@ -390,7 +523,16 @@ class Lab:
         """The member finishes reducing `plan`, with another digest than everyone else if `skewed`."""
         machine = self.machine(number)
         report = honest_report(machine.previous, plan)
-        return machine.computed(msgspec.structs.replace(report, digest=NO_HASH) if skewed else report)
+        everyone = [member.peer for member in self.members]
+        return machine.computed(msgspec.structs.replace(report, digest=NO_HASH) if skewed else report, everyone)
+
+    def report_newcomers(self, number: int, plan: bytes, members: Iterable[PeerId]) -> None:
+        """The member hears the Reports of those of `members` who are none yet."""
+        machine = self.machine(number)
+        for peer in members:
+            if peer not in machine.previous.members:
+                identity = self.members[self.number(peer)].identity
+                machine.take_report(peer, signed_report(identity, honest_report(machine.previous, plan)))
 
     def _decided(self, number: int, certificate: Certificate) -> None:
         member = self.members[number]
@@ -410,13 +552,27 @@ class Lab:
             if number in here and self.number(sender) in here:
                 self.carry_out(number, self.deliver(number, sender, message))
 
+    def hear(self, numbers: Collection[int], *kinds: type[Message]) -> None:
+        """These members hear what lies in the bag of these kinds; the rest stays there."""
+        bag, self.bag = self.bag, []
+        for number, sender, message in bag:
+            if number in numbers and isinstance(message, kinds):
+                self.carry_out(number, self.deliver(number, sender, message))
+            else:
+                self.bag.append((number, sender, message))
+
     def propose(self, number: int, name: str, members: Iterable[PeerId] | None = None) -> Value:
         """The member computes the plan `name` and proposes what came out; returns the value."""
         machine = self.machine(number)
-        value = value_of(machine.previous, plan_hash(name), machine.lead(machine.view), members, machine.leaves)
+        leaves = machine.leaves
+        staying = [peer for peer in (members or machine.previous.members) if peer not in leaves]
+        value = value_of(machine.previous, plan_hash(name), machine.lead(machine.view), staying, leaves)
         self.carry_out(number, self.compute(number, value.plan))
-        self.carry_out(number, machine.propose(value))
-        return value
+        self.report_newcomers(number, value.plan, value.members)
+        effects = machine.propose(value)
+        self.carry_out(number, effects)
+        (proposal,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose)]
+        return proposal.value
 
     def move(self, number: int, view: int) -> None:
         """The member gives up on its view."""
@@ -481,6 +637,8 @@ class Walk:
             bag[at] = bag[-1]
             bag.pop()
         loss = self._vote_loss if isinstance(message, Vote | Certificate) else 0.1
+        if isinstance(message, Prepare):
+            loss = self._vote_loss / 3
         if self._rng.random() >= loss:
             self._carry_out(number, self.lab.deliver(number, sender, message))
 
@@ -500,20 +658,15 @@ class Walk:
         members = {machine.lead(machine.view), *(p for p in others if rng.random() < 0.9)}
         leaves = [p for p in machine.previous.members if p in machine.leaves and rng.random() < 0.7]
         plan = plan_hash(f"{machine.round} {rng.randrange(3)}")
+        staying = members - set(leaves)
+        if not outweighs(machine.previous, staying, leaves):
+            return
         self._carry_out(number, self.lab.compute(number, plan))
         if self.lab.members[number].agreement is machine and machine.free_to_plan:
-            self._carry_out(
-                number,
-                machine.propose(
-                    value_of(
-                        machine.previous,
-                        plan,
-                        members=members - set(leaves),
-                        leaves=leaves,
-                        planner=machine.lead(machine.view),
-                    )
-                ),
-            )
+            self.lab.report_newcomers(number, plan, staying)
+            lead = machine.lead(machine.view)
+            value = value_of(machine.previous, plan, members=staying, leaves=leaves, planner=lead)
+            self._carry_out(number, machine.propose(value))
 
     def _move(self, number: int) -> None:
         machine = self.lab.machine(number)

@@ -479,10 +479,13 @@ class RoundLab:
             banned=self.banned(node),
         )
         node.machine.expect(node.newcomers)
-        node.machine.restore(node.log)
-        self._carry_out(number, node.machine.peers_alive(node.alive, self.now))
+        machine = node.machine
+        self._carry_out(number, machine.restore(node.log))
+        if node.life != life or node.machine is not machine:
+            return  # killed between two effects, or what it had on disk decides the round
+        self._carry_out(number, machine.peers_alive(node.alive, self.now))
         if node.life != life:
-            return  # killed between two effects
+            return
         self._announce(number, state, is_recent=node.peer in recent)
         early, node.early = node.early, []
         for peer, message in early:
@@ -678,6 +681,10 @@ class RoundLab:
             bitmaps=domain_hash("bitmaps", counted),
             tokens=sum(p.tokens for p in plan.participants),
         )
+
+    def signed_report(self, plan: Plan, machine: RoundMachine) -> Report:
+        """As another hears it from the participant that runs `machine`."""
+        return machine.agreement.sign_report(self.report(plan))
 
     def _reduced(self, number: int, life: int, plan_hash: bytes) -> None:
         node = self.nodes[number]

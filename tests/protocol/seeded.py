@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
+from shoal.protocol import agreement as agreement_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, DurableRecord, Persist, Standing
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Message, Propose, Report, Value, ViewChange, Vote
+from shoal.protocol.messages import Message, Prepare, PreparedValue, Propose, Report, Value, ViewChange, Vote
 
 
 def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreement:
@@ -17,55 +20,77 @@ def made_by(bug: type[Agreement], identity: Identity, previous: Value) -> Agreem
     return bug(identity=identity, previous=previous)
 
 
-class ForgetfulLead(Agreement):
-    """Plans anew although a member of its quorum voted."""
+class Gullible(Agreement):
+    """Believes every lead of a later view: looks at no view changes behind a proposal."""
+
+    def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
+        with unchecked_proposals():
+            return super()._receive_propose(sender, message)
+
+
+@contextmanager
+def unchecked_proposals() -> Iterator[None]:
+    """Nothing is asked of what stands behind a proposal."""
+    checked = agreement_module.check_proposed
+    agreement_module.check_proposed = lambda *_: True
+    try:
+        yield
+    finally:
+        agreement_module.check_proposed = checked
+
+
+class ForgetfulLead(Gullible):
+    """Plans anew although a member of its quorum has a prepare certificate; nobody looks."""
 
     def _try_lead(self) -> list[AgreementEffect]:
-        stored = self._changes
-        self._changes = {
-            view: {p: msgspec.structs.replace(c, highest=None) for p, c in row.items()} for view, row in stored.items()
-        }
-        try:
+        with _carrying(self, lambda prepared: None):
             return super()._try_lead()
-        finally:
-            self._changes = stored
 
 
-class LowestVoteLead(Agreement):
-    """Carries the vote of the lowest view forward."""
+class ForgetfulLeadSeen(Agreement):
+    """The same among members who look."""
 
     def _try_lead(self) -> list[AgreementEffect]:
-        stored = self._changes
-        row = stored.get(self.view, {})
-        cast = [change.highest for change in row.values() if change.highest is not None]
-        if cast:
-            lowest = min(cast, key=lambda vote: vote.view)
-            self._changes = {self.view: {p: msgspec.structs.replace(c, highest=lowest) for p, c in row.items()}}
-        try:
+        with _carrying(self, lambda prepared: None):
             return super()._try_lead()
-        finally:
-            self._changes = stored
 
 
-class HastyLead(Agreement):
-    """Leads as soon as one other has moved to its view."""
+@contextmanager
+def _carrying(machine: Agreement, instead: Callable[[PreparedValue | None], PreparedValue | None]) -> Iterator[None]:
+    """What view changes carry is replaced while the lead looks at them."""
+    stored = machine._changes
+    machine._changes = {
+        view: {p: msgspec.structs.replace(c, prepared=instead(c.prepared)) for p, c in row.items()}
+        for view, row in stored.items()
+    }
+    try:
+        yield
+    finally:
+        machine._changes = stored
+
+
+class LowestVoteLead(Gullible):
+    """Carries the certificate of the lowest view forward; nobody looks."""
 
     def _try_lead(self) -> list[AgreementEffect]:
-        row = self._changes.get(self.view, {})
-        if not self.leading or self.view == 0 or self.proposed or self.view in self._freed or len(row) < 2:
-            return []
-        cast = [change.highest for change in row.values() if change.highest is not None]
-        if cast:
-            return self._propose(max(cast, key=lambda vote: vote.view).value)
-        self._freed.add(self.view)
-        return []
+        carried = [c.prepared for c in self._changes.get(self.view, {}).values() if c.prepared is not None]
+        lowest = min(carried, key=lambda one: one.prepared.view, default=None)
+        with _carrying(self, lambda prepared: lowest):
+            return super()._try_lead()
 
 
-class VainLead(Agreement):
+class HastyLead(Gullible):
+    """Leads as soon as one other has moved to its view; nobody looks."""
+
+    def is_quorum(self, peers: Iterable[PeerId]) -> bool:
+        return len(set(peers)) >= 2 or super().is_quorum(peers)
+
+
+class VainLead(Gullible):
     """Puts its own name on what it carries forward."""
 
-    def _propose(self, value: Value) -> list[AgreementEffect]:
-        return super()._propose(msgspec.structs.replace(value, planner=self._me))
+    def _propose(self, value: Value, *proofs: Any) -> list[AgreementEffect]:
+        return super()._propose(msgspec.structs.replace(value, planner=self._me), *proofs)
 
 
 class WaveringLead(Agreement):
@@ -85,14 +110,24 @@ class LeavesAnyway(Agreement):
 
 
 class VotesAfterLeaving(Agreement):
-    """Votes although it left."""
+    """Prepares although it left."""
 
-    def _try_vote(self) -> list[AgreementEffect]:
+    def _try_prepare(self) -> list[AgreementEffect]:
         standing = self.standing
         if standing is Standing.LEFT:
             self.standing = Standing.OPEN
         try:
-            return super()._try_vote()
+            return super()._try_prepare()
+        finally:
+            if self.standing is Standing.OPEN:
+                self.standing = standing
+
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
+        standing = self.standing
+        if standing is Standing.LEFT:
+            self.standing = Standing.OPEN
+        try:
+            return super()._try_vote(view, value_hash)
         finally:
             if self.standing is Standing.OPEN:
                 self.standing = standing
@@ -110,13 +145,22 @@ class MixesViews(Agreement):
         return effects
 
 
-class BreaksPromises(Agreement):
-    """Votes in views below the one it promised."""
+class CountsPrepares(Agreement):
+    """Takes a Prepare for a vote."""
 
-    def _try_vote(self) -> list[AgreementEffect]:
+    def _receive_prepare(self, sender: PeerId, message: Prepare) -> list[AgreementEffect]:
+        effects = super()._receive_prepare(sender, message)
+        self._votes.setdefault((message.view, message.value), {})[sender] = message.signature
+        return effects or self._tally(message.view, message.value)
+
+
+class BreaksPromises(Agreement):
+    """Prepares in views below the one it promised."""
+
+    def _try_prepare(self) -> list[AgreementEffect]:
         promised, self.view = self.view, 0
         try:
-            return super()._try_vote()
+            return super()._try_prepare()
         finally:
             self.view = max(self.view, promised)
 
@@ -124,6 +168,13 @@ class BreaksPromises(Agreement):
         promised, self.view = self.view, 0
         try:
             return super()._receive_propose(sender, message)
+        finally:
+            self.view = max(self.view, promised)
+
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
+        promised, self.view = self.view, view
+        try:
+            return super()._try_vote(view, value_hash)
         finally:
             self.view = max(self.view, promised)
 
@@ -137,8 +188,8 @@ class SpeaksFirst(Agreement):
     def receive(self, sender: PeerId, message: Message) -> list[AgreementEffect]:
         return _spoken_first(super().receive(sender, message))
 
-    def computed(self, report: Report) -> list[AgreementEffect]:
-        return _spoken_first(super().computed(report))
+    def computed(self, report: Report, participants: Iterable[PeerId] = ()) -> list[AgreementEffect]:
+        return _spoken_first(super().computed(report, participants))
 
     def move_to(self, view: int) -> list[AgreementEffect]:
         return _spoken_first(super().move_to(view))
@@ -163,6 +214,12 @@ class ForgetsVotes(Forgets):
     kind = "vote"
 
 
+class ForgetsPrepares(Forgets):
+    """Prepares are not written."""
+
+    kind = "prepare"
+
+
 class ForgetsPromises(Forgets):
     """Moves to a view are not written."""
 
@@ -181,7 +238,9 @@ class ForgetsLeaving(Forgets):
     kind = "leave"
 
 
-def half_is_enough(previous: Value, supporters: Iterable[PeerId], leaves: Iterable[PeerId] = ()) -> bool:
+def half_is_enough(
+    previous: Value, supporters: Iterable[PeerId], leaves: Iterable[PeerId] = (), *, faults: object = None
+) -> bool:
     """A quorum rule in which any half will do, whether the last planner is in it or not."""
     electorate = set(previous.members) - set(leaves)
     return 2 * len(electorate.intersection(supporters)) >= len(electorate)
@@ -190,8 +249,12 @@ def half_is_enough(previous: Value, supporters: Iterable[PeerId], leaves: Iterab
 class HidesVotes(Agreement):
     """Moves on without telling what it voted for."""
 
-    def _view_change(self) -> ViewChange:
-        return msgspec.structs.replace(super()._view_change(), highest=None)
+    def _view_change(self, view: int) -> ViewChange:
+        highest, self._highest = self._highest, None
+        try:
+            return super()._view_change(view)
+        finally:
+            self._highest = highest
 
 
 class Suspicious(Agreement):
@@ -212,7 +275,7 @@ class TardyLead(Agreement):
 
     def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
         if message.view > self.view:
-            self._proposals[message.view] = message.value
+            self._proposals[message.view] = message
             return []
         return super()._receive_propose(sender, message)
 
@@ -242,7 +305,7 @@ class RemembersAbandoned(Agreement):
 class GrowsBack(Agreement):
     """Goes back to the electorate of the old round too."""
 
-    def _propose(self, value: Value) -> list[AgreementEffect]:
+    def _propose(self, value: Value, *proofs: Any) -> list[AgreementEffect]:
         if value.rollback:
             value = msgspec.structs.replace(value, members=value.members[:-1])
-        return super()._propose(value)
+        return super()._propose(value, *proofs)

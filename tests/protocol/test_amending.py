@@ -33,22 +33,22 @@ from shoal.protocol.messages import (
     VOTE_DOMAIN,
     Amended,
     Amendment,
-    CastVote,
     Certificate,
     Change,
+    Prepare,
+    PreparedValue,
     Propose,
     Rebase,
     Report,
     Target,
     Value,
-    ViewChange,
     Vote,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
+from tests.protocol.lab import SWARM, change_of, paper_signatures, plan_hash, prepared_by, propose_of, value_of
 from tests.protocol.round_lab import RoundLab
 
 __all__ = ["paper_signatures"]
@@ -84,7 +84,7 @@ def in_force(chain: Chain) -> InForce:
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS[:3]) -> Certificate:
     signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for key in signing)
+    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
     return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
 
 
@@ -355,17 +355,27 @@ def test_neither_rebase_nor_rollback_carries_an_amendment() -> None:
 
 def report(value: Value) -> Report:
     return Report(
-        term=value.term, round=value.round, base=value.base, plan=value.plan, digest=value.digest, bitmaps=value.bitmaps
+        term=value.term,
+        round=value.round,
+        base=value.base,
+        plan=value.plan,
+        digest=value.digest,
+        bitmaps=value.bitmaps,
+        tokens=value.tokens,
     )
 
 
-def proposed(machine: Agreement, value: Value, view: int = 0) -> Propose:
-    return Propose(term=value.term, round=value.round, base=value.base, view=view, value=value)
+def proposed(machine: Agreement, value: Value) -> Propose:
+    return propose_of(key_of(machine.lead(0)), 0, value)
 
 
-def votes(effects: Iterable[object]) -> list[bytes]:
+def key_of(peer: PeerId) -> Identity:
+    return next(key for key in KEYS if key.peer_id == peer)
+
+
+def prepares(effects: Iterable[object]) -> list[bytes]:
     said = [effect.message for effect in effects if isinstance(effect, Broadcast)]
-    return [message.value for message in said if isinstance(message, Vote)]
+    return [message.value for message in said if isinstance(message, Prepare)]
 
 
 def test_member_that_never_consented_votes_for_what_a_quorum_wants_and_for_nothing_less() -> None:
@@ -377,20 +387,23 @@ def test_member_that_never_consented_votes_for_what_a_quorum_wants_and_for_nothi
     lead = machine.lead(0)
     wishing = [key for key in KEYS[:3] if members[key.peer_id] is not machine]
     amendment = make_amendment(settings, FEWER)
-    good, lone = amending(head, amendment, wishing), amending(head, amendment, wishing[:1])
-    invalid = amending(head, Amendment(settings.since, (Change("sync.inner_steps", 0),)), wishing)
+    impossible = Amendment(settings.since, (Change("sync.inner_steps", 0),))
+    good, lone, invalid = (
+        msgspec.structs.replace(amending(head, what, consenting), planner=lead)
+        for what, consenting in ((amendment, wishing), (amendment, wishing[:1]), (impossible, wishing))
+    )
     for wrong in (lone, invalid):
         with pytest.raises(RemoteError, match="proposed an amendment"):
             machine.receive(lead, proposed(machine, wrong))
-        change = ViewChange(term=head.term, round=good.round, base=head.hash, view=2, highest=CastVote(1, wrong))
-        with pytest.raises(RemoteError, match="impossible vote"):
-            machine.receive(lead, change)
+        carried = PreparedValue(wrong, prepared_by(KEYS[:3], 1, wrong))
+        with pytest.raises(RemoteError, match="proposed an amendment"):
+            machine.receive(lead, change_of(key_of(lead), head, 2, carried))
         with pytest.raises(RemoteError, match="amendment"):
             machine.receive(lead, certified(wrong))
         with pytest.raises(LocalError):
             members[lead].propose(wrong)
     machine.computed(report(good))
-    assert votes(machine.receive(lead, proposed(machine, good))) == [good.hash]
+    assert prepares(machine.receive(lead, proposed(machine, good))) == [good.hash]
     plain = Agreement(identity=KEYS[0], previous=head)
     with pytest.raises(RemoteError, match="proposed an amendment"):
         plain.receive(lead, proposed(plain, good))

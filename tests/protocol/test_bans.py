@@ -9,17 +9,17 @@ import pytest
 
 from shoal.protocol.agreement import Agreement, Broadcast, Decided
 from shoal.protocol.bans import NeedEvidence, Register, may_ban, named, with_bans
-from shoal.protocol.certificate import genesis
+from shoal.protocol.certificate import genesis, lead_order
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import CloseOff, StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import validate_manifest
-from shoal.protocol.messages import Ban, Certificate, Propose, Term, Value, Vote, domain_hash
+from shoal.protocol.messages import Ban, Certificate, Prepare, Propose, Term, Value, domain_hash
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
-from tests.protocol.lab import honest_report, plan_hash, value_of, vote_of
+from tests.protocol.lab import honest_report, plan_hash, prepare_of, propose_of, value_of, vote_of
 from tests.protocol.round_machines import contribution, machines_of
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
@@ -31,7 +31,8 @@ START = genesis(domain_hash("swarm"), PEERS)
 
 def banning(previous: Value, name: str = "plan", proof: bytes = PROOF) -> Value:
     """A value after `previous` that bans the liar."""
-    return with_bans(value_of(previous, plan_hash(name), previous.planner), {proof: LIAR}, ())
+    lead = lead_order(previous)[0]
+    return with_bans(value_of(previous, plan_hash(name), lead, signing=IDENTITIES), {proof: LIAR}, ())
 
 
 def certificate(value: Value) -> Certificate:
@@ -55,8 +56,8 @@ def chain_of(ban_rounds: int) -> Chain:
     return Chain(START, PEERS[0], manifest=manifest)
 
 
-def propose(value: Value, view: int = 0) -> Propose:
-    return Propose(term=value.term, round=value.round, base=value.base, view=view, value=value)
+def propose(value: Value) -> Propose:
+    return propose_of(next(one for one in IDENTITIES if one.peer_id == value.planner), 0, value)
 
 
 def lead_and_voter() -> tuple[PeerId, Identity]:
@@ -89,8 +90,8 @@ def test_member_votes_for_a_ban_only_once_it_holds_the_evidence() -> None:
     assert not any(isinstance(effect, Broadcast) for effect in effects)
     assert not any(isinstance(effect, Broadcast) for effect in machine.proven(domain_hash("unrelated"), LIAR))
     assert not any(isinstance(effect, Broadcast) for effect in machine.proven(PROOF, PEERS[0])), "against another"
-    voted = machine.proven(PROOF, LIAR)
-    assert [type(e.message) for e in voted if isinstance(e, Broadcast)] == [Vote]
+    accepted = machine.proven(PROOF, LIAR)
+    assert [type(e.message) for e in accepted if isinstance(e, Broadcast)] == [Prepare]
 
 
 def test_evidence_alone_changes_no_quorum() -> None:
@@ -100,10 +101,12 @@ def test_evidence_alone_changes_no_quorum() -> None:
     value = value_of(START, plan_hash("plan"), machine.lead(0))
     machine.computed(honest_report(START, value.plan))
     effects = machine.receive(machine.lead(0), propose(value))
-    effects += machine.receive(PEERS[2], vote_of(IDENTITIES[2], 0, value))
-    assert [type(e.message) for e in effects if isinstance(e, Broadcast)] == [Vote]
+    for step in (prepare_of, vote_of):
+        effects += machine.receive(PEERS[2], step(IDENTITIES[2], 0, value))
+    assert [type(e.message) for e in effects if isinstance(e, Broadcast)] == [Prepare]
     assert not any(isinstance(effect, Decided) for effect in effects)
-    assert any(isinstance(e, Decided) for e in machine.receive(LIAR, vote_of(IDENTITIES[3], 0, value)))
+    last = [machine.receive(LIAR, step(IDENTITIES[3], 0, value)) for step in (prepare_of, vote_of)]
+    assert [sum(isinstance(e, Decided) for e in effects) for effects in last] == [0, 1]
 
 
 def test_value_with_a_banned_member_is_refused_in_every_message() -> None:
@@ -128,7 +131,7 @@ def test_certificate_with_bans_needs_no_evidence_and_changes_the_electorate() ->
     assert chain.banned.keys() == {LIAR}
     assert LIAR not in chain.recent_members(5)
     with pytest.raises(RemoteError, match="banned"):
-        chain.extend(certificate(value_of(value, plan_hash("next"), PEERS[0], members=PEERS)))
+        chain.extend(certificate(value_of(value, plan_hash("next"), PEERS[0], members=PEERS, signing=IDENTITIES)))
     assert chain.height == 1
 
 
@@ -142,7 +145,7 @@ def test_ban_ends_with_its_rounds_and_its_evidence_serves_once() -> None:
         assert chain.banned.keys() == {LIAR}
         chain.extend(certificate(value_of(chain.head, plan_hash(str(number)), PEERS[0], members=PEERS[:3])))
     assert not chain.banned
-    chain.extend(certificate(value_of(chain.head, plan_hash("back"), PEERS[0], members=PEERS)))
+    chain.extend(certificate(value_of(chain.head, plan_hash("back"), PEERS[0], members=PEERS, signing=IDENTITIES)))
     again = banning(chain.head, name="again", proof=domain_hash("what it did since"))
     chain.extend(certificate(again))
     assert chain.banned.keys() == {LIAR}

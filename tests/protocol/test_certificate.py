@@ -21,7 +21,7 @@ from shoal.protocol.certificate import (
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, vote_preimage
+from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
 from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
 
 KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
@@ -45,7 +45,7 @@ def certified(
         value=value,
         view=view,
         signers=tuple(key.peer_id for key in by_peer),
-        signatures=tuple(key.sign(VOTE_DOMAIN, vote_preimage(view, value.hash)) for key in by_peer),
+        signatures=tuple(key.sign(VOTE_DOMAIN, step_preimage(view, value.hash)) for key in by_peer),
     )
 
 
@@ -115,18 +115,30 @@ def test_lead_order_is_a_permutation_that_views_go_round(count: int) -> None:
     assert [lead(previous, view) for view in range(2 * count)] == [*order, *order]
 
 
-def test_lead_order_depends_on_the_certificate_only() -> None:
+def test_lead_order_depends_on_swarm_term_and_round_only() -> None:
     previous = start(5)
     assert lead_order(previous) == lead_order(msgspec.structs.replace(previous))
-    orders = {lead_order(msgspec.structs.replace(previous, tokens=tokens)) for tokens in range(20)}
+    orders = {lead_order(msgspec.structs.replace(previous, round=round)) for round in range(20)}
     assert len(orders) > 10, "drawn anew for each round"
+    chosen = [{"tokens": 7}, {"digest": filled(7)}, {"planner": previous.members[1]}, {"base": filled(8)}]
+    assert {lead_order(msgspec.structs.replace(previous, **what)) for what in chosen} == {lead_order(previous)}, (
+        "nothing that the last lead chose has a part in it"
+    )
+    terms = {lead_order(msgspec.structs.replace(previous, term=Term(0, number))) for number in range(5)}
+    swarms = {lead_order(msgspec.structs.replace(previous, swarm=filled(number))) for number in range(5)}
+    assert len(terms) > 2
+    assert len(swarms) > 2
+
+
+def filled(number: int) -> bytes:
+    return bytes([number]) * 32
 
 
 def test_lead_order_is_what_it_was() -> None:
     """A golden value: nodes of different versions must agree on who leads."""
     number = {key.peer_id: place for place, key in enumerate(KEYS)}
     assert start(7).hash.hex() == "1a54360dee05b1bb4ba450972beee4c068b72fef6b15bc0fcc7978a7d53459e5"
-    assert [number[peer] for peer in lead_order(start(7))] == [1, 4, 0, 5, 2, 6, 3]
+    assert [number[peer] for peer in lead_order(start(7))] == [0, 3, 5, 1, 6, 4, 2]
 
 
 # -- one certificate -----------------------------------------------------------------------------------------
@@ -196,7 +208,8 @@ def test_certificate_of_strangers_is_refused() -> None:
 def test_certificate_does_not_count_those_whose_leave_it_counts() -> None:
     previous = start(4)
     leaver, *rest = [key for key in KEYS[:4] if key.peer_id != previous.planner]
-    value = value_of(previous, plan_hash("p"), previous.planner, leaves=[leaver.peer_id])
+    staying = [peer for peer in previous.members if peer != leaver.peer_id]
+    value = value_of(previous, plan_hash("p"), previous.planner, staying, [leaver.peer_id], signing=KEYS)
     check_certificate(certified(previous, rest, value=value), previous)
     with pytest.raises(RemoteError, match="no quorum"):
         check_certificate(certified(previous, [leaver, rest[0]], value=value), previous)
@@ -229,7 +242,7 @@ def test_value_that_does_not_follow_is_refused(wrong: dict[str, object]) -> None
 
 def test_vote_is_bound_to_its_view_value_and_voter() -> None:
     value = value_of(start(3), plan_hash("p"), KEYS[0].peer_id)
-    signature = KEYS[0].sign(VOTE_DOMAIN, vote_preimage(2, value.hash))
+    signature = KEYS[0].sign(VOTE_DOMAIN, step_preimage(2, value.hash))
     assert verify_vote(KEYS[0].peer_id, 2, value.hash, signature)
     assert not verify_vote(KEYS[0].peer_id, 1, value.hash, signature)
     assert not verify_vote(KEYS[1].peer_id, 2, value.hash, signature)
@@ -277,14 +290,15 @@ def test_chain_refuses_gaps_repeats_and_other_swarms_and_stays_as_it_was() -> No
 
 def test_chain_follows_the_electorate_it_certified() -> None:
     chain = Chain(start(3))
-    handover = value_of(chain.head, plan_hash("x"), KEYS[0].peer_id, members=[k.peer_id for k in KEYS[3:6]])
+    members = [key.peer_id for key in KEYS[1:6]]
+    handover = value_of(chain.head, plan_hash("x"), KEYS[0].peer_id, members=members, signing=KEYS)
     chain.extend(certified(chain.head, KEYS[:3], value=handover))
     following = value_of(chain.head, plan_hash("y"), KEYS[3].peer_id)
     with pytest.raises(RemoteError, match="no quorum"):
         chain.extend(certified(chain.head, KEYS[:3], value=following))
     chain.extend(certified(chain.head, KEYS[3:6], value=following))
     everyone = frozenset(key.peer_id for key in KEYS[:6])
-    newer = frozenset(key.peer_id for key in KEYS[3:6])
+    newer = frozenset(members)
     assert [chain.recent_members(rounds) for rounds in (0, 1, 2, 9)] == [newer, newer, everyone, everyone]
 
 

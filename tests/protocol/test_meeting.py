@@ -185,4 +185,6 @@ def test_wait_for_votes_begins_anew_after_a_time_without_quorum() -> None:
     machine.peers_alive(alive, 11.9)
     assert machine.agreement.view == 0
     machine.peers_alive(alive, 12.1)
+    assert machine.agreement.view == 1, "one step of its own after the other"
+    machine.peers_alive(alive, 12.2)
     assert machine.agreement.view == 2

@@ -19,7 +19,6 @@ from shoal.protocol.messages import (
     VIEW_LIMIT,
     VOTE_DOMAIN,
     WEIGHT_LIMIT,
-    CastVote,
     Certificate,
     ChunkResults,
     ChunkStatement,
@@ -28,9 +27,14 @@ from shoal.protocol.messages import (
     Held,
     Leave,
     Message,
+    Moved,
+    Moves,
     OwnedRange,
     Participant,
     Plan,
+    Prepare,
+    Prepared,
+    PreparedValue,
     Propose,
     Ready,
     Rebase,
@@ -44,7 +48,7 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
     domain_hash,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.wire import HASH_BYTES, MESSAGE_LIMIT_BYTES, canonical, decode
 
@@ -68,6 +72,7 @@ VALUE = Value(
     planner=ALICE.peer_id,
     members=MEMBERS,
     leaves=(BOB.peer_id,),
+    leave_signatures=(bytes(64),),
     bitmaps=filled(4),
     tokens=12345,
     digest=filled(5),
@@ -116,9 +121,17 @@ VOTE = Vote(
     base=filled(2),
     view=VIEW_LIMIT - 1,
     value=VALUE.hash,
-    signature=ALICE.sign(VOTE_DOMAIN, vote_preimage(VIEW_LIMIT - 1, VALUE.hash)),
+    signature=ALICE.sign(VOTE_DOMAIN, step_preimage(VIEW_LIMIT - 1, VALUE.hash)),
 )
 STATEMENT = ChunkStatement.sign(ALICE, plan=PLAN.hash, chunk=3, bitmap=b"\x05", result=filled(7))
+PROPOSE = Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE, signature=bytes(64))
+PREPARED = Prepared(3, MEMBERS, (bytes(64), bytes(64)))
+MOVES = Moves(
+    (Moved(ALICE.peer_id, -1, NO_HASH, bytes(64)), Moved(BOB.peer_id, 3, VALUE.hash, bytes(64))),
+    (BOB.peer_id,),
+    (bytes(64),),
+)
+CHANGE = ViewChange(term=TERM, round=7, base=filled(2), view=4, signature=bytes(64))
 EVERY_MESSAGE: list[Message] = [
     READY,
     PLAN,
@@ -129,13 +142,22 @@ EVERY_MESSAGE: list[Message] = [
     Evict(term=TERM, round=7, base=filled(2), view=3, attempt=2, lineage=PLAN.hash, evicted=(BOB.peer_id,)),
     Held(term=TERM, round=7, base=filled(2), lineage=PLAN.hash, evicted=(BOB.peer_id,), chunks=(RESULTS,)),
     REVISED,
-    Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE),
-    ViewChange(term=TERM, round=7, base=filled(2), view=4),
-    ViewChange(term=TERM, round=7, base=filled(2), view=4, highest=CastVote(3, VALUE), report=REPORT),
+    PROPOSE,
+    msgspec.structs.replace(PROPOSE, view=4, moves=MOVES, prepared=PREPARED),
+    msgspec.structs.replace(PLAN, moves=MOVES),
+    Prepare(term=TERM, round=7, base=filled(2), view=3, value=VALUE.hash, signature=bytes(64)),
+    CHANGE,
+    msgspec.structs.replace(
+        CHANGE,
+        prepared=PreparedValue(VALUE, PREPARED),
+        report=REPORT,
+        left_out=(BOB.peer_id,),
+        left_out_signatures=(bytes(64),),
+    ),
     Consent(term=TERM, round=7, base=filled(2), target=TARGET, asked=True, signature=bytes(64)),
     Certificate(value=BACK, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
     Rebase(value=VALUE, signature=bytes(64)),
-    Leave(term=TERM, round=7, base=filled(2)),
+    Leave(term=TERM, round=7, base=filled(2), signature=bytes(64)),
     Certificate(value=VALUE, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
 ]
 HELD = next(message for message in EVERY_MESSAGE if isinstance(message, Held))
@@ -195,7 +217,11 @@ def test_every_message_type_is_tried_here() -> None:
         (HELD, "evicted", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
         (STATEMENT, "bitmap", bytes(MEMBER_LIMIT // 8 + 1)),
         (EVERY_MESSAGE[-1], "signers", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
-        (Propose(term=TERM, round=7, base=filled(2), view=0, value=VALUE), "value", "a value"),
+        (PROPOSE, "value", "a value"),
+        (PROPOSE, "signature", bytes(63)),
+        (PROPOSE, "moves", Moves((Moved(ALICE.peer_id, -2, NO_HASH, bytes(64)),))),
+        (PROPOSE, "moves", Moves((Moved(ALICE.peer_id, -1, NO_HASH, bytes(64)),) * (MEMBER_LIMIT + 1))),
+        (CHANGE, "left_out", (ALICE.peer_id,) * (MEMBER_LIMIT + 1)),
     ],
 )
 def test_field_out_of_range_is_refused(message: Message, field: str, wrong: object) -> None:
@@ -225,13 +251,15 @@ def test_unknown_field_is_refused() -> None:
 def test_hashes_are_what_they_always_were() -> None:
     """Golden values: a change here forks every running swarm."""
     assert VALUE.hash.hex() == GOLDEN_VALUE
+    assert msgspec.structs.replace(VALUE, leave_signatures=msgspec.UNSET).hash.hex() == GOLDEN_VALUE_OF_FIRST_EDITION
     assert PLAN.hash.hex() == GOLDEN_PLAN
     assert REVISED.hash.hex() == GOLDEN_REVISED_PLAN
     assert START.hash.hex() == GOLDEN_GENESIS
-    assert vote_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
+    assert step_preimage(3, filled(1)).hex() == "9203c420" + "01" * 32
 
 
-GOLDEN_VALUE = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"
+GOLDEN_VALUE = "820a46305dc3bac6e7d67d9b6d6bc342f10b56f42a89eebc35faec86d6995f01"
+GOLDEN_VALUE_OF_FIRST_EDITION = "4a56b9237e85c8888ee6d391e1f41e430744dd7a11c7fd8d30d1ca045a341e07"
 GOLDEN_PLAN = "365b6f718692668ca9b28b2cdfde18b4ecd2d7b9eb55e858ea08878e7fdc82f9"
 GOLDEN_REVISED_PLAN = "12243865e1ec66323d237adb4b88c4b8243f6bbebccb42478afb222f3681313f"
 GOLDEN_GENESIS = "609e54e668bcc4b8dbdc4fb0c7084df9d8e9613d77a6f7e467603e4e5a87cf1f"
@@ -246,12 +274,18 @@ def test_hash_of_a_value_covers_every_field(field: str) -> None:
         "members": MEMBERS[:1],
         "leaves": (),
         "tokens": 12346,
+        "leave_signatures": (filled(9) * 2,),
+        "report_signatures": (filled(9) * 2,),
     }
     changed = msgspec.structs.replace(VALUE, **{field: other.get(field, filled(99))})
     assert changed.hash != VALUE.hash
 
 
-@pytest.mark.parametrize("field", [name for name in Plan.__struct_fields__ if name != "term"])
+def test_hash_of_a_plan_is_the_same_whichever_quorum_entered_its_view() -> None:
+    assert msgspec.structs.replace(PLAN, moves=MOVES).hash == PLAN.hash
+
+
+@pytest.mark.parametrize("field", [name for name in Plan.__struct_fields__ if name not in ("term", "moves")])
 def test_hash_of_a_plan_covers_every_field(field: str) -> None:
     other: dict[str, object] = {
         "planner": BOB.peer_id,

@@ -15,7 +15,7 @@ from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduc
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import MEMBER_LIMIT, Evict, Held, Message, Plan
 from shoal.protocol.round import RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_signatures
+from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures
 from tests.protocol.round_machines import accuse, contribution, machines_of, planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -195,6 +195,7 @@ def test_who_is_closed_to_somebody_says_so_to_every_lead() -> None:
         attempt=0,
         lineage=table.plan.hash,
         evicted=(),
+        moves=moves_of([PaperIdentity(f"{n:02d}") for n in range(MEMBERS)], second.previous, 1),
     )
     table.carry_out(third, third.receive(second.me, asked, table.now))
     assert [m.evicted for sender, m in table.said if isinstance(m, Held)] == [(gone.me,)]

@@ -27,7 +27,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
-from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
+from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,
     RoundLab,
@@ -181,7 +181,8 @@ def test_older_plan_does_not_replace_a_newer() -> None:
 
 def test_planner_that_died_and_forgot_its_attempts_is_listened_to() -> None:
     _, machines, leader, plan = planned(3)
-    other, third = (machines[n] for n in range(3) if n != leader)
+    followers = (machines[n] for n in range(3) if n != leader)
+    other, third = sorted(followers, key=lambda machine: machine.me == machine.previous.planner)
     second = msgspec.structs.replace(plan, attempt=1)
     assert other.receive(plan.planner, second, 2.0) == [StartReduce(second)]
     afresh = msgspec.structs.replace(
@@ -204,6 +205,11 @@ def test_plan_of_a_later_view_is_followed_into_it() -> None:
     lead = machines[leader]
     second = lab.number(lead.agreement.lead(1))
     later = msgspec.structs.replace(plan, view=1, attempt=0, planner=machines[second].me)
+    with pytest.raises(RemoteError, match="no quorum is shown"):
+        lead.receive(later.planner, later, 2.0)
+    assert lead.agreement.view == 0
+    moves = moves_of([node.identity for node in lab.nodes if node.peer != lead.me], lead.previous, 1)
+    later = msgspec.structs.replace(later, moves=moves)
     effects = lead.receive(later.planner, later, 2.0)
     assert [e.record.kind for e in effects if isinstance(e, Persist)] == ["promise"]
     assert StartReduce(later) in effects
@@ -298,7 +304,7 @@ def test_tables_keyed_by_plan_are_bounded_per_sender() -> None:
     for number in range(3 * PLANS_LIMIT):
         plan = domain_hash("no such plan", bytes([number]))
         report = Report(term=base.term, round=1, base=base.hash, plan=plan, digest=NO_HASH, bitmaps=NO_HASH)
-        two.receive(one.me, report, 0.1)
+        two.receive(one.me, one.agreement.sign_report(report), 0.1)
         two.receive(one.me, Stalled(term=base.term, round=1, base=base.hash, plan=plan, peers=(two.me,)), 0.1)
     assert len(two._facts.reports) <= PLANS_LIMIT
     assert len(two._facts.accusations._said) <= PLANS_LIMIT
@@ -331,7 +337,7 @@ def test_lead_waits_for_a_slow_report_but_not_for_ever() -> None:
     )
     effects = lead.reduced(report, 2.0)
     for other in others[:2]:
-        effects += lead.receive(other.me, report, 2.1)
+        effects += lead.receive(other.me, other.agreement.sign_report(report), 2.1)
     assert not [e for e in effects if sends(e, Propose)]
     late = lead.tick(2.1 + REPORT_GRACE_S + 0.01)
     proposed = next(e.message for e in late if isinstance(e, Broadcast) and isinstance(e.message, Propose))
@@ -347,10 +353,11 @@ def test_who_reported_is_told_to_who_is_still_reducing_by_that_plan() -> None:
     slow.receive(machines[leader].me, plan, 1.5)
     assert slow.phase is Phase.REDUCE
     assert slow.complete_at() == ()
-    slow.receive(others[0].me, msgspec.structs.replace(report, plan=domain_hash("another")), 2.0)
+    another = msgspec.structs.replace(report, plan=domain_hash("another"))
+    slow.receive(others[0].me, others[0].agreement.sign_report(another), 2.0)
     assert slow.complete_at() == ()
-    slow.receive(others[1].me, report, 2.0)
-    slow.receive(machines[leader].me, report, 2.0)
+    slow.receive(others[1].me, others[1].agreement.sign_report(report), 2.0)
+    slow.receive(machines[leader].me, machines[leader].agreement.sign_report(report), 2.0)
     assert set(slow.complete_at()) == {others[1].me, machines[leader].me}
     slow.reduced(report, 2.5)
     assert slow.complete_at() == ()
@@ -364,8 +371,9 @@ def test_report_of_another_digest_is_no_membership() -> None:
         term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
     )
     effects = lead.reduced(report, 2.0)
-    effects += lead.receive(one.me, msgspec.structs.replace(report, digest=domain_hash("e")), 2.1)
-    effects += lead.receive(two.me, report, 2.1)
+    another = msgspec.structs.replace(report, digest=domain_hash("e"))
+    effects += lead.receive(one.me, one.agreement.sign_report(another), 2.1)
+    effects += lead.receive(two.me, two.agreement.sign_report(report), 2.1)
     effects += lead.tick(2.1 + REPORT_GRACE_S + 0.01)
     proposed = next(e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose))
     assert proposed.value.members == tuple(sorted([lead.me, two.me]))
@@ -391,6 +399,8 @@ def test_lead_that_lacks_the_finals_of_what_it_proposed_asks_for_them_again() ->
     machine = machines[leader]
     value = value_of(machine.previous, domain_hash("plan", b"one"), machine.me)
     record = DurableRecord(kind="propose", term=value.term, round=machine.round, view=0, value=value)
-    assert machine.restore([record]) == [NeedFinals(value)]
+    said, need = machine.restore([record])
+    assert sends(said, Propose)
+    assert need == NeedFinals(value)
     assert machine.tick(1.0) == []
     assert NeedFinals(value) in machine.tick(1.0 + RESEND_S)

@@ -50,6 +50,7 @@ def test_hung_participant_is_evicted_on_the_word_of_two() -> None:
     took = lab.run_until(lab.height_of_all(1), 30)
     assert took < 2.0 + REPLAN_S + REDUCE_S + 0.5, "before the failure detector saw it"
     assert lab.members(1) == set(range(4)) - {victim}
+    lab.run_for(0.2)  # until nothing is on its way to it any more
     lab.resume(victim)
     lab.run_until(lab.height_of_all(3), 30)
     assert [plan.evicted for plan in lab.nodes[victim].evictions][:1] == [(lab.nodes[victim].peer,)]
@@ -89,13 +90,12 @@ def test_lead_that_lives_but_never_proposes_is_passed_over() -> None:
 
 
 def all_but_the_lead_report(lab: RoundLab, machines: list[RoundMachine], leader: int, plan: Plan, now: float) -> None:
-    report = lab.report(plan)
     for number, machine in enumerate(machines):
         if number != leader:
-            machine.reduced(report, now)
+            machine.reduced(lab.report(plan), now)
             for other in machines:
                 if other is not machine and other is not machines[leader]:
-                    other.receive(machine.me, report, now)
+                    other.receive(machine.me, lab.signed_report(plan, machine), now)
 
 
 def moves(effects: Sequence[Effect]) -> bool:
@@ -118,7 +118,7 @@ def test_lead_that_is_still_reducing_says_so_and_is_not_silent() -> None:
     all_but_the_lead_report(lab, machines, leader, plan, 2.0)
     lead, others = machines[leader], [machine for number, machine in enumerate(machines) if number != leader]
     for other in others:
-        lead.receive(other.me, lab.report(plan), 2.0)
+        lead.receive(other.me, lab.signed_report(plan, other), 2.0)
     now = 2.0
     while now < 2.0 + PROPOSE_PATIENCE_S - 0.5:
         now += 0.25

@@ -17,21 +17,21 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     NO_HASH,
     VOTE_DOMAIN,
-    CastVote,
     Certificate,
     Entry,
+    PreparedValue,
     Propose,
     Rebase,
     Target,
     Term,
     Value,
     ViewChange,
-    vote_preimage,
+    step_preimage,
 )
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical
-from tests.protocol.lab import SWARM, plan_hash, value_of
+from tests.protocol.lab import SWARM, change_of, plan_hash, prepared_by, propose_of, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(5)), key=lambda key: key.peer_id)
 AUTHORITY = Identity.from_seed(b"a" * 32)
@@ -40,13 +40,13 @@ PEERS = [key.peer_id for key in KEYS]
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS) -> Certificate:
     signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, vote_preimage(0, value.hash)) for key in signing)
+    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
     return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
 
 
 def result(previous: Value, name: str, members: Sequence[PeerId] | None = None) -> Certificate:
     """The round after `previous` with some outcome."""
-    value = value_of(previous, plan_hash(name), PEERS[0], members=members)
+    value = value_of(previous, plan_hash(name), PEERS[0], members=members, signing=KEYS)
     return certified(value, [key for key in KEYS if key.peer_id in previous.members])
 
 
@@ -54,7 +54,8 @@ def back(previous: Value, target: Value, consenting: Sequence[Identity] = KEYS, 
     """A rollback, from the round after `previous` to `target`."""
     where = Target(target.round, target.hash)
     consents = {key.peer_id: make_consent(key, previous, where, asked=True) for key in consenting}
-    value = make_rollback(previous, previous.members[0], where, consents, digest=target.digest)
+    planner = changed.pop("planner", previous.members[0])
+    value = make_rollback(previous, planner, where, consents, digest=target.digest)
     return msgspec.structs.replace(value, **changed) if changed else value
 
 
@@ -219,8 +220,8 @@ def test_consents_of_a_quorum_are_verified() -> None:
     assert not is_consented(msgspec.structs.replace(good, rollback=stale), head)
 
 
-def propose(value: Value, view: int = 0) -> Propose:
-    return Propose(term=value.term, round=value.round, base=value.base, view=view, value=value)
+def propose(value: Value) -> Propose:
+    return propose_of(next(key for key in KEYS if key.peer_id == value.planner), 0, value)
 
 
 def test_member_votes_to_go_back_once_it_holds_that_state_and_a_quorum_consented() -> None:
@@ -230,30 +231,35 @@ def test_member_votes_to_go_back_once_it_holds_that_state_and_a_quorum_consented
     lead = next(machine for machine in members.values() if machine.leading)
     voter = next(machine for machine in members.values() if machine is not lead)
     target = Target(2, chain.value(2).hash)
-    value = back(head, chain.value(2), KEYS[:2])
-    for few in (back(head, chain.value(2), KEYS[:1]), back(head, chain.value(2), ())):
+    value = back(head, chain.value(2), KEYS[:2], planner=lead._me)
+    for consenting in (KEYS[:1], ()):
+        few = back(head, chain.value(2), consenting, planner=lead._me)
         with pytest.raises(LocalError):
             lead.propose(few)
         with pytest.raises(RemoteError, match="without the consent of a quorum"):
             voter.receive(lead._me, propose(few))
-        change = ViewChange(term=head.term, round=5, base=head.hash, view=1, highest=CastVote(0, few))
-        with pytest.raises(RemoteError, match="impossible vote"):
+        carried = PreparedValue(few, prepared_by(KEYS[:3], 0, few))
+        change = change_of(next(key for key in KEYS if key.peer_id == lead._me), head, 1, carried)
+        with pytest.raises(RemoteError, match="without the consent of a quorum"):
             voter.receive(lead._me, change)
     (need,) = voter.receive(lead._me, propose(value))
     assert need == NeedState(value)
     (mismatch,) = voter.holds(target, plan_hash("another digest"))
     assert mismatch == Mismatch(value, None)
-    persist, vote = voter.holds(target, value.digest)[:2]
-    assert persist.record == DurableRecord(kind="vote", term=Term(), round=5, value=value)  # type: ignore[union-attr]
-    assert vote.message.value == value.hash  # type: ignore[union-attr]
+    persist, prepare = voter.holds(target, value.digest)[:2]
+    record = DurableRecord(kind="prepare", term=Term(), round=5, value=value)
+    assert persist.record == record  # type: ignore[union-attr]
+    assert prepare.message.value == value.hash  # type: ignore[union-attr]
 
 
 def test_votes_of_the_abandoned_term_bind_nothing_in_the_round_of_the_same_number() -> None:
     chain = chain_of(4)
     abandoned = value_of(chain.value(2), plan_hash("abandoned"), PEERS[0])
     goes_back(chain, 2)
+    prepared = prepared_by(KEYS, 4, abandoned)
     records = [
-        DurableRecord(kind="vote", term=Term(), round=3, view=4, value=abandoned),
+        DurableRecord(kind="prepare", term=Term(), round=3, view=4, value=abandoned),
+        DurableRecord(kind="vote", term=Term(), round=3, view=4, value=abandoned, prepared=prepared),
         DurableRecord(kind="promise", term=Term(), round=3, view=7),
         DurableRecord(kind="leave", term=Term(), round=3),
     ]
@@ -265,7 +271,7 @@ def test_votes_of_the_abandoned_term_bind_nothing_in_the_round_of_the_same_numbe
     assert machine.view == 2
     (change,) = machine.current()
     assert isinstance(change, ViewChange)
-    assert (change.term, change.base, change.highest) == (Term(0, 1), chain.head.hash, None)
+    assert (change.term, change.base, change.prepared) == (Term(0, 1), chain.head.hash, None)
 
 
 # -- rebase ------------------------------------------------------------------------------------------------------
@@ -390,7 +396,8 @@ def test_an_answer_full_of_rollbacks_fits_into_its_limit() -> None:
     assert value.rollback
     peers = tuple(PEERS[:1] * 64)
     rollback = msgspec.structs.replace(value.rollback, consenting=peers, signatures=(bytes(64),) * 64)
-    large = msgspec.structs.replace(value, members=peers, leaves=peers, rollback=rollback)
+    proofs = {"leave_signatures": (bytes(64),) * 64, "report_signatures": (bytes(64),) * 64}
+    large = msgspec.structs.replace(value, members=peers, leaves=peers, rollback=rollback, **proofs)
     certificate = Certificate(value=large, view=0, signers=peers, signatures=(bytes(64),) * 64)
     part = ChainPart(certificates=(certificate,) * CERTIFICATES_IN_ANSWER_LIMIT, head=9)
     assert len(canonical(part)) < 4 << 20

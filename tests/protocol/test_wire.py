@@ -16,6 +16,7 @@ from shoal.protocol import wire
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import (
+    WIRE_VERSION,
     Envelope,
     Message,
     ReplayGuard,
@@ -283,8 +284,9 @@ def test_envelope_signed_for_another_swarm_cannot_be_relabelled() -> None:
 
 
 def test_envelope_of_another_version_is_named_even_if_its_shape_changed() -> None:
-    for future in ([2], [2, "new", {"shape": 1}], [2] + [None] * 20):
-        with pytest.raises(RemoteError, match="speaks wire version 2, we speak 1"):
+    other = WIRE_VERSION + 1
+    for future in ([other], [other, "new", {"shape": 1}], [other] + [None] * 20):
+        with pytest.raises(RemoteError, match=f"speaks wire version {other}, we speak {WIRE_VERSION}"):
             open_envelope(canonical(future), SWARM)
 
 

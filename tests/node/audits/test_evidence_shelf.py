@@ -25,7 +25,7 @@ from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import DoubleVote, digest_of, pack
 from shoal.protocol.identity import Identity
-from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, vote_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, step_preimage
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from tests.collectives.reduce_lab import Mesh, encode, make_plan
@@ -47,7 +47,7 @@ def base_of(round: int) -> Value:
 def double_vote(liar: Identity, *, round: int = 1, view: int = 0) -> bytes:
     base = base_of(round)
     both = sorted((value_of(base, domain_hash(name), base.planner) for name in "ab"), key=lambda value: value.hash)
-    signed = [liar.sign(VOTE_DOMAIN, vote_preimage(view, value.hash)) for value in both]
+    signed = [liar.sign(VOTE_DOMAIN, step_preimage(view, value.hash)) for value in both]
     return pack(
         DoubleVote(
             base=base, peer=liar.peer_id, view=view, values=(both[0], both[1]), signatures=(signed[0], signed[1])

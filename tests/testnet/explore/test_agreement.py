@@ -17,7 +17,7 @@ from shoal.protocol.agreement import Agreement, DurableRecord
 from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import CastVote, Leave, Message, Propose, Value, ViewChange, Vote
+from shoal.protocol.messages import Leave, Message, Prepare, Prepared, PreparedValue, Propose, Value, ViewChange, Vote
 from shoal.testnet.explore.agreement import Exploration, Explorer
 from shoal.testnet.explore.scope import Scope, Values, electorate, outweighs
 from shoal.testnet.explore.walk import walk
@@ -46,9 +46,10 @@ def kinds(exploration: Exploration) -> list[str]:
         {"members": 1, "views": 3, "crashes": 2, "plans": 2},
         {"members": 2, "views": 3, "crashes": 2, "plans": 2},
         {"members": 2, "views": 3, "crashes": 1, "leaves": 1, "planner": 1},
-        {"members": 3, "views": 3, "crashes": 2, "plans": 2},
-        {"members": 3, "views": 3, "crashes": 1, "leaves": 1, "planner": 1},
-        {"members": 4, "views": 3, "planner": 3},
+        {"members": 3, "views": 3, "crashes": 1, "plans": 2},
+        {"members": 3, "views": 2, "crashes": 2, "plans": 2},
+        {"members": 3, "views": 3, "leaves": 1, "planner": 1},
+        {"members": 4, "views": 2, "planner": 3, "crashes": 1},
         {"members": 5, "views": 2, "crashes": 1, "plans": 2},
     ],
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
@@ -146,7 +147,8 @@ def test_electorate_leads_in_the_order_of_its_members(members: int, planner: int
     [
         {"members": 1, "views": 2, "crashes": 2, "rollbacks": 2},
         {"members": 2, "views": 3, "crashes": 1, "leaves": 1, "rollbacks": 1},
-        {"members": 3, "views": 3, "crashes": 2, "rollbacks": 1},
+        {"members": 3, "views": 3, "rollbacks": 1},
+        {"members": 3, "views": 2, "crashes": 2, "rollbacks": 1},
         {"members": 3, "views": 2, "crashes": 1, "rollbacks": 2},
     ],
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
@@ -165,8 +167,8 @@ def test_a_result_and_a_rollback_of_one_round_are_never_both_certified(scope: di
 def test_a_rollback_takes_the_place_of_a_plan_and_changes_nothing_else() -> None:
     """So what was walked for two values holds for a value and a rollback."""
     plans, rollback = (
-        explore(members=3, views=3, crashes=1, plans=2),
-        explore(members=3, views=3, crashes=1, rollbacks=1),
+        explore(members=3, views=2, crashes=1, plans=2),
+        explore(members=3, views=2, crashes=1, rollbacks=1),
     )
     assert (plans.states, plans.transitions) == (rollback.states, rollback.transitions)
 
@@ -177,18 +179,20 @@ def test_a_rollback_takes_the_place_of_a_plan_and_changes_nothing_else() -> None
         (seeded.GoesBackAnyway, "fork"),
         (seeded.StaysAnyway, "fork"),
         (seeded.VainLead, "fork"),
-        (seeded.RemembersAbandoned, "a vote that was not carried"),
+        (seeded.RemembersAbandoned, "an honest member was blamed"),
         (seeded.GrowsBack, "a rollback with another electorate"),
     ],
 )
 def test_seeded_bug_of_going_back_is_found(bug: type[Agreement], kind: str) -> None:
-    assert kinds(explore(bug, members=3, views=2, crashes=1, rollbacks=1)) == [kind]
+    in_order = bug is not seeded.RemembersAbandoned  # which returns to a view that it was never in
+    scope = {"members": 3 if in_order else 2, "views": 2, "crashes": 1, "rollbacks": 1}
+    assert kinds(explore(bug, **scope, reduced=in_order)) == [kind]
 
 
 # -- random schedules --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("members", "steps"), [(3, 1500), (7, 3000), (16, 3000)])
+@pytest.mark.parametrize(("members", "steps"), [(3, 1500), (7, 3000), (16, 9000)])
 def test_walks_of_more_members_keep_every_promise(members: int, steps: int) -> None:
     exploration = walk(Scope(members=members, views=5, crashes=4, leaves=1, plans=2), steps, seed=1)
     assert exploration.violations == ()
@@ -198,7 +202,7 @@ def test_walks_of_more_members_keep_every_promise(members: int, steps: int) -> N
 
 @pytest.mark.parametrize("bug", [seeded.ForgetfulLead, seeded.VainLead])
 def test_walks_find_forks_and_a_seed_finds_the_same_again(bug: type[Agreement]) -> None:
-    scope = Scope(members=7, views=4, crashes=3, leaves=1, plans=2)
+    scope = Scope(members=3, views=3, crashes=1, plans=2)
     first, again = (walk(scope, 6000, 1, partial(seeded.made_by, bug)) for _ in range(2))
     assert kinds(first) == ["fork"]
     assert first.violations == again.violations
@@ -213,18 +217,30 @@ BUGS: list[tuple[type[Agreement], dict[str, Any], str]] = [
     (seeded.HastyLead, {"members": 5, "views": 2}, "fork"),
     (seeded.VainLead, SMALL, "fork"),
     (seeded.WaveringLead, SMALL | {"plans": 2}, "two values in one view"),
-    (seeded.BreaksPromises, SMALL, "a vote below a promise"),
+    (seeded.BreaksPromises, SMALL, "a prepare below a promise"),
     (seeded.HidesVotes, SMALL, "a vote that was not carried"),
     (seeded.SpeaksFirst, SMALL, "sent before it was written"),
     (seeded.SpeaksFirst, SMALL | {"crashes": 1}, "a view went back"),
     (seeded.ForgetsVotes, SMALL | {"crashes": 1}, "a view went back"),
+    (seeded.ForgetsPrepares, SMALL | {"crashes": 1}, "a view went back"),
+    (seeded.ForgetfulLeadSeen, SMALL, "an honest member was blamed"),
     (seeded.ForgetsPromises, SMALL | {"crashes": 1}, "a view went back"),
     (seeded.ForgetsProposals, SMALL | {"crashes": 1, "plans": 2}, "two values in one view"),
     (seeded.ForgetsLeaving, SMALL | {"crashes": 1, "leaves": 1}, "signed after leaving"),
     (seeded.LeavesAnyway, SMALL | {"leaves": 1, "planner": 1}, "a leave after signing"),
     (seeded.VotesAfterLeaving, SMALL | {"leaves": 1, "planner": 1}, "signed after leaving"),
-    (seeded.MixesViews, SMALL | {"reduced": False}, "a certificate that does not hold"),
+    (seeded.CountsPrepares, {"members": 3, "views": 1, "reduced": False}, "a certificate that does not hold"),
 ]
+
+
+ALONE_HARMLESS = (
+    seeded.CountsPrepares,  # who believes it decided; no certificate says so
+    seeded.WaveringLead,  # of two proposals in a view one at most is prepared by a quorum
+    seeded.ForgetsProposals,
+    seeded.ForgetsPrepares,  # three are too few for a fork of it
+    seeded.ForgetfulLeadSeen,  # refused by who looks at the view changes
+    seeded.BreaksPromises,  # walks find its fork (tests/protocol): states are told apart from their view on
+)
 
 
 @pytest.mark.parametrize(("bug", "scope", "kind"), BUGS, ids=[f"{bug.__name__} {kind}" for bug, _, kind in BUGS])
@@ -234,7 +250,7 @@ def test_seeded_bug_is_found(bug: type[Agreement], scope: dict[str, Any], kind: 
 
 @pytest.mark.parametrize(
     ("bug", "scope"),
-    [(bug, scope) for bug, scope, kind in BUGS if kind != "fork" and bug is not seeded.MixesViews],
+    [(bug, scope) for bug, scope, kind in BUGS if kind != "fork" and bug not in ALONE_HARMLESS],
     ids=lambda of: of.__name__ if isinstance(of, type) else "",
 )
 def test_broken_promise_leads_to_a_fork(bug: type[Agreement], scope: dict[str, Any]) -> None:
@@ -250,7 +266,8 @@ def test_seeded_quorum_of_any_half_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_seeded_certificate_without_votes_is_found() -> None:
-    assert kinds(explore(seeded.MixesViews, **SMALL, reduced=False, forks_only=True)) == ["certified without votes"]
+    scope = {"members": 3, "views": 1, "reduced": False}
+    assert kinds(explore(seeded.CountsPrepares, **scope, forks_only=True)) == ["certified without votes"]
 
 
 def test_seeded_blame_of_the_honest_is_found() -> None:
@@ -293,39 +310,57 @@ def vote(view: int, value: Value) -> Vote:
     return round_of(Vote, view=view, value=value.hash, signature=b"")
 
 
-def change(view: int, highest: CastVote | None = None) -> ViewChange:
-    return round_of(ViewChange, view=view, highest=highest)
+def prepare(view: int, value: Value) -> Prepare:
+    return round_of(Prepare, view=view, value=value.hash, signature=b"")
+
+
+def change(view: int, of: int | None = None, value: Value = A) -> ViewChange:
+    """A move to `view`; of: the view of the prepare certificate of `value` that it carries."""
+    carried = None if of is None else PreparedValue(value, Prepared(of, (), ()))
+    return round_of(ViewChange, view=view, prepared=carried, signature=b"")
 
 
 def written(kind: str, view: int = 0, value: Value | None = None) -> DurableRecord:
     return DurableRecord(kind=kind, term=PREVIOUS.term, round=1, view=view, value=value)
 
 
-LEAVE = round_of(Leave)
-PROPOSE = round_of(Propose, view=0, value=A)
+LEAVE = round_of(Leave, signature=b"")
+PROPOSE = round_of(Propose, view=0, value=A, signature=b"")
 
 
 @pytest.mark.parametrize(
     ("log", "said", "message", "broken"),
     [
-        ([written("vote", 0, A)], [], vote(0, A), None),
-        ([written("vote", 0, B)], [], vote(0, A), "sent before it was written"),
+        ([written("prepare", 0, A)], [], prepare(0, A), None),
+        ([written("prepare", 0, B)], [], prepare(0, A), "sent before it was written"),
+        ([written("prepare", 0, A)], [prepare(0, B)], prepare(0, A), "two prepares in one view"),
+        ([written("prepare", 0, A)], [change(1)], prepare(0, A), "a prepare below a promise"),
+        ([written("prepare", 1, A)], [LEAVE], prepare(1, A), "signed after leaving"),
+        ([written("leave")], [prepare(0, A)], LEAVE, "a leave after signing"),
+        ([written("vote", 0, A)], [prepare(0, A)], vote(0, A), None),
+        ([written("vote", 0, A)], [prepare(0, B)], vote(0, A), "a vote for what was not prepared"),
+        ([written("vote", 0, B)], [prepare(0, A)], vote(0, A), "sent before it was written"),
         ([], [], change(1), "sent before it was written"),
         ([written("propose", 1, A)], [], PROPOSE, "sent before it was written"),
         ([], [], LEAVE, "sent before it was written"),
         ([written("leave")], [], LEAVE, None),
-        ([written("vote", 0, A)], [vote(0, B)], vote(0, A), "two votes in one view"),
-        ([written("vote", 0, A)], [change(1)], vote(0, A), "a vote below a promise"),
-        ([written("vote", 1, A)], [change(1)], vote(1, A), None),
+        ([written("vote", 0, A)], [prepare(0, A), vote(0, B)], vote(0, A), "two votes in one view"),
+        ([written("vote", 0, A)], [prepare(0, A), change(1)], vote(0, A), "a vote below a promise"),
+        ([written("vote", 1, A)], [change(1), prepare(1, A)], vote(1, A), None),
         ([written("vote", 1, A)], [LEAVE], vote(1, A), "signed after leaving"),
         ([written("promise", 1)], [LEAVE], change(1), "signed after leaving"),
         ([written("leave")], [change(1)], LEAVE, "a leave after signing"),
-        ([written("propose", 0, A)], [round_of(Propose, view=0, value=B)], PROPOSE, "two values in one view"),
+        (
+            [written("propose", 0, A)],
+            [round_of(Propose, view=0, value=B, signature=b"")],
+            PROPOSE,
+            "two values in one view",
+        ),
         ([written("promise", 1)], [change(2)], change(1), "a view went back"),
         ([written("promise", 1)], [vote(1, A)], change(1), "a view went back"),
         ([written("promise", 2)], [vote(0, A)], change(2), "a vote that was not carried"),
-        ([written("promise", 2)], [vote(0, A), vote(1, B)], change(2, CastVote(0, A)), "a vote that was not carried"),
-        ([written("promise", 2)], [vote(0, A), vote(1, B)], change(2, CastVote(1, B)), None),
+        ([written("promise", 2)], [vote(0, A), vote(1, B)], change(2, 0), "a vote that was not carried"),
+        ([written("promise", 2)], [vote(0, A), vote(1, B)], change(2, 1, B), None),
     ],
 )
 def test_word_that_breaks_an_earlier_one_is_told(
@@ -335,5 +370,7 @@ def test_word_that_breaks_an_earlier_one_is_told(
 
 
 def test_word_that_still_binds_is_the_last_view_and_the_highest_vote() -> None:
-    said = frozenset([PROPOSE, vote(0, A), change(1, CastVote(0, A)), vote(1, B), change(2, CastVote(1, B))])
-    assert still_binding(said) == {PROPOSE, vote(1, B), change(2, CastVote(1, B))}
+    early = [PROPOSE, prepare(0, A), vote(0, A), change(1, 0)]
+    said = frozenset([*early, prepare(1, B), vote(1, B), change(2, 1, B)])
+    assert still_binding(said) == {PROPOSE, vote(1, B), change(2, 1, B)}
+    assert still_binding(said | {prepare(2, A)}) == {PROPOSE, vote(1, B), change(2, 1, B), prepare(2, A)}

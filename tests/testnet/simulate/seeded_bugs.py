@@ -25,11 +25,12 @@ class VotesTwice(RoundMachine):
 
     def receive(self, sender: Any, message: Message, now: float) -> list[Effect]:
         effects = super().receive(sender, message, now)
-        if isinstance(message, Propose) and any(
-            isinstance(e, Broadcast) and isinstance(e.message, Vote) for e in effects
-        ):
-            other = msgspec.structs.replace(message.value, tokens=message.value.tokens + 1)
-            effects.append(Broadcast(self.agreement._take_vote(message.view, other)))
+        cast = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Vote)]
+        for vote in cast:
+            value, highest = self.agreement._values[vote.value], self.agreement._highest
+            assert highest is not None
+            other = msgspec.structs.replace(value, tokens=value.tokens + 1)
+            effects.append(Broadcast(self.agreement._take_vote(other, highest.prepared)))
         return effects
 
 
