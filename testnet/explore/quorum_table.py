@@ -9,24 +9,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from shoal.protocol.certificate import genesis
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import NO_HASH, Value
+from shoal.protocol.quorum import FaultModel, is_quorum
+
 MEMBERS = range(1, 8)
-CRASH, LYING = "crash", "lying"
+CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
 LYING_MIN_MEMBERS = 4
 
 
 @cache
 def reached(quorum: str, members: int, planner: int, supporters: int, leaves: int = 0) -> bool:
     """Whether the voters in the bit mask `supporters` are a quorum of `members`; quorum: `crash` or `lying`."""
-    everyone = (1 << members) - 1
-    if quorum == LYING:
-        return 3 * (supporters & everyone).bit_count() > 2 * members
-    stayed = everyone & ~leaves
-    of = supporters & stayed
+    peers, previous = _electorate(members, planner)
+    counted, gone = ([peer for i, peer in enumerate(peers) if mask >> i & 1] for mask in (supporters, leaves))
+    return is_quorum(previous, counted, gone, faults=FaultModel(quorum))
 
-    def weight(mask: int) -> int:
-        return 2 * mask.bit_count() + (mask >> planner & 1)
 
-    return 2 * weight(of) > weight(stayed)
+@cache
+def _electorate(members: int, planner: int) -> tuple[tuple[PeerId, ...], Value]:
+    peers = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(members))
+    return peers, genesis(NO_HASH, [peers[planner], *(peer for peer in peers if peer != peers[planner])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.quorum import FaultModel
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, LEAVES_LIMIT = 9, 6, 4, 4, 2
-CRASH, LYING = "crash", "lying"
+CRASH, LYING = FaultModel.CRASH.value, FaultModel.LYING.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
