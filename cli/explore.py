@@ -16,6 +16,7 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.protocol.quorum import FaultModel
     from shoal.testnet.explore.agreement import Exploration
     from shoal.testnet.explore.repair import RepairExploration
     from shoal.testnet.explore.rules import RulesExploration
@@ -44,9 +45,13 @@ class ExploreOptions:
     planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
     rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
     unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
-    quorum: Annotated[str, option("--quorum", help="Of the rules: the fault model.", metavar="crash|lying")] = "crash"
-    liars: Annotated[int, option("--liars", help="Of the rules: how many members say anything at any time.")] = 0
-    liar: Annotated[int, option("--liar", help="Of the rules: the first member that lies.", metavar="MEMBER")] = 0
+    quorum: Annotated[str, option("--quorum", help="The fault model, and so the quorum.", metavar="crash|lying")] = (
+        "crash"
+    )
+    liars: Annotated[
+        int, option("--liars", help="How many members say anything at any time; one, but of the rules.")
+    ] = 0
+    liar: Annotated[int, option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
     careless: Annotated[
         bool, option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
     ] = False
@@ -91,6 +96,8 @@ def explore(options: ExploreOptions) -> None:
 
 def _explored_agreement(options: ExploreOptions) -> Exploration:
     from shoal.testnet.explore.agreement import Explorer
+    from shoal.testnet.explore.liar_search import LiarExplorer
+    from shoal.testnet.explore.liar_walk import walk_with_liar
     from shoal.testnet.explore.scope import Scope
     from shoal.testnet.explore.walk import walk
 
@@ -102,11 +109,24 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
         plans=options.plans,
         planner=options.planner,
         rollbacks=options.rollbacks,
+        liars=options.liars,
+        liar=options.liar,
+        faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
     if options.walk is None:
-        return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
-    return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+        explorer = LiarExplorer(scope) if scope.liars else Explorer(scope)
+        return explorer.run(limit=options.limit, on_progress=ProgressLines())
+    walked = walk_with_liar if scope.liars else walk
+    return walked(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _faults(quorum: str) -> FaultModel:
+    from shoal.protocol.quorum import FaultModel
+
+    if quorum not in {faults.value for faults in FaultModel}:
+        raise ConfigError(f"--quorum {quorum}: must be crash or lying")
+    return FaultModel(quorum)
 
 
 def _explored_rules(options: ExploreOptions) -> RulesExploration:
@@ -246,6 +266,8 @@ def _told_scope(exploration: AnyExploration) -> str:
             who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
         told = f"quorums of `{scope.quorum}`, {who}, {told}"
         return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
+    if scope.liars:
+        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
     return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
 

@@ -159,3 +159,30 @@ def test_explore_rules_with_wrong_options_says_what_to_write(
 ) -> None:
     assert execute([*RULES, *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_explore_agreement_with_a_liar(capsys: pytest.CaptureFixture[str]) -> None:
+    one_view = ["--members", "4", "--views", "1", "--crashes", "0", "--liars", "1", "--quorum", "lying"]
+    assert execute(["explore", "agreement", *one_view]) == 0
+    out = capsys.readouterr().out
+    assert "quorums of `lying`, member 0 lies, 4 members, views 0 to 0" in out
+    assert "certified  A0, B0: each in some schedule" in out
+    assert out.splitlines()[-1] == "violations none in any schedule"
+
+
+def test_explore_agreement_with_a_liar_by_random_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["explore", "--members", "4", "--liars", "1", "--walk", "300", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    figures = {key: document[key] for key in ("states", "complete", "violations", "liars", "faults")}
+    assert figures == {"states": 300, "complete": False, "violations": [], "liars": 1, "faults": "crash"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--quorum", "most"], "--quorum most: must be crash or lying"), (["--liars", "2"], "--liars 2: must be from 0")],
+)
+def test_explore_agreement_with_wrong_liars_says_what_to_write(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute([*SMALL, *arguments]) == 2
+    assert told in capsys.readouterr().err
