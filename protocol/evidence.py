@@ -296,7 +296,7 @@ def unpack(data: bytes) -> tuple[Evidence, memoryview]:
 def describe(kind: str) -> str:
     """The kind of a piece of evidence in words."""
     return {
-        "doublevote": "two votes, or two prepares or proposals, in one view",
+        "doublevote": "two votes in one view, or two prepares or proposals",
         "hiddenprepare": "a view change that hides what its sender voted for",
         "doubleresult": "two results for one chunk of one plan",
         "doublecommitment": "two contributions, or two norms of one, in one life of one round",

@@ -71,7 +71,7 @@ def test_explore_that_finds_a_fork_ends_with_one_and_shows_the_steps(capsys: pyt
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("VIOLATION  fork, by these steps:")
     assert lines[at + 1] == "        1  member 0 proposes A0 in view 0"
-    assert len(lines) == at + 10
+    assert len(lines) == at + 15
     assert execute([*SMALL, "--crashes", "0", "--plans", "1", "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["violations"]
     assert (finding["kind"], len(finding["schedule"])) == ("fork", 9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 
 import msgspec
 import pytest
@@ -10,12 +12,20 @@ import pytest
 from shoal.protocol.certificate import genesis
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.evidence import DoubleCommitment, DoubleVote
+from shoal.protocol.evidence import DoubleCommitment, DoubleVote, HiddenPrepare
 from shoal.protocol.identity import Identity
-from shoal.protocol.messages import Propose, Ready, Value, domain_hash
+from shoal.protocol.messages import Message, PreparedValue, Propose, Ready, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
 from shoal.protocol.witness import LIVES_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
-from tests.protocol.lab import plan_hash, propose_of, value_of, vote_of
+from tests.protocol.lab import (
+    change_of,
+    plan_hash,
+    prepare_of,
+    prepared_by,
+    propose_of,
+    value_of,
+    vote_of,
+)
 from tests.protocol.round_lab import deal_evenly
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)
@@ -164,3 +174,44 @@ def test_what_is_remembered_is_bounded() -> None:
     assert START.hash not in seen._rounds
     assert len(seen._rounds) == ROUNDS_KEPT
     assert seen.hear(LIAR.peer_id, vote_of(LIAR, 0, OTHER)) == []
+
+
+@pytest.mark.parametrize(("step", "say"), [("prepare", prepare_of), ("vote", vote_of)])
+def test_two_of_anything_that_is_signed_once_in_a_view_are_evidence(step: str, say: Callable[..., Message]) -> None:
+    seen = witness()
+    for value in (ONE, OTHER):
+        seen.hear(LEAD, proposal(value))
+    assert seen.hear(LIAR.peer_id, say(LIAR, 0, ONE)) == []
+    assert seen.hear(LIAR.peer_id, say(LIAR, 1, OTHER)) == [], "another view"
+    (evidence,) = seen.hear(LIAR.peer_id, say(LIAR, 0, OTHER))
+    assert isinstance(evidence, DoubleVote)
+    assert (evidence.accused, evidence.step) == (LIAR.peer_id, step)
+    evidence.check_words()
+    for other in {"prepare", "vote", "propose", "sleep"} - {step}:
+        with pytest.raises(RemoteError):
+            msgspec.structs.replace(evidence, step=other).check_words()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_view_change_that_hides_what_its_sender_voted_for_is_evidence(order: tuple[int, ...]) -> None:
+    seen = witness()
+    heard = [(LEAD, proposal(ONE)), (LIAR.peer_id, vote_of(LIAR, 1, ONE)), (LIAR.peer_id, change_of(LIAR, START, 3))]
+    *before, (evidence,) = [seen.hear(*heard[place]) for place in order]
+    assert before == [[], []]
+    assert isinstance(evidence, HiddenPrepare)
+    evidence.check_words()
+    assert (evidence.accused, evidence.view, evidence.later) == (LIAR.peer_id, 1, 3)
+    for changed in ({"later": 2}, {"view": 2}, {"view": 3}, {"value": OTHER}, {"vote": bytes(64)}):
+        with pytest.raises(RemoteError):
+            msgspec.structs.replace(evidence, **changed).check_words()
+
+
+def test_view_change_that_carries_the_certificate_or_comes_before_the_vote_is_none() -> None:
+    seen = witness()
+    seen.hear(LEAD, proposal(ONE))
+    carried = PreparedValue(ONE, prepared_by(IDENTITIES, 1, ONE))
+    for message in (vote_of(LIAR, 1, ONE), change_of(LIAR, START, 2, carried), change_of(LIAR, START, 1)):
+        assert seen.hear(LIAR.peer_id, message) == []
+    forged = msgspec.structs.replace(change_of(LIAR, START, 3), signature=bytes(64))
+    assert seen.hear(LIAR.peer_id, forged) == []
+    assert seen.hear(LIAR.peer_id, vote_of(LIAR, 3, ONE)) == []

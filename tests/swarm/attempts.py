@@ -92,7 +92,7 @@ class Lab:
     def word(self) -> Leave:
         """A message that nobody has the right to send."""
         self.forged += 1
-        return Leave(term=Term(), round=self.forged, base=bytes(32))
+        return Leave(term=Term(), round=self.forged, base=bytes(32), signature=bytes(64))
 
     def heard(self) -> int:
         """How many of those the node took."""
@@ -123,7 +123,7 @@ class Lab:
     async def say(self, *sealed: bytes) -> None:
         """Send these on a link of the attacker's own, and wait until they were dealt with."""
         stream = await self.link()
-        marker = Leave(term=Term(), round=1, base=self.rng.randbytes(32))
+        marker = Leave(term=Term(), round=1, base=self.rng.randbytes(32), signature=bytes(64))
         await stream.send(sealed[0], deadline_s=WAIT_S)
         with contextlib.suppress(NetworkError):
             for one in sealed[1:]:
@@ -237,7 +237,7 @@ async def replayed(lab: Lab, number: int) -> bool:
     """What was true once, again: messages, another's hello, and the first bytes of a lane."""
     if number % 3 == 0:
         before = len(lab.node.heard)
-        word = Leave(term=Term(), round=2, base=lab.rng.randbytes(32))
+        word = Leave(term=Term(), round=2, base=lab.rng.randbytes(32), signature=bytes(64))
         sealed = lab.honest.sealer.seal(SWARM_KIND, canonical(word))
         lab.node.members.links._hear(lab.honest.peer, sealed)
         assert lab.node.heard[before:] == [(lab.honest.peer, word)]
@@ -334,7 +334,7 @@ KINDS: dict[str, Attempt] = {
 
 async def controls(lab: Lab) -> dict[str, bool]:
     """The honest twin of each kind, and whether it was accepted."""
-    word = Leave(term=Term(), round=3, base=lab.rng.randbytes(32))
+    word = Leave(term=Term(), round=3, base=lab.rng.randbytes(32), signature=bytes(64))
     hello = isinstance(await lab.ask(lab.attacker.hello()), Welcome)
     await lab.say(lab.attacker.sealer.seal(SWARM_KIND, canonical(word)))
     message = (lab.attacker.peer, word) in lab.node.heard

@@ -296,7 +296,7 @@ def test_list_is_passed_on_once() -> None:
             second.members.links.broadcast = said.append  # type: ignore[method-assign]
             for _ in range(3):
                 founder.members.links.send(second.peer, listed)
-            last = Leave(term=Term(), round=99, base=bytes(32))
+            last = Leave(term=Term(), round=99, base=bytes(32), signature=bytes(64))
             founder.members.links.send(second.peer, last)
             await until(lambda: (founder.peer, last) in second.heard)
             assert [word for word in said if isinstance(word, Revocations)] == []

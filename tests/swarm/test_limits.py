@@ -641,7 +641,7 @@ def test_member_over_its_rate_is_read_later_and_heard_whole(monkeypatch: pytest.
             await two.join(one)
             await assert_linked(one, two)
             before = len(one.heard)
-            words = [Leave(term=Term(), round=1000 + n, base=bytes(32)) for n in range(60)]
+            words = [Leave(term=Term(), round=1000 + n, base=bytes(32), signature=bytes(64)) for n in range(60)]
             for word in words:
                 two.members.links.send(one.peer, word)
             await until(lambda: (two.peer, words[-1]) in one.heard)

@@ -503,7 +503,7 @@ def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
 
 
 def leave(round: int = 1) -> Leave:
-    return Leave(term=Term(), round=round, base=bytes(32))
+    return Leave(term=Term(), round=round, base=bytes(32), signature=bytes(64))
 
 
 @contextlib.asynccontextmanager

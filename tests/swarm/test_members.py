@@ -150,7 +150,7 @@ async def assert_linked(*nodes: Node) -> None:
     A message is lost with the link it was sent on, and not every end knows at once that a link is lost; so each is
     sent until it is heard.
     """
-    word = Leave(term=Term(), round=len(nodes[0].heard) + 1, base=bytes(32))
+    word = Leave(term=Term(), round=len(nodes[0].heard) + 1, base=bytes(32), signature=bytes(64))
 
     def settled() -> bool:
         for node in nodes:
@@ -579,7 +579,7 @@ def test_restarted_peer_replaces_its_stale_link(gossiped: bool) -> None:
             with contextlib.suppress(NetworkError, RemoteError):
                 await after.join(one)
             await until(lambda: one.peer in after.linked() and after.peer in one.linked())
-            word = Leave(term=Term(), round=5, base=bytes(32))
+            word = Leave(term=Term(), round=5, base=bytes(32), signature=bytes(64))
             while (after.peer, word) not in one.heard or (one.peer, word) not in after.heard:
                 after.members.links.send(one.peer, word)
                 one.members.links.send(after.peer, word)
@@ -639,7 +639,7 @@ def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> None:
         node = Node(1)
         async with running(node), stranger(9) as other:
             assert isinstance(await other.ask(node, other.hello()), Welcome)
-            word = Leave(term=Term(), round=3, base=bytes(32))
+            word = Leave(term=Term(), round=3, base=bytes(32), signature=bytes(64))
             await other.say(node, Ping(nonce=5, incarnation=0))
             await until(lambda: other.got)
             await other.say(node, word)
@@ -709,10 +709,10 @@ async def assert_talking_through_others(one: Node, other: Node) -> None:
     assert one.peer not in other.linked()
     await until(lambda: one.says("detoured", other) and other.says("detoured", one))
     for me, far in ((one, other), (other, one)):
-        word = Leave(term=Term(), round=1000 + len(far.heard), base=bytes(32))
+        word = Leave(term=Term(), round=1000 + len(far.heard), base=bytes(32), signature=bytes(64))
         me.members.links.broadcast(word)
         await until(lambda m=me, f=far, w=word: (m.peer, w) in f.heard)  # type: ignore[misc]
-        letter = Leave(term=Term(), round=2000 + len(far.heard), base=bytes(32))
+        letter = Leave(term=Term(), round=2000 + len(far.heard), base=bytes(32), signature=bytes(64))
         me.members.links.send(far.peer, letter)
         await until(lambda m=me, f=far, w=letter: (m.peer, w) in f.heard)  # type: ignore[misc]
         assert [heard for heard in far.heard if heard[1] in (word, letter)] == [(me.peer, word), (me.peer, letter)]

@@ -29,7 +29,7 @@ READY = absent_ready(OBSERVER, Ledger().chain.head, NO_HASH)
 
 
 def heard(round: int) -> Heard:
-    return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH))
+    return Heard(PEER, Leave(term=Term(), round=round, base=NO_HASH, signature=bytes(64)))
 
 
 def drained(inbox: Inbox, count: int) -> list[Input]:

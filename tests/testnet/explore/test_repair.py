@@ -253,6 +253,7 @@ class VotesBlindly(Agreement):
                 plan=value.plan,
                 digest=value.digest,
                 bitmaps=value.bitmaps,
+                tokens=value.tokens,
             ),
         )
         return super()._receive_propose(sender, message)
