@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.testnet.explore.repair import RepairExploration
     from shoal.testnet.explore.rules import RulesExploration
     from shoal.testnet.explore.rules_bugs import Bug
+    from shoal.testnet.explore.scope import Scope
     from shoal.testnet.explore.search import Finding
 
     AnyExploration = Exploration | RulesExploration | RepairExploration
@@ -96,8 +97,6 @@ def explore(options: ExploreOptions) -> None:
 
 def _explored_agreement(options: ExploreOptions) -> Exploration:
     from shoal.testnet.explore.agreement import Explorer
-    from shoal.testnet.explore.liar_search import LiarExplorer
-    from shoal.testnet.explore.liar_walk import walk_with_liar
     from shoal.testnet.explore.scope import Scope
     from shoal.testnet.explore.walk import walk
 
@@ -114,11 +113,20 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
         faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
+    if scope.liars:
+        return _explored_with_liar(options, scope)
     if options.walk is None:
-        explorer = LiarExplorer(scope) if scope.liars else Explorer(scope)
-        return explorer.run(limit=options.limit, on_progress=ProgressLines())
-    walked = walk_with_liar if scope.liars else walk
-    return walked(scope, options.walk, options.seed, on_progress=ProgressLines())
+        return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration:
+    from shoal.testnet.explore.liar_search import LiarExplorer
+    from shoal.testnet.explore.liar_walk import walk_with_liar
+
+    if options.walk is None:
+        return LiarExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_with_liar(scope, options.walk, options.seed, on_progress=ProgressLines())
 
 
 def _faults(quorum: str) -> FaultModel:

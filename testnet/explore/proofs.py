@@ -18,7 +18,7 @@ from shoal.protocol.view_change import are_sound, compelled, is_prepared
 class Proofs:
     """The proofs met in rounds after `previous`."""
 
-    def __init__(self, previous: Value, faults: FaultModel) -> None:
+    def __init__(self, previous: Value, faults: FaultModel = FaultModel.CRASH) -> None:
         self._previous = previous
         self._faults = faults
         self._certificates: dict[tuple[int, bytes], Prepared] = {}

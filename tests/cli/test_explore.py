@@ -74,7 +74,7 @@ def test_explore_that_finds_a_fork_ends_with_one_and_shows_the_steps(capsys: pyt
     assert len(lines) == at + 15
     assert execute([*SMALL, "--crashes", "0", "--plans", "1", "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["violations"]
-    assert (finding["kind"], len(finding["schedule"])) == ("fork", 9)
+    assert (finding["kind"], len(finding["schedule"])) == ("fork", 14)
 
 
 @pytest.mark.parametrize(
