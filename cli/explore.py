@@ -1,10 +1,10 @@
-"""`shoal explore agreement|repair`: walks every schedule of a small round, and shows the one that breaks it, if any."""
+"""`shoal explore agreement|rules|repair`: walks every schedule of a small round, and shows the one that breaks it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +16,15 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.protocol.quorum import FaultModel
     from shoal.testnet.explore.agreement import Exploration
     from shoal.testnet.explore.repair import RepairExploration
+    from shoal.testnet.explore.rules import RulesExploration
+    from shoal.testnet.explore.rules_bugs import Bug
+    from shoal.testnet.explore.scope import Scope
     from shoal.testnet.explore.search import Finding
+
+    AnyExploration = Exploration | RulesExploration | RepairExploration
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -27,7 +33,7 @@ PROGRESS_PERIOD_S = 1.0
 class ExploreOptions:
     """What the user asked `shoal explore` for."""
 
-    what: Annotated[str, typer.Argument(metavar="agreement|repair", help="What to explore.")] = "agreement"
+    what: Annotated[str, typer.Argument(metavar="agreement|rules|repair", help="What to explore.")] = "agreement"
     members: Annotated[int, option("--members", help="Members of the electorate; member v leads view v.")] = 3
     views: Annotated[int, option("--views", help="How many views there may be, from view 0 on.")] = 3
     crashes: Annotated[int, option("--crashes", help="How often a member may be killed and return.")] = 1
@@ -40,6 +46,19 @@ class ExploreOptions:
     planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
     rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
     unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
+    quorum: Annotated[str, option("--quorum", help="The fault model, and so the quorum.", metavar="crash|lying")] = (
+        "crash"
+    )
+    liars: Annotated[
+        int, option("--liars", help="How many members say anything at any time; one, but of the rules.")
+    ] = 0
+    liar: Annotated[int, option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
+    careless: Annotated[
+        bool, option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
+    ] = False
+    bug: Annotated[str | None, option("--bug", help="Of the rules: one to break, to see it found.", metavar="NAME")] = (
+        None
+    )
     attempts: Annotated[int, option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
     chunks: Annotated[int, option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
     shift: Annotated[int, option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
@@ -55,13 +74,23 @@ class ExploreOptions:
 
 
 def explore(options: ExploreOptions) -> None:
-    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it."""
-    if options.what not in ("agreement", "repair"):
-        raise ConfigError(f"there is no {options.what!r} to explore; write `shoal explore agreement` or `… repair`")
+    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it.
+
+    Of `rules`, over a small model of the rules of agreement, with members that lie.
+    """
+    explored: dict[str, Callable[[ExploreOptions], AnyExploration]] = {
+        "agreement": _explored_agreement,
+        "rules": _explored_rules,
+        "repair": _explored_repair,
+    }
+    if options.what not in explored:
+        raise ConfigError(
+            f"there is no {options.what!r} to explore; write `shoal explore agreement`, `… rules` or `… repair`"
+        )
     for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
         if bound is not None and bound < 1:
             raise ConfigError(f"{name} {bound}: must be 1 or more")
-    exploration = _explored_repair(options) if options.what == "repair" else _explored_agreement(options)
+    exploration = explored[options.what](options)
     typer.echo(to_json(exploration) if options.as_json else "\n".join(lines_of(exploration)))
     raise typer.Exit(1 if exploration.violations else 0)
 
@@ -79,11 +108,66 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
         plans=options.plans,
         planner=options.planner,
         rollbacks=options.rollbacks,
+        liars=options.liars,
+        liar=options.liar,
+        faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
+    if scope.liars:
+        return _explored_with_liar(options, scope)
     if options.walk is None:
         return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
     return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration:
+    from shoal.testnet.explore.liar_search import LiarExplorer
+    from shoal.testnet.explore.liar_walk import walk_with_liar
+
+    if options.walk is None:
+        return LiarExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_with_liar(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _faults(quorum: str) -> FaultModel:
+    from shoal.protocol.quorum import FaultModel
+
+    if quorum not in {faults.value for faults in FaultModel}:
+        raise ConfigError(f"--quorum {quorum}: must be crash or lying")
+    return FaultModel(quorum)
+
+
+def _explored_rules(options: ExploreOptions) -> RulesExploration:
+    from shoal.testnet.explore.rules import RulesExplorer
+    from shoal.testnet.explore.rules_scope import RulesScope
+    from shoal.testnet.explore.rules_walk import walk_rules
+
+    scope = RulesScope(
+        quorum=options.quorum,
+        members=options.members,
+        views=options.views,
+        liars=options.liars,
+        liar=options.liar,
+        planner=options.planner,
+        plans=options.plans,
+        leaves=options.leaves,
+        crashes=options.crashes,
+        careless=options.careless,
+        reduced=not options.unreduced,
+    )
+    bug = _bug(options.bug)
+    if options.walk is None:
+        return RulesExplorer(scope, bug).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_rules(scope, options.walk, options.seed, bug, on_progress=ProgressLines())
+
+
+def _bug(name: str | None) -> Bug | None:
+    from shoal.testnet.explore.rules_bugs import Bug
+
+    names = {bug.name.lower().replace("_", "-"): bug for bug in Bug}
+    if name is not None and name not in names:
+        raise ConfigError(f"--bug {name}: there are {', '.join(names)}")
+    return None if name is None else names[name]
 
 
 def _explored_repair(options: ExploreOptions) -> RepairExploration:
@@ -130,7 +214,7 @@ class ProgressLines:
             typer.echo(f"{states:,} states, {transitions:,} transitions", err=True)
 
 
-def to_json(exploration: Exploration | RepairExploration) -> str:
+def to_json(exploration: AnyExploration) -> str:
     """The scope, the figures and the findings as one object."""
     document = asdict(exploration.scope) | {
         "states": exploration.states,
@@ -145,7 +229,7 @@ def to_json(exploration: Exploration | RepairExploration) -> str:
     return msgspec.json.format(msgspec.json.encode(document)).decode()
 
 
-def _found(exploration: Exploration | RepairExploration) -> dict[str, object]:
+def _found(exploration: AnyExploration) -> dict[str, object]:
     """What some schedule led to, and so was exercised."""
     certified = exploration.certified
     if isinstance(certified, int):
@@ -154,7 +238,7 @@ def _found(exploration: Exploration | RepairExploration) -> dict[str, object]:
     return {"certified": sorted({name for names in certified for name in names})}
 
 
-def lines_of(exploration: Exploration | RepairExploration) -> Iterator[str]:
+def lines_of(exploration: AnyExploration) -> Iterator[str]:
     """The same for people."""
     seconds, found = exploration.seconds, _found(exploration)
     yield f"scope      {_told_scope(exploration)}"
@@ -175,14 +259,23 @@ def lines_of(exploration: Exploration | RepairExploration) -> Iterator[str]:
     yield from _told_findings(exploration.violations, complete=exploration.complete)
 
 
-def _told_scope(exploration: Exploration | RepairExploration) -> str:
+def _told_scope(exploration: AnyExploration) -> str:
     from shoal.testnet.explore.repair_scope import RepairScope
+    from shoal.testnet.explore.rules_scope import RulesScope
 
     scope = exploration.scope
     told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"
     if isinstance(scope, RepairScope):
         told += f" (of {', '.join(map(str, scope.returning))})" if scope.returning else ""
         return f"{told}, {count(scope.attempts, 'plan')} in a view, {scope.codec}"
+    if isinstance(scope, RulesScope):
+        who = "nobody lies"
+        if scope.liars:
+            who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
+        told = f"quorums of `{scope.quorum}`, {who}, {told}"
+        return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
+    if scope.liars:
+        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
     back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
     return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
 

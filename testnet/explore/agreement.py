@@ -267,4 +267,4 @@ class Explorer:
 
     def _suffice(self, vote: Cast, numbers: list[int], said: list[frozenset[Cast]]) -> bool:
         leaves = self.members.values.by_hash[vote[1]].leaves
-        return outweighs(self.members.previous, self._signers(vote, numbers, said), leaves)
+        return outweighs(self.members.previous, self._signers(vote, numbers, said), leaves, self.scope.faults)

@@ -127,7 +127,7 @@ class Members:
         self._forks_only = forks_only
         self._numbers: dict[object, int] = {}
         self._machines: dict[tuple[int, Log], tuple[Agreement, object]] = {}
-        self._proofs = Proofs(self.previous)
+        self._proofs = Proofs(self.previous, scope.faults)
         log, everyone = abandoned_log(self.previous), range(scope.members)
         self.start = tuple(self._number(i, Member(self._restored(i, log)[0], log, frozenset(), 0)) for i in everyone)
 
@@ -138,6 +138,7 @@ class Members:
         known = self._machines.get((position, log))
         if known is None:
             machine = self._make(self.identities[position], self.previous)
+            machine.faults = self.scope.faults
             machine.restore(log)
             known = self._machines[position, log] = machine, self._key(machine)
         return known
@@ -176,7 +177,7 @@ class Members:
         """Gives up on its view, for any higher one."""
         outcomes: list[Outcome] = []
         for view in range(self.states[number].machine.view + 1, self.scope.views):
-            machine = _copy(self.states[number].machine)
+            machine = copy_of(self.states[number].machine)
             step = _Step(position, number, f"moves to view {view}", move_stage(view))
             outcomes += self._carried_out(step, machine, machine.move_to(view))
         return outcomes
@@ -190,7 +191,7 @@ class Members:
         values = [self.values.fresh(me, plan, before.leaves) for plan in range(self.scope.plans)]
         values += [self.values.back(me, round, before.leaves) for round in range(1, self.scope.rollbacks + 1)]
         for value in values:
-            machine = _copy(before)
+            machine = copy_of(before)
             text = f"proposes {self.values.name(value.hash)} in view {machine.view}"
             step = _Step(position, number, text, lead_stage(before.view))
             outcomes += self._carried_out(step, machine, machine.propose(value))
@@ -200,7 +201,7 @@ class Members:
         """Promises to sign nothing, if it may."""
         if not self.scope.leaves:
             return []
-        machine = _copy(self.states[number].machine)
+        machine = copy_of(self.states[number].machine)
         step = _Step(position, number, "leaves", 1, leaves=1)
         return self._carried_out(step, machine, machine.leave())
 
@@ -218,7 +219,7 @@ class Members:
 
     def computes(self, position: int, number: int) -> list[Outcome]:
         """Gets the finals, or the state, of a proposal that it waits to vote on."""
-        machine = _copy(self.states[number].machine)
+        machine = copy_of(self.states[number].machine)
         for effect in machine.resume():
             if isinstance(effect, NeedFinals | NeedState):
                 effects = self._has(machine, effect)
@@ -229,12 +230,12 @@ class Members:
 
     def hears(self, position: int, number: int, sender: int, message: Message) -> list[Outcome]:
         """One message. In reduced schedules a member has the finals of whatever it hears proposed."""
-        machine = _copy(self.states[number].machine)
+        machine = copy_of(self.states[number].machine)
         step = _Step(position, number, f"hears member {sender} {self.values.told(message)}", stage(message) + 1)
         try:
             effects = machine.receive(self.peers[sender], message)
         except RemoteError as error:
-            return [] if self._forks_only else [self._blamed(step, error)]
+            return self._blamed(step, sender, error)
         if self.scope.reduced:
             for effect in list(effects):
                 if isinstance(effect, NeedFinals | NeedState):
@@ -258,7 +259,7 @@ class Members:
 
     def votes(self, position: int, number: int, said: list[tuple[int, Message]]) -> list[Outcome]:
         """Hears Prepares of what it accepted until they are a quorum. Which make it up changes nothing that follows."""
-        machine = _copy(self.states[number].machine)
+        machine = copy_of(self.states[number].machine)
         view, mine = machine.view, machine._my_prepares[machine.view]
         names: list[str] = []
         for sender, message in said:
@@ -269,7 +270,7 @@ class Members:
                 try:
                     effects = machine.receive(*self._as_said_by(machine, position, sender, message))
                 except RemoteError as error:
-                    return [] if self._forks_only else [self._blamed(step, error)]
+                    return self._blamed(step, sender, error)
                 if effects:
                     return self._carried_out(step, machine, effects)
         return []
@@ -305,11 +306,11 @@ class Members:
                     continue
                 names = " and ".join(str(heard[i][0]) for i in sorted(now))
                 step = _Step(position, number, f"leads view {view} with word from {names}", lead_stage(view))
-                machine = _copy(before)
+                machine = copy_of(before)
                 try:
                     effects = machine.receive(*self._as_said_by(machine, position, sender, message))
                 except RemoteError as error:
-                    outcomes += [] if self._forks_only else [self._blamed(step, error)]
+                    outcomes += self._blamed(step, sender, error)
                     continue
                 if machine.view == view and (effects or machine.free_to_plan):
                     outcomes += self._carried_out(step, machine, effects)
@@ -317,7 +318,7 @@ class Members:
                     met.add(now)
                     waiting.append((now, machine))
                 if not effects and machine.view < view:
-                    machine = _copy(machine)
+                    machine = copy_of(machine)
                     outcomes += self._carried_out(step, machine, machine.move_to(view))
         return outcomes
 
@@ -335,13 +336,16 @@ class Members:
             message = msgspec.structs.replace(message, signature=signature)
         return self.peers[who], message
 
-    def _blamed(self, step: _Step, error: RemoteError) -> Outcome:
+    def _blamed(self, step: _Step, sender: int, error: RemoteError) -> list[Outcome]:
+        """Nothing if `sender` lies, as then it may be blamed."""
+        if self._forks_only or (self.scope.liars and sender == self.scope.liar):
+            return []
         step = replace(step, text=f"{step.text}, and blames it: {error}")
         outcome = next(self._carry_out(step, self.states[step.number].machine, (), (), frozenset()))
-        return replace(outcome, violation="an honest member was blamed")
+        return [replace(outcome, violation="an honest member was blamed")]
 
     def _returned(self, step: _Step, log: Log, said: Said) -> list[Outcome]:
-        machine = _copy(self._restored(step.position, log)[0])
+        machine = copy_of(self._restored(step.position, log)[0])
         again = [Broadcast(message) for message in machine.current()]
         effects = [*again, *machine.resume()]
         return list(self._carry_out(replace(step, crashes=1, leaves=0), machine, effects, log, said))
@@ -398,8 +402,14 @@ class Members:
         )
 
     def _ends(self, said: Iterable[Message]) -> bool:
-        """Whether something was signed in the last view: nothing that it binds to comes after it."""
-        return any(isinstance(m, Prepare | Vote) and m.view == self.scope.views - 1 for m in said)
+        """Whether something was signed in the last view: nothing that it binds to comes after it.
+
+        Where a liar leads that view it may be for the one value or the other.
+        """
+        last = self.scope.views - 1
+        if self.scope.liars and last % self.scope.members == self.scope.liar:
+            return False
+        return any(isinstance(m, Prepare | Vote) and m.view == last for m in said)
 
     # -- what is said -------------------------------------------------------------------------------------------
 
@@ -425,10 +435,10 @@ class Members:
     def _unfounded(self, certificate: Certificate) -> str | None:
         if self._forks_only:
             return None
-        if not outweighs(self.previous, certificate.signers, certificate.value.leaves):
+        if not outweighs(self.previous, certificate.signers, certificate.value.leaves, self.scope.faults):
             return "certified by a minority"
         try:
-            check_certificate(certificate, self.previous)
+            check_certificate(certificate, self.previous, faults=self.scope.faults)
         except RemoteError:
             return "a certificate that does not hold"
         return None
@@ -466,7 +476,7 @@ def _frozen(held: object, lowest: int | None = None) -> object:
 
 def _without_others(machine: Agreement) -> Agreement:
     """What it gathered of others' signatures is gathered anew where it is used: not all of it was said everywhere."""
-    copy = _copy(machine)
+    copy = copy_of(machine)
     for name in ("_prepares", "_votes", "_changes"):
         rows = vars(machine)[name]
         setattr(
@@ -475,7 +485,7 @@ def _without_others(machine: Agreement) -> Agreement:
     return copy
 
 
-def _copy(machine: Agreement) -> Agreement:
+def copy_of(machine: Agreement) -> Agreement:
     """An independent copy that holds no finals; what the tables hold is immutable, so two levels are enough."""
     copy = object.__new__(type(machine))
     for name, held in vars(machine).items():

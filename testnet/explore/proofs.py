@@ -18,8 +18,9 @@ from shoal.protocol.view_change import are_sound, compelled, is_prepared
 class Proofs:
     """The proofs met in rounds after `previous`."""
 
-    def __init__(self, previous: Value) -> None:
+    def __init__(self, previous: Value, faults: FaultModel = FaultModel.CRASH) -> None:
         self._previous = previous
+        self._faults = faults
         self._certificates: dict[tuple[int, bytes], Prepared] = {}
         self._moves: dict[tuple[int, tuple[int, bytes] | None], Moves] = {}
 
@@ -49,11 +50,11 @@ class Proofs:
         }
 
     def _certificate(self, value: Value, prepared: Prepared) -> Prepared:
-        if not is_prepared(prepared, value, self._previous, FaultModel.CRASH):
+        if not is_prepared(prepared, value, self._previous, self._faults):
             return prepared
         return self._certificates.setdefault((prepared.view, value.hash), prepared)
 
     def _moved(self, view: int, moves: Moves) -> Moves:
-        if not are_sound(moves, view, self._previous, FaultModel.CRASH):
+        if not are_sound(moves, view, self._previous, self._faults):
             return moves
         return self._moves.setdefault((view, compelled(moves)), moves)

@@ -25,6 +25,7 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
+from shoal.protocol.quorum import FaultModel
 from shoal.protocol.terms import make_consent, make_rollback
 
 MEMBERS_LIMIT, VIEWS_LIMIT, PLANS_LIMIT, CRASHES_LIMIT, ROLLBACKS_LIMIT = 64, 16, 26, 16, 8
@@ -37,7 +38,8 @@ class Scope:
     `views` are 0 to views − 1; `plans` is how many values a lead may choose from where it is free; `planner` is which
     member planned the round before, and so weighs more. `rollbacks` is to how many rounds a free lead may propose to go
     back instead; the round is then the first after another rollback, and each member has on disk what it said in the
-    abandoned round of the same number. `reduced` leaves out schedules that differ from others in
+    abandoned round of the same number. With one of `liars`, member `liar` says anything at any time (`liar.py`).
+    `faults` is the fault model, and so the quorum. `reduced` leaves out schedules that differ from others in
     nothing that matters, `exchanged` those that differ in the names of members only; see `explore.py`.
     Raises ConfigError for what is out of range.
     """
@@ -49,6 +51,9 @@ class Scope:
     plans: int = 1
     planner: int = 0
     rollbacks: int = 0
+    liars: int = 0
+    liar: int = 0
+    faults: FaultModel = FaultModel.CRASH
     reduced: bool = True
     exchanged: bool = True
 
@@ -61,6 +66,8 @@ class Scope:
             ("plans", self.plans, 1, PLANS_LIMIT),
             ("planner", self.planner, 0, self.members - 1),
             ("rollbacks", self.rollbacks, 0, ROLLBACKS_LIMIT),
+            ("liars", self.liars, 0, min(1, self.members - 1)),
+            ("liar", self.liar, 0, self.members - 1),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must be from {low} to {high}")
@@ -70,7 +77,7 @@ class Scope:
         """From this member on nothing tells them apart: they lead no view, are not the planner, and nobody names them
         in a value. The number of members, if there are no two such."""
         first = max(self.views, self.planner + 1)
-        alike = self.reduced and self.exchanged and not self.leaves and first <= self.members - 2
+        alike = self.reduced and self.exchanged and not self.leaves and not self.liars and first <= self.members - 2
         return first if alike else self.members
 
 
@@ -122,8 +129,18 @@ def abandoned_log(previous: Value) -> tuple[DurableRecord, ...]:
     )
 
 
-def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
-    """The quorum rule in other words than the protocol's: more than half, or exactly half with the last planner."""
+def outweighs(
+    previous: Value,
+    supporters: Collection[PeerId],
+    leaves: Collection[PeerId] = (),
+    faults: FaultModel = FaultModel.CRASH,
+) -> bool:
+    """The quorum rule in other words than the protocol's: more than half, or exactly half with the last planner.
+
+    In `lying`, those who are missing are fewer than a third.
+    """
+    if faults is FaultModel.LYING:
+        return 3 * len(set(previous.members) - set(supporters)) < len(previous.members)
     electorate = set(previous.members) - set(leaves)
     inside = electorate & set(supporters)
     return 2 * len(inside) > len(electorate) or (
@@ -141,6 +158,7 @@ class Values:
     def __init__(self, previous: Value, peers: list[PeerId], identities: Sequence[Identity] = ()) -> None:
         self.previous = previous
         self.by_hash: dict[bytes, Value] = {}
+        self.names: dict[bytes, str] = {}
         self._peers = peers
         self._identities = identities
 
@@ -186,6 +204,8 @@ class Values:
     def name(self, value_hash: bytes) -> str:
         """What a value is called."""
         value = self.by_hash.get(value_hash)
+        if value_hash in self.names:
+            return self.names[value_hash]
         if value is None:
             return f"what nobody proposed ({value_hash.hex()[:8]})"
         gone = [str(self._peers.index(PeerId(peer))) for peer in value.leaves]

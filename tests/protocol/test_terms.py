@@ -229,15 +229,6 @@ def test_consents_of_a_quorum_are_verified() -> None:
     assert not is_consented(msgspec.structs.replace(good, rollback=stale), head)
 
 
-def test_consents_of_half_are_a_quorum_only_with_the_planner_among_them() -> None:
-    chain = chain_of(3, members=4)
-    head, target = chain.head, chain.value(2)
-    assert head.planner == PEERS[0]
-    assert is_consented(back(head, target, [KEYS[0], KEYS[3]]), head)
-    for others in ([KEYS[1], KEYS[2]], [KEYS[2], KEYS[3]], [KEYS[0]]):
-        assert not is_consented(back(head, target, others), head)
-
-
 def propose(value: Value) -> Propose:
     return propose_of(next(key for key in KEYS if key.peer_id == value.planner), 0, value)
 
