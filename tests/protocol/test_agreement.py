@@ -547,7 +547,7 @@ def test_member_that_may_have_forgotten_what_it_signed_signs_nothing_and_learns_
     assert machine.something_binds
     leader = lab.lead(0)
     one = lab.propose(leader, "one")
-    proposal = propose(lab.start, 0, one)
+    proposal = propose(lab, 0, one)
     effects = machine.receive(lab.members[leader].peer, proposal)
     effects += machine.computed(honest_report(lab.start, one.plan))
     effects += machine.move_to(1) + machine.leave() + machine.resume()

@@ -122,7 +122,7 @@ def test_invite_is_honoured_until_the_tolerance_beyond_its_expiry() -> None:
 
 def test_member_of_the_last_round_comes_back_with_an_invite_that_has_expired() -> None:
     late = EXPIRES + 10 * WEEK_S
-    standing = admission(late, standing=lambda peer: peer == GUEST.peer_id)
+    standing = admission(late, members=lambda: [GUEST.peer_id])
     assert standing.reason_not_to_join(record(GUEST, BOUND)) is None
     assert "expired" in str(admission(late).reason_not_to_join(record(GUEST, BOUND)))
     assert admission(late).reason_not_admitted(record(GUEST, BOUND)) is None  # its record goes on being passed on
@@ -192,7 +192,7 @@ def test_revoked_peer_is_refused_whatever_admits_it() -> None:
 
 
 def test_revoked_invite_shuts_out_all_who_came_with_it_and_nobody_else() -> None:
-    rule = admission(standing=lambda peer: True)
+    rule = admission(members=lambda: [one.peer_id for one in (GUEST, BEARER, THIEF)])
     assert rule.take(revoked(BEARER.peer_id))
     other = claim(BEARER_INVITE, BEARER, SWARM, THIEF.peer_id)
     for who, shown in ((GUEST, BORNE), (THIEF, other)):
