@@ -280,7 +280,6 @@ class Agreement:
         return self.view in self._proposals
 
     @property
-    @property
     def refuses(self) -> bool:
         """Whether the proposal of the current view leaves somebody out, and the next view is wanted instead."""
         return self.view in self._refused
