@@ -184,7 +184,7 @@ def lie_in_words(words: Words) -> None:
                 honest_broadcast(self, one)
                 liar.note()
 
-    Agreement.__init__ = begin  # type: ignore[method-assign,assignment]
+    Agreement.__init__ = begin  # type: ignore[method-assign]
     Links.broadcast = broadcast  # type: ignore[method-assign]
 
 

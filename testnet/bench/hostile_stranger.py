@@ -138,7 +138,7 @@ class Stranger:
                 envelope = open_envelope(await stream.receive(deadline_s=None), self.swarm)
                 if envelope.kind != ENVELOPE_KIND:
                     continue
-                said = decode(envelope.payload, LinkMessage)  # type: ignore[arg-type]
+                said: LinkMessage = decode(envelope.payload, LinkMessage)  # type: ignore[arg-type]
                 if isinstance(said, Ping):
                     ack = Ack(nonce=said.nonce, incarnation=0)
                     await answers.send(self.sealer.seal(ENVELOPE_KIND, canonical(ack)), deadline_s=DEADLINE_S)

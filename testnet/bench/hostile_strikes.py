@@ -87,7 +87,7 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
 async def _is_full(node: NodeProcess) -> bool:
     """Whether it has turned somebody away for want of places."""
     status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
-    return status["refused"].get(Reason.LINKS.value, 0) > 0
+    return bool(status["refused"].get(Reason.LINKS.value, 0) > 0)
 
 
 async def end(node: NodeProcess) -> None:
