@@ -10,10 +10,13 @@ import msgspec
 import typer
 
 from shoal.cli.options import AsJson, option
-from shoal.swarm.links import LINK_LIMIT
 
 if TYPE_CHECKING:
     from shoal.testnet.bench.hostile_spec import HostileResult, Window
+
+
+PLACES = 256
+"""As many as a node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +26,7 @@ class HostileOptions:
     kind: Annotated[str, option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
     round_s: Annotated[float, option("--round-s", help="Seconds that a node trains for one round.")] = 20.0
     rounds: Annotated[int, option("--rounds", help="How many rounds left alone, and as many when struck.")] = 6
-    places: Annotated[int, option("--places", help="How many strangers come to each node, for kind links.")] = (
-        LINK_LIMIT
-    )
+    places: Annotated[int, option("--places", help="How many strangers come to each node, for kind links.")] = PLACES
     check: Annotated[bool, option("--check", help="Exit with code 1 if a target is missed.")] = False
     as_json: AsJson = False
 

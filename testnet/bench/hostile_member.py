@@ -13,13 +13,13 @@ member. Whatever it says it signs with the one key that it has.
 
 from __future__ import annotations
 
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.cli.main import main as shoal_main
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.rounds.pace import Stall
 from shoal.node.rounds.reducing import ReduceDesk
@@ -218,7 +218,7 @@ def main() -> None:
         accuse(liar)
     else:
         lie_in_words(WORDS[kind](liar))
-    shoal_main()
+    runpy.run_module("shoal.cli.main", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ FAR: Final = 1_000_000
 BOAST_PERIOD_S: Final = 0.2
 DEADLINE_S: Final = 5.0
 RETURN_S: Final = 1.0
+SIEGE_RETURN_S: Final = 10.0
+"""Of a thousand that come back each second hardly one would get through its handshake in time."""
 BUSY_S: Final = 0.02
 """Between two blocks: more would take the nodes' processors from them, where an attacker elsewhere could not."""
 SOCKETS: Final = 6
@@ -149,7 +151,12 @@ class Stranger:
 
 
 class Attack:
-    """One kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is."""
+    """One kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
+
+    return_s: how long one that was turned away stays away, in the mean.
+    """
+
+    return_s = RETURN_S
 
     def __init__(self, swarm: SwarmId, places: int, addresses: Sequence[str]) -> None:
         self.swarm, self.places, self.addresses = swarm, places, addresses
@@ -168,7 +175,7 @@ class Attack:
                 await attack(address)
             except* (NetworkError, RemoteError, *FOREIGN_ERRORS):
                 self.made["turned away"] += 1
-            await trio.sleep(RETURN_S * (0.5 + secrets.randbelow(100) / 100))
+            await trio.sleep(self.return_s * (0.5 + secrets.randbelow(100) / 100))
 
     async def each(self, attack: Callable[[str], Awaitable[None]], times: int = 1) -> None:
         """Attack every node so many times at once."""
@@ -259,7 +266,9 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """As many silent strangers at each node as it has places."""
+    """As many silent strangers at each node as it has places. They come one after the other."""
+
+    return_s = SIEGE_RETURN_S
 
     async def run(self) -> None:
         """See `Attack`."""
@@ -268,6 +277,7 @@ class Links(Attack):
                 nursery.start_soon(self._besiege)
 
     async def _besiege(self) -> None:
+        await trio.sleep(self.return_s * secrets.randbelow(300) / 100)
         async with self.stranger() as quiet:
             await self.each(lambda address: self._stay(quiet, address))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.testnet.bench.hostile import HostileSwarm
 
 START_DEADLINE_S: Final = 120.0
-FULL_DEADLINE_S: Final = 300.0
+FULL_DEADLINE_S: Final = 120.0
 FULL_PERIOD_S: Final = 1.0
 LEFT_OUT: Final = ("control.sock", "control.path", "lock")
 """Of a running node's folder, what belongs to its process."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.bench.hostile import to_lines
+from shoal.cli.bench.hostile import PLACES, to_lines
 from shoal.cli.main import execute
 from shoal.node.state.store import RecordLog
 from shoal.protocol.certificate import genesis
@@ -26,6 +26,7 @@ from shoal.protocol.messages import (
     step_preimage,
 )
 from shoal.protocol.wire import canonical
+from shoal.swarm.links import LINK_LIMIT
 from shoal.testnet.bench.hostile_forgeries import forged_certificate, invented_value, with_stranger, without
 from shoal.testnet.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.testnet.bench.hostile_stranger import pruning, varint
@@ -224,6 +225,7 @@ def test_what_cannot_be_measured_is_refused(
 
 def test_every_kind_has_its_strike() -> None:
     assert STRIKES.keys() == KINDS.keys()
+    assert PLACES == LINK_LIMIT
 
 
 def test_lengths_are_encoded_as_protobuf_does() -> None:
