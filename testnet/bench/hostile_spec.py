@@ -103,6 +103,7 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
             "something was taken over": self.taken_over or self.wrong_values > 0,
             "an honest node ended": bool(self.ended),
             "the attacker did nothing": not any(self.attacks.values()),
+            "strangers did not get all places": self.kind == "links" and not self.attacks.get("nodes full"),
             f"rounds kept {self.rounds_ratio:.3f} of their pace, not {must:g}": self.rounds_ratio < must,
             f"memory grew by {self.memory_growth_bytes >> 20} MiB": self.memory_growth_bytes > GROWTH_LIMIT_BYTES,
             f"it took more than {BACK_LIMIT_S:g} s to come back": not (
