@@ -22,6 +22,7 @@ from shoal.protocol.messages import (
     Peer,
     Peers,
     Plan,
+    Prepare,
     Propose,
     Ready,
     Rebase,
@@ -167,6 +168,7 @@ SwarmMessage = (
     | Evict
     | Held
     | Propose
+    | Prepare
     | Vote
     | ViewChange
     | Leave

@@ -10,6 +10,7 @@ from shoal.cli.bench.checkpoint import CheckpointOptions, RestartOptions, checkp
 from shoal.cli.bench.dashboard import DashboardOptions, dashboard
 from shoal.cli.bench.find import FindOptions, find
 from shoal.cli.bench.flood import FloodOptions, flood
+from shoal.cli.bench.hostile import HostileOptions, hostile
 from shoal.cli.bench.join import JoinOptions, join
 from shoal.cli.bench.lane import LaneOptions, lane
 from shoal.cli.bench.partition import PartitionOptions, partition
@@ -34,6 +35,7 @@ bench.command("allreduce")(command_of(AllreduceOptions, allreduce))
 bench.command("compare")(command_of(CompareOptions, compare))
 bench.command("find")(command_of(FindOptions, find))
 bench.command("flood")(command_of(FloodOptions, flood))
+bench.command("hostile")(command_of(HostileOptions, hostile))
 bench.command("join")(command_of(JoinOptions, join))
 bench.command("dashboard")(command_of(DashboardOptions, dashboard))
 bench.command("lane")(command_of(LaneOptions, lane))

@@ -226,8 +226,9 @@ class Engine:
     async def _handle_heard(self, heard: Heard) -> None:
         message, machine, position, head = heard.message, self.machine, heard.position, self._custody.head
         self.observer.said(heard.peer, message)
-        self._sync.newcomers.heard(heard.peer, message, trio.current_time())
         current = next_position(head)
+        if position <= current:  # who claims to be beyond this round is on its way to no state that there is
+            self._sync.newcomers.heard(heard.peer, message, trio.current_time())
         if isinstance(message, Rebase):
             await self._take_rebase(heard.peer, message)
             return

@@ -61,7 +61,7 @@ READ_BYTES: Final = 4096
 
 HALF_OPEN_ADDRESSES: Final = tuple(f"127.0.2.{n}" for n in range(1, 9))
 FRAME_ADDRESS: Final = "127.0.4.1"
-_source: ContextVar[str | None] = ContextVar("source", default=None)
+source: ContextVar[str | None] = ContextVar("source", default=None)
 """The address from which this task connects."""
 
 
@@ -77,8 +77,8 @@ class FloodReport(msgspec.Struct, frozen=True, kw_only=True):
     held: dict[str, float]
 
 
-def _fresh_addresses() -> Callable[[], str]:
-    """Loopback addresses, each once, from a place that two runs hardly share."""
+def fresh_addresses() -> Callable[[], str]:
+    """Return loopback addresses, each once, from a place that two runs hardly share."""
     numbers = count(secrets.randbelow(1 << 22))
     return lambda: f"127.{16 + (n := next(numbers)) // (1 << 16) % 128}.{n // 256 % 256}.{1 + n % 254}"
 
@@ -96,7 +96,7 @@ class Attacker:
         self._lanes = parse_lane_address(lanes)
         self._swarm = swarm
         self._scale = scale
-        self._fresh = _fresh_addresses()
+        self._fresh = fresh_addresses()
         self._saying: list[trio.MemorySendChannel[None]] = []
         self.made: Counter[str] = Counter()
         self._open: Counter[str] = Counter()
@@ -116,11 +116,11 @@ class Attacker:
             for _ in range(max(1, round(SLOW_READERS * self._scale))):
                 nursery.start_soon(self._again, self._read_nothing)
             for number in range(max(1, round(HALF_OPEN * self._scale))):
-                _source.set(HALF_OPEN_ADDRESSES[number % len(HALF_OPEN_ADDRESSES)])  # which the task inherits
+                source.set(HALF_OPEN_ADDRESSES[number % len(HALF_OPEN_ADDRESSES)])  # which the task inherits
                 nursery.start_soon(self._again, self._half_open)
             nursery.start_soon(self._count)
             nursery.start_soon(self._every, 1 / (HELLOS_PER_S * self._scale), self._order_hello)
-            _source.set(FRAME_ADDRESS)
+            source.set(FRAME_ADDRESS)
             await self._every(
                 1 / (LANE_FRAMES_PER_S * self._scale), lambda: nursery.start_soon(self._quietly, self._giant_frame)
             )
@@ -229,7 +229,7 @@ class Attacker:
         received = 0
         try:
             with contextlib.suppress(*FOREIGN_ERRORS), trio.move_on_after(ANSWER_DEADLINE_S):
-                stream = await _raw_stream(host, peer)
+                stream = await raw_stream(host, peer)
                 await stream.write(opening)
                 self.made["hellos"] += 1
                 try:
@@ -255,7 +255,7 @@ class Attacker:
 
     async def _dial(self, host: Host) -> PeerId:
         while True:
-            _source.set(self._fresh())
+            source.set(self._fresh())
             self.made["dials"] += 1
             try:
                 return await host.dial(self._control, deadline_s=DIAL_DEADLINE_S)
@@ -269,8 +269,8 @@ async def _parted(host: Host, peer: PeerId) -> None:
         await trio.sleep(COUNT_PERIOD_S)
 
 
-async def _raw_stream(host: Host, peer: PeerId) -> Any:
-    """A stream on which nothing was said. Raises one of FOREIGN_ERRORS."""
+async def raw_stream(host: Host, peer: PeerId) -> Any:
+    """Open a stream on which nothing was said. Raises one of FOREIGN_ERRORS."""
     for connection in host._network.get_connections():
         if str(connection.muxed_conn.peer_id) == peer:
             return await connection.muxed_conn.open_stream()
@@ -287,16 +287,21 @@ async def attack_until_told(attacker: Attacker) -> None:
         nursery.cancel_scope.cancel()
 
 
+def connect_from_source() -> None:
+    """Have every task of this process connect from its `source`."""
+    connect: Any = trio.open_tcp_stream
+
+    async def connect_from(host: str, port: int) -> trio.SocketStream:
+        stream: trio.SocketStream = await connect(host, port, local_address=source.get())
+        return stream
+
+    trio.open_tcp_stream = connect_from  # type: ignore[assignment]  # here alone, where the host dials by it
+
+
 def main() -> None:
     control, lanes, swarm, scale, processors = sys.argv[1:6]
     os.sched_setaffinity(0, set(map(int, processors.split(","))))
-    connect: Any = trio.open_tcp_stream
-
-    async def connect_from_source(host: str, port: int) -> trio.SocketStream:
-        stream: trio.SocketStream = await connect(host, port, local_address=_source.get())
-        return stream
-
-    trio.open_tcp_stream = connect_from_source  # type: ignore[assignment]  # here alone, where the host dials by it
+    connect_from_source()
     attacker = Attacker(control, lanes, SwarmId(bytes.fromhex(swarm)), float(scale))
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     trio.run(attack_until_told, attacker)

@@ -237,7 +237,6 @@ class Course(Reducing):
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
         machine, head = self.machine, self._disk.chain[-1]
-        self.obtaining.newcomers.heard(self._swarm.peers[sender].id, message, self._now)
         if isinstance(message, Certificate):
             position, base = (message.value.term, message.value.round), message.value.base
         elif isinstance(message, RoundMessage):
@@ -245,6 +244,8 @@ class Course(Reducing):
         else:
             return
         current = (head.next_term, head.next_round)
+        if position <= current:
+            self.obtaining.newcomers.heard(self._swarm.peers[sender].id, message, self._now)
         if position < current:
             known = self._disk.certificates.get(base)
             if known is not None and not isinstance(message, Certificate):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 import pytest
@@ -22,9 +23,11 @@ from shoal.protocol.messages import (
     Propose,
     Ready,
     Report,
+    RoundMessage,
     Stalled,
     domain_hash,
 )
+from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
 from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures, value_of
@@ -404,3 +407,8 @@ def test_lead_that_lacks_the_finals_of_what_it_proposed_asks_for_them_again() ->
     assert need == NeedFinals(value)
     assert machine.tick(1.0) == []
     assert NeedFinals(value) in machine.tick(1.0 + RESEND_S)
+
+
+def test_all_that_is_said_in_a_round_may_travel_on_a_link() -> None:
+    of_rounds = {kind for kind in RoundMessage.__subclasses__() if kind.__module__ == RoundMessage.__module__}
+    assert of_rounds <= set(get_args(SwarmMessage))

@@ -1,0 +1,113 @@
+"""What `shoal bench hostile` is asked for, and what it found."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from shoal.protocol.errors import ConfigError
+from shoal.swarm.links import LINK_LIMIT
+
+KINDS: Final[dict[str, str]] = {
+    "ahead": "a stranger claims to be a million rounds ahead, and never answers",
+    "push": "strangers push what they can do by the megabyte, before any hello",
+    "multistream": "gigabytes announced, and sent, in place of a protocol's name",
+    "links": "silent strangers take all places, and a founder is restarted meanwhile",
+    "prune": "a stranger speaks of topics of gossip that do not exist",
+    "forged_leaves": "a fifth member says, alone, that all others left",
+    "electorate": "a fifth member, where it leads, proposes strangers as members, or leaves one out",
+    "viewjump": "a fifth member invents prepare certificates, and speaks in views far ahead",
+    "accuser": "a fifth member keeps its contribution from another, and accuses that one",
+    "copykey": "a copy of one node's folder runs beside it",
+}
+STRANGERS: Final = frozenset({"ahead", "push", "multistream", "links", "prune"})
+LIARS: Final = frozenset({"forged_leaves", "electorate", "viewjump", "accuser"})
+HONEST: Final = 4
+
+MUST_BESIDE_STRANGERS: Final = 0.9
+MUST_BESIDE_A_LIAR: Final = 0.7
+GROWTH_LIMIT_BYTES: Final = 64 << 20
+BACK_LIMIT_S: Final = 60.0
+
+ROUND_S: Final = (1.0, 600.0)
+ROUNDS: Final = (2, 1000)
+
+
+class HostileBench(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. round_s: what a node trains for one round; rounds: in each of the two windows.
+
+    places: how many strangers come to each node (`links`); the nodes have LINK_LIMIT.
+    """
+
+    kind: str
+    round_s: float = 20.0
+    rounds: int = 6
+    places: int = LINK_LIMIT
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"--kind must be one of {', '.join(KINDS)}")
+        if not ROUND_S[0] <= self.round_s <= ROUND_S[1]:
+            raise ConfigError(f"--round-s must be {ROUND_S[0]:g} to {ROUND_S[1]:g}")
+        if not ROUNDS[0] <= self.rounds <= ROUNDS[1]:
+            raise ConfigError(f"--rounds must be {ROUNDS[0]} to {ROUNDS[1]}")
+        if not 1 <= self.places <= LINK_LIMIT:
+            raise ConfigError(f"--places must be 1 to {LINK_LIMIT}")
+
+    @property
+    def must(self) -> float:
+        """Which share of their pace rounds have to keep."""
+        return MUST_BESIDE_STRANGERS if self.kind in STRANGERS else MUST_BESIDE_A_LIAR
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rounds of the honest nodes. rounds: of the slowest; round_s: the mean of its rounds, None without any.
+
+    memory_bytes: the most that each daemon held at once, by index; files: what it had open.
+    """
+
+    rounds: int
+    round_s: float | None
+    memory_bytes: dict[int, int]
+    files: dict[int, int]
+
+
+class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. Growth is of the honest node that grew most, from its peak left alone to its peak when struck.
+
+    recovered_s: from the end of the strike until each honest node has certified a round after it, of which all four
+    are members; None if that did not come. attacks: what the attacker did, by what it is. problems: what shows that
+    something was taken over. ended: the honest nodes whose process is gone, and should not be.
+    """
+
+    bench: HostileBench
+    kind: str
+    rounds_ratio: float
+    memory_growth_bytes: int
+    files_growth: int
+    recovered_s: float | None
+    taken_over: bool
+    problems: tuple[str, ...]
+    wrong_values: int
+    ended: tuple[int, ...]
+    undisturbed: Window
+    disturbed: Window
+    attacks: dict[str, int]
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The targets that were missed, a line each."""
+        must = self.bench.must
+        checks = {
+            "something was taken over": self.taken_over or self.wrong_values > 0,
+            "an honest node ended": bool(self.ended),
+            "the attacker did nothing": not any(self.attacks.values()),
+            "strangers did not get all places": self.kind == "links" and not self.attacks.get("nodes full"),
+            f"rounds kept {self.rounds_ratio:.3f} of their pace, not {must:g}": self.rounds_ratio < must,
+            f"memory grew by {self.memory_growth_bytes >> 20} MiB": self.memory_growth_bytes > GROWTH_LIMIT_BYTES,
+            f"it took more than {BACK_LIMIT_S:g} s to come back": not (
+                self.recovered_s is not None and self.recovered_s <= BACK_LIMIT_S
+            ),
+        }
+        return tuple(text for text, is_missed in checks.items() if is_missed)
