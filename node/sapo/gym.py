@@ -1,8 +1,8 @@
 """Families of reasoning-gym as task families: made from a name, a config and a seed, the same on every machine.
 
 A task is item 0 of the generator with the given parameters, ``size=1``, and a seed of 31 bits hashed from the task's
-own seed and index; nothing else enters. The families of the paper are scored here by scorers of our own; all others by
-the library's `score_answer` in the sandbox, since several of those evaluate the answer as Python.
+own seed and index; nothing else enters. The families of the paper, and those of which the library's `score_answer`
+executes Python, are scored here by scorers of our own; all others by the library's in the sandbox.
 
 reasoning-gym is imported when the first task is made. Needs the extra ``rl``.
 """
@@ -76,7 +76,7 @@ class GymFamily(TaskFamily):
 
     @functools.cached_property
     def version(self) -> str:  # type: ignore[override]
-        """The library's version and that of our scorers, such as 0.1.25+1."""
+        """The library's version and that of our scorers, such as 0.1.25+2."""
         try:
             return f"{importlib.metadata.version(DISTRIBUTION)}+{SCORERS_VERSION}"
         except importlib.metadata.PackageNotFoundError:

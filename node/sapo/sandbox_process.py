@@ -4,7 +4,8 @@ Two steps, each with what the other must not have. This process makes tasks: it 
 data files, but no text from a peer is ever looked at in it. For each task it forks a child, which closes everything,
 locks itself (sandbox_filter.py) and only then reads the texts and scores them, one double per text. A text that hangs,
 eats memory or kills its child ends it, and a fresh child goes on with the text after it. The child ends with its
-task: nothing that one peer's text does to it can touch the score of another's.
+task: nothing that one peer's text does to it can touch the score of another's. Nor its own: a child that is about to
+execute a text ends instead (sandbox_audit.py), so nothing but the scorer ever writes to the pipe.
 
 Run by `shoal.node.sapo.sandbox` with orders on stdin and replies on stdout; both are frames of a four-byte length and
 msgpack. Ends when stdin does.
@@ -186,12 +187,15 @@ def _read_number(reader: int, deadline: float) -> float | None:
 def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
     """Score until done or dead; never returns into the code of the parent."""
     try:
-        from shoal.node.sapo.sandbox_filter import limit_resources, lock  # imported by `_start`
+        from shoal.node.sapo.sandbox_audit import refuse_execution
+        from shoal.node.sapo.sandbox_filter import limit_resources, lock  # both imported by `_start`
 
         os.dup2(writer, RESULT_DESCRIPTOR)  # those before it lead to /dev/null since `main`
         os.closerange(RESULT_DESCRIPTOR + 1, CLOSED_BELOW)
         cpu_s = math.ceil(begin.task_limit_s) + 1
         lock(cpu_s) if begin.locked else limit_resources(cpu_s)
+        if not job.family.executes_text:
+            refuse_execution()
         os.write(RESULT_DESCRIPTOR, SCORE.pack(0.0))
         for text in job.texts[first:]:
             os.write(RESULT_DESCRIPTOR, SCORE.pack(_score_one(job, text)))
@@ -226,6 +230,7 @@ def _start(begin: Begin) -> tuple[Worker | None, Reply]:
     sys.path[:] = begin.path
     try:
         worker = Worker(begin)
+        import shoal.node.sapo.sandbox_audit  # noqa: F401  a child can import nothing
         from shoal.node.sapo.sandbox_filter import own_namespaces, self_test
 
         namespaces = begin.locked and own_namespaces()

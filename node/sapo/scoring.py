@@ -84,10 +84,11 @@ class Scorer:
 
     def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
         family = self._source.family(task)
-        if family.scoring == "direct":
+        if family.scoring == "direct" and (own or family.peer_safe):
             return [_score_directly(family, task, text) for text in texts]
         if not own and not family.peer_safe:
-            raise LocalError(f"text from peers for {family.name!r}, which cannot be scored safely: {missing_sandbox()}")
+            why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
+            raise LocalError(f"text from peers for {family.name!r}, which {why}")
         return self._running_sandbox().score(task, texts)
 
     def _running_sandbox(self) -> Sandbox:

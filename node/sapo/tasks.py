@@ -107,6 +107,9 @@ class TaskFamily(ABC):
     version: str
     """Of generator and scorer together: nodes with other versions do not exchange this family's rollouts."""
     scoring: Scoring = "sandbox"
+    executes_text: bool = False
+    """Whether `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
+    scored; where this is False, a text that is about to be executed is worth 0."""
 
     @classmethod
     def from_name(cls, name: str) -> TaskFamily:
@@ -138,7 +141,7 @@ class TaskFamily(ABC):
     @property
     def peer_safe(self) -> bool:
         """Whether text from peers can be scored on this machine."""
-        return self.scoring == "direct" or missing_sandbox() is None
+        return not self.executes_text and (self.scoring == "direct" or missing_sandbox() is None)
 
     def solution(self, task: Task) -> str | None:
         """An answer of the highest reward, where the family knows one: for a supervised warm-up."""

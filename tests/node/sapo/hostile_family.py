@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, check_options
@@ -12,6 +13,7 @@ class Executes(TaskFamily):
 
     name = "executes"
     version = "1"
+    executes_text = True
 
     def check(self, config: Config) -> None:
         check_options(self.name, config, {"kind": range(10)})
@@ -25,10 +27,24 @@ class Executes(TaskFamily):
         return names["reward"]
 
 
+class ExecutesUnsaid(Executes):
+    """Says nothing of executing what is no number in Python's notation."""
+
+    name = "executes-unsaid"
+    executes_text = False
+
+    def score(self, task: Task, text: str) -> float:
+        try:
+            return float(ast.literal_eval(text))
+        except (ValueError, SyntaxError):
+            return super().score(task, text)
+
+
 class ImportsLate(Executes):
     """Imports a module when it scores, as libraries do."""
 
     name = "imports-late"
+    executes_text = False
 
     def score(self, task: Task, text: str) -> float:
         import colorsys
@@ -40,6 +56,7 @@ class Unmakeable(Executes):
     """Cannot make its task where it is scored, though it can here."""
 
     name = "unmakeable"
+    executes_text = False
 
     def question(self, config: Config, seed: int, index: int) -> str:
         if "pytest" not in sys.modules:

@@ -35,7 +35,7 @@ def scorer(source: TaskSource) -> Iterator[Scorer]:
 
 @pytest.mark.parametrize("name", EVALUATING + OTHERS)
 def test_planted_answers_have_no_effect(name: str, source: TaskSource, scorer: Scorer, tmp_path: Path) -> None:
-    assert source.families[name].scoring == "sandbox" or name not in EVALUATING
+    assert source.families[name].scoring == "direct" or name not in EVALUATING
     task = source.families[name].make({}, 11, 0)
     with trap(tmp_path) as trapped:
         highest, wrong = plant(scorer, task, trapped, TEXT_LIMIT_S)

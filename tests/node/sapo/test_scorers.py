@@ -1,4 +1,4 @@
-"""Our scorers of the paper's nine families against the library's, on honest answers, typical wrong ones, and others."""
+"""Our scorers against the library's, on honest answers, typical wrong ones, and others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from shoal.node.sapo.scorers_logic import FormulaError, truth_table
 pytest.importorskip("reasoning_gym")
 
 SEEDS = 200
+SLOW_SEEDS = {"countdown": 50, "simple_integration": 30}
+"""Where the library takes a tenth of a second for an answer."""
 Entry = Mapping[str, Any]
 
 
@@ -81,23 +83,90 @@ def bad_word(entry: Entry, dice: random.Random) -> str:
     return dice.choice((right[:-1], right[::-1], f"It is {right}", f"{right} {right}", "no idea"))
 
 
+def bad_integer(entry: Entry, dice: random.Random) -> str:
+    right = int(entry["answer"], 0)
+    forms = (str(right), bin(right), f"{right:#X}", hex(right + 1), hex(-right), f"{right:x}z", "0x", "012", "7")
+    return dice.choice(forms)
+
+
+def bad_letters(entry: Entry, dice: random.Random) -> str:
+    right = entry["answer"]
+    changed = right[:-1] + dice.choice("ABCDE")
+    return dice.choice((str(list(right)), str(tuple(right)), f"'{right}'", f'"{changed}"', str(list(changed)), changed))
+
+
+def bad_spiral(entry: Entry, dice: random.Random) -> str:
+    right = entry["answer"].split()
+    numbers = [int(digit) for digit in right]
+    changed = [*numbers[:-1], numbers[-1] + 1]
+    listed = (str(numbers), str(tuple(numbers)), ", ".join(right), str(right), str(changed), str(numbers[1:]))
+    return dice.choice((*listed, " ".join(map(str, changed)), "the spiral", f"[{', '.join(right)}", "7"))
+
+
+def bad_board(entry: Entry, dice: random.Random) -> str:
+    solved = [row.split() for row in dice.choice(entry["metadata"]["valid_answers"]).split("\n")]
+    changed = [solved[1], solved[0], *solved[2:]]
+    boards = [solved, changed, entry["metadata"]["puzzle"], ["".join(row) for row in solved], solved[:-1]]
+    plain = "\n".join(" ".join(row) for row in changed)
+    return dice.choice((*map(str, boards), str(solved).replace("'", '"'), plain, "Q", "[[]]"))
+
+
+def bad_sorting(entry: Entry, dice: random.Random) -> str:
+    right = [float(number) for number in entry["metadata"]["sorted_numbers"]]
+    near, far = [number + 0.25 for number in right], [number + 1.5 for number in right]
+    forms = (right, near, far, right[::-1], right[1:], [f"{number}" for number in right])
+    return dice.choice((*map(str, forms), str(right)[1:-1], "sorted", "[]", "['a', 'b']", "[1"))
+
+
+def bad_integral(entry: Entry, dice: random.Random) -> str:
+    right, name = entry["answer"], entry["metadata"]["variable"]
+    polynomial = right.removesuffix(" + C")
+    same = (polynomial, f"C + {polynomial}", f"({polynomial}) + 3/4", f"-(-({right}))", f"2*({polynomial})/2 + K")
+    other = (f"{right} + {name}", f"({right})*2", f"{polynomial} + C*{name}", f"{name}**2", "0", "C", "1/", f"({right}")
+    odd = (
+        f"{right} = 0",
+        f"the answer is {right}",
+        f"{polynomial}^2",
+        f"2{name}",
+        f"{name}**-1 + 0.5",
+        f"{name} {name}",
+    )
+    return dice.choice((*same, *other, *odd, entry["metadata"]["integrand"]))
+
+
+def bad_expression(entry: Entry, dice: random.Random) -> str:
+    right, numbers = entry["answer"], entry["metadata"]["numbers"]
+    same = (f"({right})", f"+{right}", f"-(-({right}))", right.replace(" ", ""))
+    other = [operator.join(map(str, numbers)) for operator in (" + ", " * ", " - ", "/")]
+    odd = (f"{right} = 7", "7", "1/0", "x + 1", "1.5*2", right[:-1] + ")", "3 4", "(3)(4)", "2**3", "2***3", "1 +")
+    return dice.choice((*same, *other, *odd, f"{right} + 0", f"{right} + 1 - 1", f"({right}) / 3"))
+
+
 WRONG: Mapping[str, Callable[[Entry, random.Random], str]] = {
     "arc_1d": bad_word,
     "base_conversion": bad_word,
     "basic_arithmetic": bad_number,
     "bf": bad_word,
     "binary_matrix": bad_matrix,
+    "bitwise_arithmetic": bad_integer,
     "calendar_arithmetic": bad_date,
+    "countdown": bad_expression,
     "decimal_arithmetic": bad_decimal,
     "fraction_simplification": bad_fraction,
+    "n_queens": bad_board,
+    "number_sorting": bad_sorting,
     "propositional_logic": bad_formula,
+    "simple_integration": bad_integral,
+    "spiral_matrix": bad_spiral,
+    "string_insertion": bad_letters,
 }
 
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_scorer_agrees_with_the_library(name: str) -> None:
     dice, rewards, full = random.Random(name), set(), 0
-    for dataset, entry in entries(name):
+    seeds = SLOW_SEEDS.get(name, SEEDS)
+    for dataset, entry in entries(name, seeds=seeds):
         right = right_answer(entry)
         reward = SCORERS[name](right, entry, dataset.config)
         assert reward == dataset.score_answer(right, entry)
@@ -109,7 +178,7 @@ def test_scorer_agrees_with_the_library(name: str) -> None:
             reward = SCORERS[name](wrong, entry, dataset.config)
             assert reward == pytest.approx(min(1.0, dataset.score_answer(wrong, entry)), abs=1e-12), (wrong, entry)
             rewards.add(round(reward, 2))
-    assert full == SEEDS or (name == "propositional_logic" and full > 0.6 * SEEDS)  # it does not always find one
+    assert full == seeds or (name == "propositional_logic" and full > 0.6 * SEEDS)  # it does not always find one
     assert len(rewards) > 1
 
 
@@ -139,6 +208,10 @@ HOSTILE = {
     "tags": "<answer>" * 4000,
     "program": "__import__('os').system('touch /tmp/planted')",
     "class": "().__class__.__base__.__subclasses__()",
+    "powers": "(a+b+c+d+e+f+g+h)**900",
+    "powers of powers": "((((9**900)**900)**900)**900)",
+    "products": "(a+b+c)*" * 250 + "d",
+    "items": "[" + "1," * 4000 + "x]",
     "null": "\0" * 100,
     "other digits": "١٢٣",
     "connectives": "P∧" * 16_000 + "P",

@@ -210,7 +210,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str) ->
         "from shoal.node.sapo.tasks import TaskFamily\n\n"
         "class Echo(TaskFamily):\n    name, version = 'echo', '1'\n"
         "    def question(self, config, seed, index): return f'Say {seed}'\n"
-        "    def score(self, task, text): return float(eval(text) == task.ref.seed)\n\n"
+        "    def score(self, task, text): return float(int(text) == task.ref.seed)\n\n"
         "class Fails(Echo):\n    def __init__(self): raise OSError('upside down')\n"
     )
     monkeypatch.syspath_prepend(str(folder))
