@@ -27,6 +27,8 @@ class LiarExplorer(Explorer):
         self._liar = Liar(scope.liar, self.members.identities, self.members.values, scope)
         self._machine = self.members.states[self.start[scope.liar]].machine
         self._liar_numbers: dict[Said, int] = {}
+        self.forks = 0
+        """How often, in `crash`, a second value was certified."""
         self.start = self._with_liar(self.start, frozenset())
 
     def _with_liar(self, state: State, before: Said) -> State:
@@ -63,5 +65,6 @@ class LiarExplorer(Explorer):
     def _stands(self, before: Standing, numbers: list[int], outcome: Outcome) -> Standing | str:
         standing = super()._stands(before, numbers, outcome)
         if standing == "fork" and self.scope.faults is FaultModel.CRASH:
+            self.forks += 1
             return before
         return standing

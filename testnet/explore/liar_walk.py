@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.protocol.messages import Certificate, Message, Prepare, Vote
+from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
 from shoal.protocol.quorum import FaultModel
 from shoal.testnet.explore.agreement import Exploration
 from shoal.testnet.explore.liar import Liar, evidence, one_of, order_of
@@ -31,6 +31,9 @@ LOSS, REPEAT, LYING = 0.05, 0.15, 0.25
 
 TO_THE_POINT = 0.7
 """How often the liar says something of the view that its hearer is in, and of what that prepared, if anything."""
+
+TWO_FACED = 0.5
+"""In how many walks the liar tells one half of the others one of its true values, and the other half the other."""
 
 NOWHERE = -1
 """Of no view."""
@@ -90,6 +93,7 @@ class _Walk:
         self._numbers = list(self.members.start)
         self._honest = [position for position in range(scope.members) if position != scope.liar]
         self._liar = Liar(scope.liar, self.members.identities, self.members.values, scope)
+        self._two_faced = rng.random() < TWO_FACED
         self._sent: set[Message] = set()
         self._bags: dict[int, list[tuple[int, Message]]] = {position: [] for position in self._honest}
         self._kinds: list[Callable[[int, int], list[Outcome]]] = [
@@ -100,7 +104,7 @@ class _Walk:
             self.members.returns,
             self.members.leaves,
         ]
-        self._weights = (20.0, 6.0, 6.0, rng.choice((0.1, 0.5, 1.5)), 0.3, 0.1)
+        self._weights = (20.0, 4.0, 4.0, rng.choice((0.02, 0.1, 0.5)), 0.2, 0.1)
 
     def step(self) -> str | None:
         """Somebody does something, or nothing; returns what must never happen and happened."""
@@ -149,10 +153,12 @@ class _Walk:
     def _to_the_point(self, alphabet: frozenset[Message], receiver: int) -> frozenset[Message]:
         view = self.members.states[self._numbers[receiver]].machine.view
         prepared = {m.value for m in self._said(receiver) if isinstance(m, Prepare) and m.view == view}
+        hidden = self._liar.own[1 - self._honest.index(receiver) % 2].hash if self._two_faced else None
         return frozenset(
             m
             for m in alphabet
             if getattr(m, "view", NOWHERE) == view
+            and not (isinstance(m, Propose) and m.value.hash == hidden)
             and (not prepared or not isinstance(m, Prepare | Vote) or m.value in prepared)
         )
 

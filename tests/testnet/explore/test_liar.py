@@ -69,6 +69,14 @@ def test_walk_of_a_seed_is_the_same_again() -> None:
     assert (first.certified, first.member_states) == (again.certified, again.member_states)
 
 
+def test_every_schedule_beside_a_liar_of_crash_has_forks_and_takes_nothing_over() -> None:
+    explorer = LiarExplorer(Scope(members=3, views=1, liars=1, liar=0))
+    exploration = explorer.run()
+    assert (exploration.violations, exploration.complete) == ((), True)
+    assert exploration.certified == {frozenset(), frozenset({"A0"}), frozenset({"B0"})}
+    assert explorer.forks > 0
+
+
 # -- a fork, and what it costs -----------------------------------------------------------------------------------
 
 

@@ -93,6 +93,13 @@ def test_liar_of_crash_that_honest_members_leave_beside_forks_only_at_the_price_
     assert frozenset({"A-3-0"}) in exploration.certified
 
 
+def test_leave_beside_another_signature_has_to_be_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a liar leaves for the planner, who is then a quorum by itself, and moves on with the third."""
+    judged = Liar._judged
+    monkeypatch.setattr(Liar, "_judged", lambda liar, used: used if judged(liar, used._replace(left=False)) else None)
+    assert kinds(explore(**CRASH, liars=1, planner=1)) == ["a fork that convicts nobody"]
+
+
 def test_liar_of_crash_may_fork_if_it_minds_no_evidence_and_yet_takes_nothing_over() -> None:
     """So the test above does not pass for want of forks."""
     exploration = explore(**CRASH, liars=1, careless=True)
