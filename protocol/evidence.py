@@ -2,6 +2,7 @@
 
     double vote            two votes of one member in one view of one round; or two Prepares, or proposals
     hidden prepare         a view change that hides the prepare certificate that its sender voted by
+    broken leave           anything else of agreement that somebody signed in a round that it promised to leave
     double result          two statements of one owner about one chunk of one plan
     double commitment      two contributions, or norms of one, that a node announced in one life of one round
     copied commitment      a root whose seal shows that who signed it did not know what is under it
@@ -26,10 +27,10 @@ from typing import Annotated, Self
 import msgspec
 
 from shoal.protocol.bans import Moment
-from shoal.protocol.certificate import verify_step
+from shoal.protocol.certificate import verify_leave, verify_step
 from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.identity import PeerId
+from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.messages import (
     CHUNK_LIMIT,
     PREPARE_DOMAIN,
@@ -125,6 +126,40 @@ class HiddenPrepare(_About, frozen=True, kw_only=True):
             raise RemoteError("a vote that the accused did not sign")
         if not verify_move(self.base.hash, self.later, self.move):
             raise RemoteError("a view change that the accused did not sign")
+
+
+class BrokenLeave(_About, frozen=True, kw_only=True):
+    """`peer` promised to sign nothing in the round, and signed something in `view`: a step for `value`, or a `move`."""
+
+    peer: Peer
+    leave: Signature
+    view: View
+    step: Annotated[str, msgspec.Meta(max_length=STEP_LIMIT_CHARS)] = ""
+    value: Value | None = None
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+    move: Moved | None = None
+
+    @property
+    def accused(self) -> PeerId:
+        """Who did it."""
+        return self.peer
+
+    def check_words(self) -> None:
+        """Raises RemoteError unless the accused signed both, in the round after `base`."""
+        if not verify_leave(self.peer, self.base.hash, self.leave):
+            raise RemoteError("a leave that the accused did not sign")
+        if self.move is not None:
+            if self.value is not None or self.step or self.signature or self.move.peer != self.peer:
+                raise RemoteError("a view change of another, or beside something else")
+            if not verify_move(self.base.hash, self.view, self.move):
+                raise RemoteError("a view change that the accused did not sign")
+            return
+        if self.value is None or (self.value.base, self.value.swarm) != (self.base.hash, self.base.swarm):
+            raise RemoteError("a vote in another round")
+        if self.step not in STEPS:
+            raise RemoteError("a step that there is not")
+        if not verify_step(STEPS[self.step], self.peer, self.view, self.value.hash, self.signature):
+            raise RemoteError("a vote that the accused did not sign")
 
 
 class DoubleResult(_About, frozen=True, kw_only=True):
@@ -234,7 +269,14 @@ class WrongSum(_About, frozen=True, kw_only=True):
 
 
 Evidence = (
-    DoubleVote | HiddenPrepare | DoubleResult | DoubleCommitment | CopiedCommitment | UnsoundContribution | WrongSum
+    DoubleVote
+    | HiddenPrepare
+    | BrokenLeave
+    | DoubleResult
+    | DoubleCommitment
+    | CopiedCommitment
+    | UnsoundContribution
+    | WrongSum
 )
 
 
@@ -298,6 +340,7 @@ def describe(kind: str) -> str:
     return {
         "doublevote": "two votes in one view, or two prepares or proposals",
         "hiddenprepare": "a view change that hides what its sender voted for",
+        "brokenleave": "a signature in a round that its sender promised to leave",
         "doubleresult": "two results for one chunk of one plan",
         "doublecommitment": "two contributions, or two norms of one, in one life of one round",
         "copiedcommitment": "a commitment copied from another",

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shoal.protocol.certificate import verify_step
+import msgspec
+
+from shoal.protocol.certificate import verify_leave, verify_step
 from shoal.protocol.commitments import Commitment, commitment_of
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import (
     STEPS,
+    BrokenLeave,
     CopiedCommitment,
     DoubleCommitment,
     DoubleResult,
@@ -27,6 +30,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
     Certificate,
     ChunkStatement,
+    Leave,
     Message,
     Moved,
     Plan,
@@ -61,6 +65,7 @@ class _Round:
     squares: dict[bytes, tuple[float, ...]] = field(default_factory=dict)  # by what is committed to
     votes: _Votes = field(default_factory=dict)  # by step, voter and view: two values at most, with their signatures
     moves: dict[tuple[PeerId, int], Moved] = field(default_factory=dict)  # by mover and view
+    leaves: dict[PeerId, bytes] = field(default_factory=dict)  # who promised to sign nothing, and its signature
     values: dict[bytes, Value] = field(default_factory=dict)
     plans: dict[bytes, Plan] = field(default_factory=dict)
 
@@ -104,6 +109,8 @@ class Witness:
             return self._hear_step(about, "prepare", sender, message.view, message.value, message.signature)
         elif isinstance(message, Vote):
             return self._hear_step(about, "vote", sender, message.view, message.value, message.signature)
+        elif isinstance(message, Leave):
+            return self._hear_leave(about, sender, message.signature)
         return []
 
     def _hear_ready(self, about: _Round, sender: PeerId, ready: Ready) -> list[Evidence]:
@@ -135,7 +142,32 @@ class Witness:
         if value_hash in said or len(said) > 1 or not verify_step(STEPS[step], voter, view, value_hash, signature):
             return []
         said[value_hash] = signature
-        return [*self._contradiction(about, step, voter, view), *self._hidden(about, voter)]
+        found = [*self._contradiction(about, step, voter, view), *self._hidden(about, voter)]
+        return [*found, *self._broken_leave(about, voter)]
+
+    def _hear_leave(self, about: _Round, peer: PeerId, signature: bytes) -> list[Evidence]:
+        known = peer in about.leaves or peer not in about.base.members
+        if known or not verify_leave(peer, about.base.hash, signature):
+            return []
+        about.leaves[peer] = signature
+        return self._broken_leave(about, peer)
+
+    def _broken_leave(self, about: _Round, peer: PeerId) -> list[Evidence]:
+        """What somebody that left signed all the same."""
+        leave = about.leaves.get(peer)
+        if leave is None:
+            return []
+        moves = sorted((view, move) for (mover, view), move in about.moves.items() if mover == peer)
+        if moves:
+            view, move = moves[0]
+            return [BrokenLeave(base=about.base, peer=peer, leave=leave, view=view, move=move)]
+        for (step, voter, view), said in sorted(about.votes.items()):
+            known = sorted(value_hash for value_hash in said if value_hash in about.values)
+            if voter == peer and known:
+                value, one = about.values[known[0]], said[known[0]]
+                found = BrokenLeave(base=about.base, peer=peer, leave=leave, view=view, step=step, value=value)
+                return [msgspec.structs.replace(found, signature=one)]
+        return []
 
     def _hear_move(self, about: _Round, view: int, move: Moved) -> list[Evidence]:
         if move.peer not in about.base.members or not 0 <= view < VIEWS_LIMIT or (move.peer, view) in about.moves:
@@ -143,7 +175,7 @@ class Witness:
         if not verify_move(about.base.hash, view, move):
             return []
         about.moves[move.peer, view] = move
-        return self._hidden(about, move.peer)
+        return [*self._hidden(about, move.peer), *self._broken_leave(about, move.peer)]
 
     def _hidden(self, about: _Round, peer: PeerId) -> list[Evidence]:
         """What a member voted for, and told nothing of when it moved on."""
@@ -177,6 +209,11 @@ class Witness:
             {voter for (step, voter, _), said in about.votes.items() if step == "vote" and value.hash in said}
         )
         found = [evidence for key in two for evidence in self._contradiction(about, *key)]
+        signatures = () if isinstance(value.leave_signatures, msgspec.UnsetType) else value.leave_signatures
+        for peer, signature in zip(value.leaves, signatures, strict=False):
+            found += self._hear_leave(about, peer, signature)
+        for voter in sorted({voter for (_, voter, _), said in about.votes.items() if value.hash in said}):
+            found += self._broken_leave(about, voter)
         return [*found, *(evidence for voter in voters for evidence in self._hidden(about, voter))]
 
     def _keep_plan(self, about: _Round, plan: Plan) -> None:

@@ -12,13 +12,15 @@ import pytest
 from shoal.protocol.certificate import genesis
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.evidence import DoubleCommitment, DoubleVote, HiddenPrepare
+from shoal.protocol.evidence import BrokenLeave, DoubleCommitment, DoubleVote, HiddenPrepare
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Message, PreparedValue, Propose, Ready, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
+from shoal.protocol.view_change import moved
 from shoal.protocol.witness import LIVES_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import (
     change_of,
+    leave_of,
     plan_hash,
     prepare_of,
     prepared_by,
@@ -215,3 +217,47 @@ def test_view_change_that_carries_the_certificate_or_comes_before_the_vote_is_no
     forged = msgspec.structs.replace(change_of(LIAR, START, 3), signature=bytes(64))
     assert seen.hear(LIAR.peer_id, forged) == []
     assert seen.hear(LIAR.peer_id, vote_of(LIAR, 3, ONE)) == []
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_signature_of_somebody_that_promised_to_leave_is_evidence(order: tuple[int, ...]) -> None:
+    seen = witness()
+    heard = [(LEAD, proposal(ONE)), (LIAR.peer_id, prepare_of(LIAR, 2, ONE)), (LIAR.peer_id, leave_of(LIAR, START))]
+    *before, (evidence,) = [seen.hear(*heard[place]) for place in order]
+    assert before == [[], []]
+    assert isinstance(evidence, BrokenLeave)
+    evidence.check_words()
+    assert (evidence.accused, evidence.step, evidence.view) == (LIAR.peer_id, "prepare", 2)
+    move = moved(LIAR.peer_id, change_of(LIAR, START, 2))
+    wrong: list[dict[str, object]] = [{"step": "vote"}, {"step": "sleep"}, {"view": 1}, {"leave": bytes(64)}]
+    for changed in [*wrong, {"value": OTHER}, {"value": None}, {"peer": LEAD}, {"move": move}]:
+        with pytest.raises(RemoteError):
+            msgspec.structs.replace(evidence, **changed).check_words()
+
+
+@pytest.mark.parametrize("leaves_first", [False, True])
+def test_move_of_somebody_that_promised_to_leave_is_evidence(leaves_first: bool) -> None:
+    seen = witness()
+    said = [leave_of(LIAR, START), change_of(LIAR, START, 2)]
+    first, last = said if leaves_first else said[::-1]
+    assert seen.hear(LIAR.peer_id, first) == []
+    (evidence,) = seen.hear(LIAR.peer_id, last)
+    assert isinstance(evidence, BrokenLeave)
+    evidence.check_words()
+    assert evidence.accused == LIAR.peer_id
+    others = moved(LEAD, change_of(IDENTITIES[1], START, 2))
+    for changed in ({"view": 3}, {"move": others}, {"move": None}, {"peer": LEAD}):
+        with pytest.raises(RemoteError):
+            msgspec.structs.replace(evidence, **changed).check_words()
+
+
+def test_leave_that_a_value_counts_is_a_promise_too() -> None:
+    staying = [one.peer_id for one in IDENTITIES if one is not LIAR]
+    counting = value_of(START, plan_hash("without"), LEAD, staying, [LIAR.peer_id], signing=IDENTITIES)
+    unsigned = msgspec.structs.replace(counting, leave_signatures=(bytes(64),))
+    for value, accused in ((counting, [LIAR.peer_id]), (unsigned, [])):
+        seen = witness()
+        seen.hear(LEAD, proposal(ONE))
+        seen.hear(LIAR.peer_id, vote_of(LIAR, 0, ONE))
+        found = seen.hear(LEAD, propose_of(IDENTITIES[1], 1, value))
+        assert [one.accused for one in found if isinstance(one, BrokenLeave)] == accused
