@@ -18,8 +18,12 @@ from shoal.node.outcome import Progress
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.inbox import Reduced
+from shoal.node.rounds.key_use import KeyUse
+from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
+from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.custody import Custody, CustodyParts
 from shoal.node.state.earlier_states import EarlierStates
@@ -86,6 +90,11 @@ class Life:
         self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, shelf=self.shelf, outer=outer)
         self.desk = TrainingDesk(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
         links: Any = self.links
+        key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
+        ask, tell = self.catchup.certificates, self.told.append
+        forks = ForkWatch(folder=folder, chain=self.chain, ask=ask, say=links.broadcast, log=log, tell=tell)
+        self.standstill = Standstill(forks=forks, key_use=key_use)
+        choice = ChoiceParts(chain=self.chain, ask=ask, linked=lambda: frozenset(links.linked()), tell=tell)
         self.custody = Custody(
             CustodyParts(
                 store=store,
@@ -94,11 +103,14 @@ class Life:
                 catchup=self.catchup,
                 earlier=EarlierStates(folder, chain=self.chain, shelf=self.shelf, outer=outer),
                 links=links,
+                choice=ChainChoice(choice),
+                key_use=key_use,
                 holds=holds,
                 log=log,
                 on_progress=self.told.append,
             )
         )
+        self.custody.parted = forks.suspect
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
@@ -129,6 +141,7 @@ class Life:
                 log=log,
                 holds=holds,
                 audit=AuditTrail(folder / "rounds", enabled=False),
+                standstill=self.standstill,
                 traffic_bytes=dict,
                 suspected=frozenset,
                 on_progress=self.told.append,
@@ -168,6 +181,7 @@ class Life:
                     self.custody.load_ahead,
                     self.custody.run,
                     self.engine.going_back.run,
+                    self.standstill.forks.run,
                     self.resumption.run,
                     self.checkpoints.run,
                 ):

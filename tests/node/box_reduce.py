@@ -196,5 +196,8 @@ class BoxReduce:
     def complete_at(self, peers: object) -> None:
         """What comes late is waited for."""
 
+    relayed = (b"", ())
+    """Nothing is led through a third here."""
+
     def stalled(self) -> None:
         """Who stalls is dead, and heard of by its links."""

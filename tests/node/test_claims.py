@@ -14,9 +14,10 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 from shoal.protocol.newcomers import coming
+from tests.node import box_life, box_net
+from tests.node import swarm_in_a_box as box_module
 from tests.node.ledger import identity
 
-box_module: Any = pytest.importorskip("tests.node.swarm_in_a_box")
 disks = box_module.disks
 
 OUTSIDER = identity(77).peer_id
@@ -31,7 +32,7 @@ class Boaster:
         self.box = box
         self.peer = peer
         self.asked_at: list[float] = []
-        ask, linked = box_module.Life._ask, box_module.BoxLinks.linked
+        ask, linked = box_life.Life._ask, box_net.BoxLinks.linked
 
         async def never_answered(life: Any, to: PeerId, request: bytes) -> bytes:
             if to != peer:
@@ -41,10 +42,10 @@ class Boaster:
             await trio.sleep(REQUEST_DEADLINE_S)
             raise NetworkError(f"{to} does not answer")
 
-        monkeypatch.setattr(box_module.Life, "_ask", never_answered)
+        monkeypatch.setattr(box_life.Life, "_ask", never_answered)
         if peer == OUTSIDER:
             life_of = box_module.Box.life_of
-            monkeypatch.setattr(box_module.BoxLinks, "linked", lambda links: linked(links) | {OUTSIDER})
+            monkeypatch.setattr(box_net.BoxLinks, "linked", lambda links: linked(links) | {OUTSIDER})
             monkeypatch.setattr(
                 box_module.Box, "life_of", lambda box, peer: None if peer == OUTSIDER else life_of(box, peer)
             )
@@ -54,6 +55,8 @@ class Boaster:
         while True:
             for life in self.box.living():
                 if life.peer != self.peer:
+                    others = (other.peer for other in self.box.lives_linked_to(life))
+                    life.engine.alive(frozenset({self.peer, *others}))
                     life.engine.linked(self.peer, (Term(), FAR))
                     life.engine.hear(self.peer, msgspec.structs.replace(coming(life.chain.head), round=FAR))
             await trio.sleep(0.2)
