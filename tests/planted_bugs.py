@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "collectives", "swarm", "node", "cli", "testnet")
 DEADLINE_S = 300.0
 BOX = "tests/node/test_swarm_in_a_box.py"
+ONE_SIGNATURE = "tests/protocol/test_one_signature.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,170 @@ BUGS: tuple[Bug, ...] = (
         "node/state/store.py",
         "        path.mkdir(exist_ok=True)\n        sync_folder(path.parent)\n",
         "        path.mkdir(exist_ok=True)\n",
+    ),
+    bug(
+        "names in a certificate believed without their proofs",
+        f"{ONE_SIGNATURE}::test_member_that_lists_all_others_as_gone_certifies_nothing",
+        "protocol/certificate.py",
+        "    if not first_edition and not has_proofs(value, previous, faults):\n",
+        "    if False:\n",
+    ),
+    bug(
+        "votes of 0.1.0 believed from anybody",
+        f"{ONE_SIGNATURE}::test_entries_of_the_first_edition_are_believed_from_ones_own_disk_alone",
+        "protocol/certificate.py",
+        "    first_edition = trusted and _is_of_first_edition(certificate)\n",
+        "    first_edition = _is_of_first_edition(certificate)\n",
+    ),
+    bug(
+        "members that are no quorum of those before",
+        f"{ONE_SIGNATURE}::test_members_after_a_round_are_a_quorum_of_those_before_it",
+        "protocol/certificate.py",
+        "        is_quorum(previous, {*value.members, *banned}, value.leaves, faults=faults)\n        and",
+        "        True\n        and",
+    ),
+    bug(
+        "a new member whose Report somebody else signed",
+        f"{ONE_SIGNATURE}::test_stranger_becomes_no_member_without_its_own_report_of_this_result",
+        "protocol/certificate.py",
+        "all(verify(peer, REPORT_DOMAIN, report, one) for peer, one in zip(new, joined, strict=True))",
+        "True",
+    ),
+    bug(
+        "a rollback in the chain without consents",
+        f"{ONE_SIGNATURE}::test_rollback_is_believed_from_nobody_without_the_consents_of_a_quorum",
+        "protocol/chain.py",
+        "        if not is_consented(entry.value, self.head):\n",
+        "        if False:\n",
+    ),
+    bug(
+        "a member left out although its Report is here",
+        f"{ONE_SIGNATURE}::test_lying_lead_that_leaves_members_out_gains_nothing",
+        "protocol/agreement.py",
+        "        if left_out or strangers:\n",
+        "        if strangers:\n",
+    ),
+    bug(
+        "a stranger that is in no plan",
+        f"{ONE_SIGNATURE}::test_lying_lead_that_brings_strangers_in_gains_nothing",
+        "protocol/agreement.py",
+        "        if left_out or strangers:\n",
+        "        if left_out:\n",
+    ),
+    bug(
+        "tokens that nobody computed",
+        f"{ONE_SIGNATURE}::test_proposal_of_an_invented_result_is_not_accepted",
+        "protocol/agreement.py",
+        "    result = (report.plan, report.digest, report.bitmaps, report.tokens)\n"
+        "    return result == (value.plan, value.digest, value.bitmaps, value.tokens)",
+        "    result = (report.plan, report.digest, report.bitmaps)\n"
+        "    return result == (value.plan, value.digest, value.bitmaps)",
+    ),
+    bug(
+        "a result in another planner's name",
+        f"{ONE_SIGNATURE}::test_free_proposal_in_anothers_name_is_refused",
+        "protocol/agreement.py",
+        "        if not is_compelled and value.planner != sender:\n",
+        "        if False:\n",
+    ),
+    bug(
+        "a prepare certificate that counts a signer twice",
+        f"{ONE_SIGNATURE}::test_invented_certificate_in_a_view_change_is_refused",
+        "protocol/view_change.py",
+        "        len(prepared.signers) == len(prepared.signatures) == len(set(prepared.signers))\n        and not set",
+        "        len(prepared.signers) == len(prepared.signatures)\n        and not set",
+    ),
+    bug(
+        "a prepare certificate whose signatures nobody checks",
+        f"{ONE_SIGNATURE}::test_invented_certificate_in_a_view_change_is_refused",
+        "protocol/view_change.py",
+        "all(verify_step(PREPARE_DOMAIN, peer, prepared.view, value.hash, one) for peer, one in signed)",
+        "True",
+    ),
+    bug(
+        "a view that no quorum entered",
+        f"{ONE_SIGNATURE}::test_proposal_of_a_view_that_no_quorum_entered_is_refused",
+        "protocol/view_change.py",
+        "        and is_quorum(previous, peers, leaves, faults=faults)\n        and all(verify_leave",
+        "        and all(verify_leave",
+    ),
+    bug(
+        "leaves in view changes that nobody signed",
+        f"{ONE_SIGNATURE}::test_proposal_of_a_view_that_no_quorum_entered_is_refused",
+        "protocol/view_change.py",
+        "        and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())\n",
+        "",
+    ),
+    bug(
+        "another value than the highest certificate compels",
+        f"{ONE_SIGNATURE}::test_lead_may_propose_only_what_its_quorum_compels",
+        "protocol/view_change.py",
+        "    if compelled(moves) != (prepared.view, value.hash):\n",
+        "    if False:\n",
+    ),
+    bug(
+        "a plan in a view where a value stands",
+        f"{ONE_SIGNATURE}::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "protocol/view_change.py",
+        "    if compelled(moves) is not None:\n",
+        "    if False:\n",
+    ),
+    bug(
+        "an eviction of a far view",
+        f"{ONE_SIGNATURE}::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "protocol/round.py",
+        "        check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)\n",
+        "",
+    ),
+    bug(
+        "a plan of a far view",
+        f"{ONE_SIGNATURE}::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "protocol/round.py",
+        "        check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)\n",
+        "",
+    ),
+    bug(
+        "one of three takes the others along",
+        f"{ONE_SIGNATURE}::test_one_of_three_does_not_lead_the_others_from_view_to_view",
+        "protocol/agreement.py",
+        "            if self.is_quorum(movers - {self._me}):\n",
+        "            if self.is_quorum(movers | {self._me}):\n",
+    ),
+    bug(
+        "a vote for what was not prepared here",
+        f"{ONE_SIGNATURE}::test_vote_needs_a_quorum_of_prepares_of_one_view_and_ones_own",
+        "protocol/agreement.py",
+        "if value is None or mine is None or mine.value != value_hash or view != self.view or view in self._my_votes:",
+        "if value is None or view != self.view or view in self._my_votes:",
+    ),
+    bug(
+        "a vote for what was prepared below",
+        f"{ONE_SIGNATURE}::test_member_that_moved_on_votes_no_more_for_what_it_prepared_below",
+        "protocol/agreement.py",
+        "mine.value != value_hash or view != self.view or view",
+        "mine.value != value_hash or view",
+    ),
+    bug(
+        "restored prepares are not counted",
+        f"{ONE_SIGNATURE}::test_restored_prepares_and_votes_count_like_those_that_are_heard",
+        "protocol/agreement.py",
+        "        for view, value_hash in list(self._prepares):\n"
+        "            effects += self._try_vote(view, value_hash)\n",
+        "",
+    ),
+    bug(
+        "two thirds rounded down",
+        f"{ONE_SIGNATURE}::test_quorum_of_liars_is_more_than_two_thirds_of_all",
+        "protocol/quorum.py",
+        "        return 3 * len(electorate.intersection(supporters)) > 2 * len(electorate)\n",
+        "        return 3 * len(electorate.intersection(supporters)) >= 2 * len(electorate)\n",
+    ),
+    bug(
+        "a leave beside a vote is nobody's fault",
+        "tests/protocol/test_witness.py::test_signature_of_somebody_that_promised_to_leave_is_evidence",
+        "protocol/witness.py",
+        "        about.leaves[peer] = signature\n        return self._broken_leave(about, peer)\n",
+        "        about.leaves[peer] = signature\n        return []\n",
     ),
 )
 
