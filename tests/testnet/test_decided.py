@@ -68,7 +68,7 @@ def test_rollback_is_read_from_the_log_as_the_node_writes_it() -> None:
 def test_votes_of_two_terms_do_not_contradict_each_other(tmp_path: Path) -> None:
     def broken(*events: tuple[str, str, int]) -> int:
         lines = [json.dumps({"event": kind, "term": term, "round": 5, "view": view}) for kind, term, view in events]
-        (tmp_path / "events.jsonl").write_text("\n".join(lines))
+        (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
         return len(broken_votes(Member(index=0, peer_id="12D3A", folder=tmp_path), 1, 9))  # type: ignore[arg-type]
 
     assert broken(("voted", "0.0", 0), ("voted", "0.1", 0)) == 0
