@@ -325,7 +325,7 @@ def led(explorer: RepairExplorer, steps: Iterable[str]) -> RepairExplorer:
     ("bug", "found"), [(KeepsNothing, ["two results signed for one chunk"]), (Reduction, [])], ids=["seeded", "product"]
 )
 def test_owner_whose_reduction_is_taken_up_again_signs_what_it_signed(bug: type[Reduction], found: list[str]) -> None:
-    scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=1, crashes=1)
+    scope = RepairScope(members=3, views=2, attempts=2, chunks=1, shift=2, crashes=1)
     exploration = led(RepairExplorer(scope, Kit(reduction=bug)), TAKEN_UP_AGAIN).run(limit=400)
     assert kinds(exploration) == found
     assert exploration.repaired
@@ -353,7 +353,7 @@ WITH_IT, WITHOUT_ANY = "member 2 is killed and returns with its contribution", "
 def test_owner_that_is_killed_and_returns_signs_nothing_twice(
     late: int | None, returns: str, bug: type[RoundMachine], found: list[str]
 ) -> None:
-    scope = RepairScope(members=3, views=1, attempts=2, chunks=1, shift=1, crashes=1, late=late)
+    scope = RepairScope(members=3, views=1, attempts=2, chunks=1, shift=2, crashes=1, late=late)
     exploration = led(RepairExplorer(scope, Kit(machine=bug)), (*KILLED_AFTER_SIGNING, returns)).run(limit=400)
     assert kinds(exploration) == found
 
