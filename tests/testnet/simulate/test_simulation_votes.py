@@ -37,7 +37,7 @@ class DiesBeforeTheCertificate(Simulation):
 
 
 @pytest.mark.parametrize("further", [1, 2])
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [3, 5])  # whose lead sums chunks, and so has finals to send
 def test_member_whose_vote_is_needed_gets_finals_of_the_dead_from_who_has_them(seed: int, further: int) -> None:
     """The value is bound by one vote, so nothing is repaired; and it takes both of the two that live to certify it."""
     simulation = DiesBeforeTheCertificate(Scenario(peers=3, rounds=1, seed=seed))

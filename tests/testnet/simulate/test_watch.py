@@ -162,7 +162,8 @@ def test_who_gives_a_peer_up_closes_the_connection_and_makes_another() -> None:
     swarm.until(swarm.timeline.now + detection_bound_s(3) + 4 * SIMULATED_TICK_S)
     assert swarm.state(0, 1) is State.DEAD
     assert 1 not in swarm.peers[0].watch.links
-    swarm.peers[1].wake()
+    with swarm.keys.in_use():  # it reads votes, and what they certify
+        swarm.peers[1].wake()
     swarm.until(swarm.timeline.now + IN_FLIGHT_S + PROBE_INTERVAL_S)
     assert swarm.state(0, 1) is swarm.state(1, 0) is State.ALIVE
     assert 0 in swarm.peers[1].watch.links
