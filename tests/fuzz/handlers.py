@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.audits.audit_exchange import AuditDesk
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.control import ControlServer
+from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.librarian import Librarian
@@ -33,6 +35,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
+from shoal.swarm.key_probe import KeyProbe
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, SCOPE_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.pool import LanePool
@@ -305,6 +308,48 @@ def _idle_traffic() -> PlanTraffic:
     return PlanTraffic(post=lambda peer, header, payload: None, waiting=lambda to, scope: ())
 
 
+def newcomer_targets(host: Host) -> Iterator[Target]:
+    """What those ask who are shut out, or have not said hello, and what they are told."""
+    members = fresh_members(host)
+    record = seal_record(sealer(), NodeRecord(peer=PEER, boot=1, phase="training"))
+    later = seal_record(wire.Sealer(identity(0), SWARM, boot=9), NodeRecord(peer=ME, boot=9, phase="training"))
+    probe = KeyProbe(
+        host,
+        sealer=sealer(0),
+        swarm_id=SWARM,
+        book=members.book,
+        sealed_record=lambda: record,
+        found=lambda found: None,
+    )
+    asked = wire.canonical(peering.AskNewest(record=record))
+    yield Target("key in use", (asked,), on_stream(probe._serve), FOREIGN)
+    answers = tuple(wire.canonical(peering.Newest(record=one)) for one in (record, later, b""))
+
+    async def told(data: bytes) -> None:
+        await probe._ask(Told(data), f"/ip4/10.0.0.1/tcp/4001/p2p/{PEER}")  # type: ignore[arg-type]
+
+    yield Target("key in use answer", answers, told, ())
+    chain = Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST)
+    daemon: Any = SimpleNamespace(host=host, swarm_id=SWARM, members=members, chain=chain)
+    looks = ChainLooks(daemon)
+    looked = tuple(wire.canonical(peering.LookAtChain(record=record, after=after)) for after in (0, 1, 1 << 40))
+    yield Target("look at chain", looked, on_stream(looks._serve), FOREIGN)
+
+
+class Told:
+    """A host whom everyone gives the same answer."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def dial(self, address: str, *, deadline_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def request(self, *asked: Any, **limits: Any) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._data
+
+
 def evidence_targets(folder: Path, rng: Any) -> Iterator[Target]:
     """What is brought against others, and what is asked about it."""
     shelf = EvidenceShelf(folder, SWARM)
@@ -399,6 +444,7 @@ async def handler_targets(seed: int = 1) -> AsyncIterator[list[Target]]:
                     *link_targets(host, rng),
                     *request_targets(host, lanes, Path(folder), rng),
                     *stranger_targets(host, rng),
+                    *newcomer_targets(host),
                     *evidence_targets(Path(folder), rng),
                     *control_targets(Path(folder)),
                     *round_targets(rng),
