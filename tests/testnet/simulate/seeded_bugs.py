@@ -12,9 +12,10 @@ from shoal.collectives.finals import FinalFormat
 from shoal.collectives.reduce import Reduction
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
 from shoal.protocol.effects import Effect
+from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import Event, SendAck
 from shoal.protocol.membership import MembershipMachine
-from shoal.protocol.messages import Message, Propose, Value, Vote
+from shoal.protocol.messages import Message, Prepared, Propose, Value, Vote
 from shoal.protocol.round import RoundMachine
 
 _sign = FinalFormat.sign
@@ -94,8 +95,18 @@ class GivesNobodyUp(MembershipMachine):
 class NeverVotes(Agreement):
     """Leads, proposes and moves on, and votes for nothing."""
 
-    def _try_vote(self) -> list[AgreementEffect]:
+    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
         return []
+
+
+class OneVoteIsEnough(Agreement):
+    """Holds a value that any one member voted for to be certified; its prepares are counted as they have to be."""
+
+    def _certified(self, steps: dict[tuple[int, bytes], dict[PeerId, bytes]], view: int, value: Value) -> Any:
+        row = steps.get((view, value.hash))
+        if steps is not self._votes or not row:
+            return super()._certified(steps, view, value)
+        return Prepared(view, tuple(sorted(row)), tuple(row[peer] for peer in sorted(row)))
 
 
 class OneLossIsDeath(MembershipMachine):
@@ -113,12 +124,12 @@ class OneLossIsDeath(MembershipMachine):
         return super()._overdue(peer, watched, now)
 
 
-def anyone_decides(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
+def anyone_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), *, faults: Any = None) -> bool:
     """One member is a quorum."""
     return bool(set(previous.members) & set(supporters))
 
 
-def half_decides(previous: Value, supporters: Iterable[Any], leaves: Any = ()) -> bool:
+def half_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), *, faults: Any = None) -> bool:
     """Two quorums need not meet."""
     return 2 * len(set(previous.members) & set(supporters)) >= len(previous.members)
 

@@ -12,8 +12,9 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.finals import FinalFormat
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
-from shoal.protocol import facts as facts_module
 from shoal.protocol import round as round_module
+from shoal.protocol import terms as terms_module
+from shoal.protocol import view_change as view_change_module
 from shoal.protocol.certificate import lead
 from shoal.protocol.round import RoundMachine
 from shoal.testnet.simulate import judge as judge_module
@@ -33,6 +34,7 @@ from tests.testnet.simulate.seeded_bugs import (
     NeverMoves,
     NeverVotes,
     OneLossIsDeath,
+    OneVoteIsEnough,
     ProposesTwice,
     VotesTwice,
     anyone_decides,
@@ -96,13 +98,19 @@ def test_rounds_that_end_because_most_heads_vanished_at_once_are_no_violation() 
 
 
 def test_seeded_quorum_of_a_minority_of_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (certificate_module, agreement_module, facts_module):
+    for module in (certificate_module, agreement_module, view_change_module, terms_module):
         monkeypatch.setattr(module, "is_quorum", anyone_decides)
+    outcome = crowd_of().run()
+    assert (outcome.violation, outcome.detail) == ("no double vote", "a vote without a prepare certificate")
+
+
+def test_seeded_certificate_by_a_minority_of_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "Agreement", OneVoteIsEnough)
     assert crowd_of().run().violation == "no fork"
 
 
 def test_fork_is_counted_when_both_halves_of_the_heads_certify(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (certificate_module, agreement_module, facts_module, judge_module):
+    for module in (certificate_module, agreement_module, view_change_module, terms_module, judge_module):
         monkeypatch.setattr(module, "outweighs" if module is judge_module else "is_quorum", half_decides)
     crowd = crowd_of()
     crowd.seats.network.part((0, 1), (2, 3))

@@ -14,9 +14,10 @@ from blake3 import blake3
 from shoal.collectives.finals import FinalFormat
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
-from shoal.protocol import facts as facts_module
 from shoal.protocol import gathering as gathering_module
 from shoal.protocol import round as round_module
+from shoal.protocol import terms as terms_module
+from shoal.protocol import view_change as view_change_module
 from shoal.protocol.certificate import lead
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import TICK_S, detection_bound_s
@@ -36,6 +37,7 @@ from tests.testnet.simulate.seeded_bugs import (
     LeavesOneOut,
     NeverMoves,
     OneLossIsDeath,
+    OneVoteIsEnough,
     ProposesTwice,
     VotesTwice,
     anyone_decides,
@@ -242,14 +244,19 @@ def test_seeded_final_of_another_value_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_seeded_quorum_of_a_minority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (certificate_module, agreement_module, facts_module):
+    for module in (certificate_module, agreement_module, view_change_module, terms_module):
         monkeypatch.setattr(module, "is_quorum", anyone_decides)
     outcome = run_scenario(PLAIN)
-    assert outcome.violation == "no fork"
+    assert (outcome.violation, outcome.detail) == ("no double vote", "a vote without a prepare certificate")
+
+
+def test_seeded_certificate_by_a_minority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_module, "Agreement", OneVoteIsEnough)
+    assert run_scenario(PLAIN).violation == "no fork"
 
 
 def test_fork_is_counted_when_both_halves_of_a_partition_certify(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (certificate_module, agreement_module, facts_module, judge_module):
+    for module in (certificate_module, agreement_module, view_change_module, terms_module, judge_module):
         monkeypatch.setattr(module, "outweighs" if module is judge_module else "is_quorum", half_decides)
     halves = Fault(kind="partition", at_s=0.0, duration_s=60.0, groups=((0, 1), (2, 3)))
     outcome = run_scenario(Scenario(peers=4, rounds=2, seed=1, fault=(halves,)))
