@@ -199,7 +199,9 @@ def test_seeded_trust_in_any_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_seeded_forgiveness_of_wrong_chunks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = Fault(kind="stop", peer=NEWCOMER, at_s=7.5, duration_s=8.0)  # so that it fetches once more
+    # It misses two rounds and asks for the finals of both, of the second the liar. Stopped at 7.5 s it would miss one,
+    # ask another peer for that, and never come back to the liar.
+    behind = Fault(kind="stop", peer=NEWCOMER, at_s=9.5, duration_s=8.0)
     scenario = msgspec.structs.replace(LIAR, rounds=5, fault=(*LIAR.fault, behind))
     assert run_scenario(scenario).violation == ""
     monkeypatch.setattr(DonorScores, "offended", lambda scores, peer, now: None)
