@@ -146,7 +146,7 @@ class SlowLane:
     def post(self, to: object, header: FrameHeader, payload: memoryview | bytes) -> None:
         if to == peer(1) and header.flags == PASSED_ON | 0 and header.kind in BULK_KINDS:
             self._frames.append((header, memoryview(payload)))
-            self.most_bytes = max(self.most_bytes, self._holding.held_bytes)
+            self.most_bytes = max(self.most_bytes, self._holding.held(WAY))  # the other way has its own window
         else:
             self._post(to, header, payload)  # type: ignore[arg-type]
 
