@@ -118,7 +118,7 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
             assert_votes_once(node)
 
 
-def test_a_vote_cast_before_a_kill_is_the_vote_after_it(tmp_path: Path) -> None:
+def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3) as swarm:
         origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
         voter, successor = (swarm.by_peer(lead(origin, view)) for view in (0, 1))
@@ -126,28 +126,29 @@ def test_a_vote_cast_before_a_kill_is_the_vote_after_it(tmp_path: Path) -> None:
         swarm.start_together(holds=["1:certify"])
         for node in swarm.nodes:
             node.hold("1:certify")
-        # The lead proposes when one other has reported, and no other can vote: one hangs, one holds.
+        # The lead proposes when one other has reported, and no other can accept: one hangs, one holds.
         successor.release()
         eventually(lambda: successor.ask("status")["phase"] == "certify", "the report is on its way")
         time.sleep(1)  # no event tells that it has left the sockets
         successor.signal(signal.SIGSTOP)
         voter.release()
-        voter.wait("voted", round=1, view=0)
+        voter.wait("prepared", round=1, view=0)
         voter.kill()
-        (cast,) = (r.value for r in voter.durable_records() if r.kind == "vote")
-        assert cast is not None
+        (accepted,) = (r.value for r in voter.durable_records() if r.kind == "prepare")
+        assert accepted is not None
         successor.signal(signal.SIGCONT)
         assert not successor.events("certified")
 
         voter.start(join=[successor])
         certified = successor.certified(1)
-        assert certified["value"] == cast.hash.hex()
-        assert voter.certified(1)["value"] == cast.hash.hex()
+        assert voter.certified(1)["value"] == certified["value"]
         mute.release()
         for node in swarm.nodes:
             assert node.certified(2)["contributors"] >= 2
             node.kill()
             assert_votes_once(node)
+        again = [r.value for r in voter.durable_records() if (r.kind, r.round, r.view) == ("prepare", 1, 0)]
+        assert again in ([], [accepted])
         assert_exact(swarm.report(2))
 
 

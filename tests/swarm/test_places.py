@@ -69,7 +69,7 @@ def peers(nodes: Collection[Node | Stranger]) -> set[str]:
 
 async def assert_heard(speaker: Node, listener: Node) -> None:
     """What it says of a round arrives; said until it does, since no end knows at once that a link is lost."""
-    word = Leave(term=Term(), round=len(listener.heard) + 1, base=bytes(32))
+    word = Leave(term=Term(), round=len(listener.heard) + 1, base=bytes(32), signature=bytes(64))
     while (speaker.peer, word) not in listener.heard:
         speaker.members.links.broadcast(word)
         await trio.sleep(0.02)

@@ -74,7 +74,7 @@ def run(watch: Watch, main: Callable[[], Awaitable[None]]) -> None:
 
 def word_on(value: Value) -> Leave:
     """Something said in the round after `value`."""
-    return Leave(term=value.next_term, round=value.next_round, base=value.hash)
+    return Leave(term=value.next_term, round=value.next_round, base=value.hash, signature=bytes(64))
 
 
 def test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_on(tmp_path: Path) -> None:

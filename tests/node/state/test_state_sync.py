@@ -257,7 +257,13 @@ def test_certificates_that_do_not_hold_end_no_round(tmp_path: Path) -> None:
             await node.obtain()
             node.ended = 0
             node.world.certify()
-            liar(node.donor, lambda part: ChainPart(certificates=(forged(part.certificates[0]),), head=part.head))  # type: ignore[arg-type]
+            liar(
+                node.donor,
+                lambda part: ChainPart(
+                    certificates=tuple(forged(one) for one in part.certificates[:1]),  # type: ignore[arg-type]
+                    head=part.head,
+                ),
+            )
             node.sync.ahead(GOOD, (Term(), 6))
             await look(node)
             assert node.ended == 0
