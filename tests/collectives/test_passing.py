@@ -214,11 +214,11 @@ def test_relay_reads_no_more_from_who_keeps_to_no_window(monkeypatch: pytest.Mon
         heedless.setattr(Window, "next", lambda self: self.waiting.popleft() if self.waiting else None)
         begin_all(net, plan, given)
         assert len(lane) <= 2 * FEW // FRAME_LIMIT_BYTES
-        assert net.nodes[2].traffic.holding.held_bytes <= 2 * FEW
+        assert net.nodes[2].traffic.holding.held(WAY) <= 2 * FEW
         while any(thread.is_alive() for thread in net.threads) or len(lane):
             if len(lane):
                 lane.take()
-            assert net.nodes[2].traffic.holding.held_bytes <= 2 * FEW
+            assert net.nodes[2].traffic.holding.held(WAY) <= 2 * FEW
         assert_exact(net, plan, given)
     assert FEW < lane.most_bytes <= 2 * FEW
 
