@@ -169,7 +169,9 @@ class RoundFacts:
 
     def awaited(self) -> set[PeerId]:
         """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""
-        return self.gathering.awaited(self.alive - self.ahead(), self.leaves)
+        found = self.gathering.awaited(self.alive - self.ahead(), self.leaves)
+        # Who drew another S(0) is on its way to the first founder's, and contributes on that one.
+        return found if self.previous.round else found | (self.gathering.astray(self.alive) - frozenset(self.leaves))
 
     def waits_for_newcomers(self, now: float) -> bool:
         """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""

@@ -104,6 +104,10 @@ class Gathering:
         training = {p for p, r in self._readies.items() if r.role == TRAINING and p in alive}
         return (members | (training & self.returners)) - settled - self.shunned
 
+    def astray(self, alive: Collection[PeerId]) -> set[PeerId]:
+        """Living members that announced themselves on another state than the one held here."""
+        return {p for p, r in self._readies.items() if p in self._members and p in alive and r.state != self._state}
+
     def nobody_trains(self, alive: Collection[PeerId]) -> bool:
         """Whether no living member, or late one, is making a contribution or has made one."""
         busy = (p for p, r in self._readies.items() if r.role in (CONTRIBUTOR, TRAINING) and p in alive)

@@ -146,6 +146,7 @@ def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(t
         for node in swarm.nodes:
             assert node.certified(2)["contributors"] >= 2
             node.kill()
+        for node in (voter, successor):  # the two that round 1 takes; the third may only have heard of it
             assert_votes_once(node)
         again = [r.value for r in voter.durable_records() if (r.kind, r.round, r.view) == ("prepare", 1, 0)]
         assert again in ([], [accepted])
