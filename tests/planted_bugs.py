@@ -300,7 +300,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     bug(
         "a vote for what was not prepared here",
-        f"{ONE_SIGNATURE}::test_vote_needs_a_quorum_of_prepares_of_one_view_and_ones_own",
+        f"{ONE_SIGNATURE}::test_quorum_of_others_prepares_is_no_vote_of_who_has_not_prepared",
         "protocol/agreement.py",
         "if value is None or mine is None or mine.value != value_hash or view != self.view or view in self._my_votes:",
         "if value is None or view != self.view or view in self._my_votes:",

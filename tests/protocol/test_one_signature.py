@@ -287,10 +287,12 @@ def test_invented_certificate_in_a_view_change_is_refused() -> None:
     lead, liar = lab.machine(lab.lead(1)), lab.members[lab.lead(2)]
     invented = value_of(lab.start, plan_hash("invented"), liar.peer)
     lead.move_to(1)
+    quorum = prepared_by([member.identity for member in lab.members[:3]], 0, invented)
     for prepared in (
         prepared_by([liar.identity], 0, invented),
         Prepared(0, lab.start.members, (prepare_of(liar.identity, 0, invented).signature,) * 4),
         Prepared(0, (liar.peer,) * 3, (prepare_of(liar.identity, 0, invented).signature,) * 3),
+        Prepared(0, (*quorum.signers, quorum.signers[0]), (*quorum.signatures, quorum.signatures[0])),
         Prepared(0, lab.start.members, ()),
     ):
         change = change_of(liar.identity, lab.start, 1, PreparedValue(invented, prepared))
@@ -454,6 +456,22 @@ def test_vote_needs_a_quorum_of_prepares_of_one_view_and_ones_own() -> None:
     assert voted == [vote_of(lab.members[other].identity, 0, value)]
     with pytest.raises(RemoteError, match="signature does not hold"):
         machine.receive(third.peer, prepare_of(fourth.identity, 2, value))
+
+
+def test_quorum_of_others_prepares_is_no_vote_of_who_has_not_prepared() -> None:
+    lab = Lab(4)
+    lead, other = lab.members[lab.lead(0)], lab.lead(1)
+    machine = lab.machine(other)
+    value = value_of(lab.start, plan_hash("x"), lead.peer)
+    effects = machine.receive(lead.peer, propose_of(lead.identity, 0, value))
+    for view in (0, 2, 3):
+        member = lab.members[lab.lead(view)]
+        effects += machine.receive(member.peer, prepare_of(member.identity, 0, value))
+    assert not messages_in(effects, Prepare)
+    assert not messages_in(effects, Vote)
+    effects = lab.compute(other, value.plan)
+    assert messages_in(effects, Prepare)
+    assert messages_in(effects, Vote) == [vote_of(lab.members[other].identity, 0, value)]
 
 
 def test_member_that_moved_on_votes_no_more_for_what_it_prepared_below() -> None:
