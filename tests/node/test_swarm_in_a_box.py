@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.node.rounds.inbox import Reduced
@@ -13,6 +14,7 @@ from shoal.node.state import store as store_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
 from tests.node.box_life import Life
+from tests.node.box_witness import Bound
 from tests.node.ledger import identity
 from tests.node.simulated_disk import Disks, Fault, Survival
 from tests.node.swarm_in_a_box import Box, disks
@@ -242,24 +244,37 @@ def test_a_contribution_that_is_announced_again_after_a_restart_is_marked_first(
     """Its file is written beside the engine: it may be there, and the mark in the log not."""
     box = Box(tmp_path, disks)
 
+    def slow(life: Life) -> None:
+        life.trainer.pace = 1.0 if life.number == 1 else 20.0  # no round is over while it restarts
+
+    box.adjust_trainer = slow
+
     async def course(box: Box) -> None:
+        again = trio.Event()
         box.start_all()
         await box.until_round(2)
         victim = box.node(1)
-        ready = victim.chain.head.next_round
-        files = [f"0.0-{ready}.work", f"0.0-{ready}.trainer"]
 
         def watch(did: str, name: str) -> Fault | None:
+            round = victim.chain.head.next_round
+            files = [f"0.0-{round}.work", f"0.0-{round}.trainer"]
             there = all(victim.disk.safe("resume", file) is not None for file in files)
-            return Fault.CUT if there else None
+            mark = Bound((Term(0, 0), round), "ready")
+            return Fault.CUT if there and victim.witness.safe(victim.disk).lacks(mark) else None
 
         def let_out(life: Life, message: Message) -> None:
-            if life is victim and isinstance(message, Ready) and message.tokens:
-                raise AssertionError("it was announced before its power went")
+            of_the_round = (
+                isinstance(message, Ready) and message.tokens and message.round == victim.chain.head.next_round
+            )
+            if of_the_round and life.peer == victim.peer and life is not victim:
+                again.set()
 
+        box.let_out = let_out
         victim.disk.watch = watch
         await victim.over.wait()
+        assert victim.ended_by == "cut"
         box.start(1, Survival.SYNCED)
-        await box.until_round(5)
+        await again.wait()
+        await box.until_round(victim.chain.head.round + 3)
 
     box.run(course)

@@ -15,6 +15,7 @@ from shoal.swarm.gossip_packets import parse
 from shoal.swarm.host import Host
 from shoal.swarm.limits import Reason
 from shoal.swarm.streams import Mailbox, MessageStream
+from tests.swarm.gossiping import published
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.host.
 from libp2p.peer.id import ID  # isort: skip
@@ -189,8 +190,7 @@ def test_subscription_counts_once_its_topic_is_ours() -> None:
             box = await far.subscribe("later")
             assert far.gossip_peers("later") == {near.peer_id}
             await until(lambda: near.gossip_peers("later") == {far.peer_id})
-            await near.publish("later", b"now")
-            assert (await box.receive()).data == b"now"
+            assert (await published(near, box, b"now", topic="later")).data == b"now"
 
     trio.run(main)
 
@@ -200,10 +200,9 @@ def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(monkeyp
 
     async def main() -> None:
         async with two_hosts() as (near, far, box):
-            await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
-            await box.receive()
+            await published(near, box, bytes(PUBLISH_LIMIT_BYTES))
             router, pubsub = far._gossip._router, far._gossip._pubsub
-            (number,) = router.mcache.window(TOPIC)
+            number = router.mcache.window(TOPIC)[0]
             sent: list[int] = []
             monkeypatch.setattr(router, "send_rpc", lambda peer, packet, **_: sent.append(packet.ByteSize()))
             want = rpc_pb2.RPC()
