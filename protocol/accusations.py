@@ -72,13 +72,10 @@ class Accusations:
         living = {peer for peer in plan.remaining() if peer in alive}
         direct = any(m.peers for m in said.values())
         excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
-        accusers = {
-            peer: {a for a, m in said.items() if a != peer and peer in (m.peers if direct else m.late)}
-            for peer in living - excused
-        }
+        accusers = {peer: _accusers(peer, said) for peer in living - excused}
         if len(living) <= 2:
             return {peer for peer, some in accusers.items() if some}
-        spoken, needed = self.relays_against(plan, alive), 1 if len(living) == 3 else RELAYS_NEEDED
+        spoken, needed = self.relays_against(plan, alive), _relays_needed(living)
 
         def enough(peer: PeerId, gone: set[PeerId]) -> bool:
             some = accusers.get(peer, set()) - gone
@@ -106,6 +103,25 @@ class Accusations:
             for peer in message.peers if direct else frozenset(message.late) - waiting:
                 if peer in living and peer != accuser:
                     yield accuser, peer
+
+    def lost(
+        self, plan: Plan, later: Plan, alive: Collection[PeerId], suspected: Collection[PeerId], *, me: PeerId
+    ) -> set[PeerId]:
+        """Those of the living that `later` evicts since they lost a dispute under `plan`: with somebody other than its
+        planner, who may have judged for itself, unless that is this node, or by the word of enough relays.
+
+        Who is cut off, or hangs, has two against it and no dispute.
+        """
+        said = self._heard(plan, alive)
+        living = {peer for peer in plan.remaining() if peer in alive}
+        gone = living.intersection(later.evicted)
+        against, found = self.relays_against(plan, alive), set[PeerId]()
+        for dispute in self._disputes(plan, living, said):
+            for one, other in (dispute, dispute[::-1]):
+                judged = other not in gone and (later.planner != other or other == me)
+                if one in gone and (judged or len(against.get(one, ())) >= _relays_needed(living)):
+                    found.add(one)
+        return {p for p in found if p not in suspected and not _are_two(plan, p, _accusers(p, said), said)}
 
     # -- what relays say ---------------------------------------------------------------------------------------
 
@@ -182,6 +198,17 @@ class Accusations:
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
         remaining = plan.remaining()
         return {a: m for a, m in self._said.get(plan.hash, {}).items() if a in alive and a in remaining}
+
+
+def _accusers(accused: PeerId, said: Mapping[PeerId, Stalled]) -> set[PeerId]:
+    """Who accuses it, directly or, if there is no direct word at all, of late finals."""
+    direct = any(message.peers for message in said.values())
+    return {a for a, m in said.items() if a != accused and accused in (m.peers if direct else m.late)}
+
+
+def _relays_needed(living: Collection[PeerId]) -> int:
+    """Where three live there is one relay for each pair."""
+    return 1 if len(living) == 3 else RELAYS_NEEDED
 
 
 def _waiting(said: Mapping[PeerId, Stalled]) -> frozenset[PeerId]:

@@ -27,7 +27,8 @@ from shoal.protocol.messages import (
     ViewChange,
 )
 from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.planning import RoundSettings
+from shoal.protocol.planning import CONTRIBUTOR, TRAINING, RoundSettings
+from shoal.protocol.probation import Probation
 from shoal.protocol.terms import verify_consent
 
 
@@ -60,6 +61,7 @@ class RoundFacts:
     banned: frozenset[PeerId] = frozenset()
     proven: dict[bytes, PeerId] = field(default_factory=dict)
     newcomers: Newcomers = field(default_factory=Newcomers)
+    probation: Probation = field(default_factory=Probation)
     gave_up: int | None = None
 
     @property
@@ -161,21 +163,33 @@ class RoundFacts:
         return tuple(sorted(closed))
 
     def candidates(self) -> dict[PeerId, Ready]:
-        """Everyone who may be in a plan of this view, without those that are proven to have lied if the rest are a
-        quorum."""
+        """Everyone who may be in a plan of this view, without those that are proven to have lied, and those on
+        probation, if the rest are a quorum."""
         found = self.gathering.candidates(self.alive - self.ahead(), self.leaves)
         kept = {peer: ready for peer, ready in found.items() if peer not in self.gathering.shunned}
-        return kept if self.is_quorum(kept.keys()) else found
+        if not self.is_quorum(kept.keys()):
+            return found
+        out = self.left_out()
+        return {peer: ready for peer, ready in kept.items() if peer not in out}
+
+    def left_out(self) -> frozenset[PeerId]:
+        """Those on probation, if others that may be planned are a quorum and train; never this node."""
+        out = self.probation.left_out(self.previous) - {self.me}
+        found = self.gathering.candidates(self.alive - self.ahead(), self.leaves) if out else {}
+        rest = found.keys() - self.gathering.shunned - out
+        train = any(found[peer].role in (CONTRIBUTOR, TRAINING) for peer in rest & self.gathering.returners)
+        return out if train and self.is_quorum(rest) else frozenset()
 
     def awaited(self) -> set[PeerId]:
         """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""
-        found = self.gathering.awaited(self.alive - self.ahead(), self.leaves)
+        found = self.gathering.awaited(self.alive - self.ahead(), self.leaves) - self.left_out()
         # Who drew another S(0) is on its way to the first founder's, and contributes on that one.
         return found if self.previous.round else found | (self.gathering.astray(self.alive) - frozenset(self.leaves))
 
     def waits_for_newcomers(self, now: float) -> bool:
         """Whether this lead, which has all its trainers, holds its plan back for who is on the way to the state."""
-        outsiders = self.alive.difference(self.previous.members, self.leaves, self.banned, self.candidates())
+        known = (self.previous.members, self.leaves, self.banned, self.candidates(), self.left_out())
+        outsiders = self.alive.difference(*known)
         return self.newcomers.hold_back(self.previous, outsiders, now, patience_s=self.settings.grace_s)
 
     def my_report(self) -> Report | None:

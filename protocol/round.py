@@ -71,6 +71,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.patience import SILENCE_S
 from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_norms, check_plan
+from shoal.protocol.probation import Probation
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
 from shoal.protocol.view_change import check_entered
@@ -134,9 +135,9 @@ class RoundMachine:
         self._watch = LeadWatch(self._facts)
         self._sent_at: float | None = None
 
-    def expect(self, newcomers: Newcomers) -> None:
-        """Wait, when leading, for these as they allow; they are the same in all rounds of a node."""
-        self._facts.newcomers = newcomers
+    def remember(self, newcomers: Newcomers, probation: Probation) -> None:
+        """Take up what a node knows from round to round: whom a lead waits for, and whom it leaves out."""
+        self._facts.newcomers, self._facts.probation = newcomers, probation
 
     @property
     def plan(self) -> Plan | None:
@@ -427,6 +428,8 @@ class RoundMachine:
             raise RemoteError("a revised plan with other participants", peer=plan.planner)
         self._planner_died &= before is not None and before.view == plan.view
         if before is not None:
+            losers = facts.accusations.lost(before, plan, facts.alive, facts.suspected, me=self.me)
+            facts.probation.lost(losers, self.previous, led=plan.planner == self.me)
             facts.accusations.leave(before, facts.alive)
         facts.plan, facts.planned_at, self._relayed = plan, now, None
         self._lead.adopted(plan)

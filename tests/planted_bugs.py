@@ -334,6 +334,20 @@ BUGS: tuple[Bug, ...] = (
         "        about.leaves[peer] = signature\n        return self._broken_leave(about, peer)\n",
         "        about.leaves[peer] = signature\n        return []\n",
     ),
+    bug(
+        "a lead is believed in a dispute of its own",
+        "tests/protocol/test_accusations.py::test_word_of_a_lead_in_its_own_dispute_counts_for_itself_alone",
+        "protocol/accusations.py",
+        "judged = other not in gone and (later.planner != other or other == me)",
+        "judged = other not in gone",
+    ),
+    bug(
+        "a lead leaves out whom it needs",
+        "tests/protocol/test_probation.py::test_nobody_is_left_out_where_the_rest_are_no_quorum",
+        "protocol/facts.py",
+        "return out if train and self.is_quorum(rest) else frozenset()",
+        "return out",
+    ),
 )
 
 

@@ -57,6 +57,7 @@ from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Ready, Rebase
 from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
+from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 
 PLAN_OUT_S = 0.05  # a lead begins its own part so much later at most
@@ -79,6 +80,7 @@ class Engine:
         self.going_back = self._going_back = GoingBack(parts, put=self.put)
         self.amending = Amending(parts)
         self.observer = RoundObserver()
+        self._probation = Probation()
         self._part: Participation
         self._fragments: Fragments
         self.machine: RoundMachine | None = None
@@ -371,7 +373,11 @@ class Engine:
         self._settings = RoundSettings.of(manifest, self._fragments.of_round(head.next_round).numel)
         self.observer.began(head, self._settings)
         machine, unfinished = machine_after_head(
-            self._p, self._settings, returners=self._part.recent_members(), newcomers=self._sync.newcomers
+            self._p,
+            self._settings,
+            returners=self._part.recent_members(),
+            newcomers=self._sync.newcomers,
+            probation=self._probation,
         )
         self.machine = machine
         self._transition.begin_round(trio.current_time())

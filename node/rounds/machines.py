@@ -14,6 +14,7 @@ from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import RoundSettings
+from shoal.protocol.probation import Probation
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.wire import HASH_BYTES
 
@@ -21,7 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 def machine_after_head(
-    parts: EngineParts, settings: RoundSettings, *, returners: frozenset[PeerId], newcomers: Newcomers
+    parts: EngineParts,
+    settings: RoundSettings,
+    *,
+    returners: frozenset[PeerId],
+    newcomers: Newcomers,
+    probation: Probation,
 ) -> tuple[RoundMachine, list[Effect]]:
     """The machine, bound by what the disk says of its round, and what it still has to do about that; the user is told
     where it abstains."""
@@ -37,7 +43,7 @@ def machine_after_head(
         in_force=chain.in_force,
         banned=chain.banned,
     )
-    machine.expect(newcomers)
+    machine.remember(newcomers, probation)
     unfinished = machine.restore(parts.store.bound_in(next_position(head)))
     if machine.agreement.abstains:
         logger.error("%s", abstaining(machine.round))

@@ -33,6 +33,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
+from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.testnet.simulate.fetching import Fetching
@@ -76,6 +77,7 @@ class Course(Reducing):
         self.early: deque[tuple[int, Message]] = deque(maxlen=EARLY_LIMIT_MESSAGES)
         self._solitude = Solitude()
         self._departure = Departure(rounds=None)
+        self._probation = Probation()
         self._candidates: dict[bytes, tuple[Finals, Report, F32]] = {}
         self._wanted: set[bytes] = set()
         self.serving = Serving(peer, self._lookup)
@@ -125,7 +127,7 @@ class Course(Reducing):
             deal=deal,
             returners=recent,
         )
-        machine.expect(self.obtaining.newcomers)
+        machine.remember(self.obtaining.newcomers, self._probation)
         bound = [r for r in disk.log if (r.term, r.round) == (head.next_term, head.next_round)]
         unfinished = machine.restore(bound)
         self._departure.begin_round()

@@ -17,7 +17,9 @@ from shoal.protocol.detours import pair_of, relays_of
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, RelayedWay, Value
+from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.patience import doubled
+from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 from tests.protocol.round_machines import planned
 
@@ -53,6 +55,7 @@ class Seat:
     plans: int = 0
     contributed: set[PeerId] = field(default_factory=set)
     finals: set[PeerId] = field(default_factory=set)
+    probation: Probation = field(default_factory=Probation)
     told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
     told_at: float = float("-inf")
     out: bool = False
@@ -73,6 +76,8 @@ class Table:
         self.lab, machines, leader, plan = planned(count)
         self.now = self.began = 1.1
         self.seats = {machine.me: Seat(machine, plan, self.now) for machine in machines}
+        for seat in self.seats.values():
+            seat.machine.remember(Newcomers(), seat.probation)
         self.lead = machines[leader].me
         self.others = [machine.me for machine in machines if machine.me != self.lead]
         self.move_s = move_s
@@ -92,6 +97,11 @@ class Table:
     def evicted(self) -> set[PeerId]:
         """By any plan."""
         return {peer for _, plan in self.plans for peer in plan.evicted}
+
+    def left_out(self) -> list[frozenset[PeerId]]:
+        """Whom each honest one leaves out of the next round."""
+        assert self.decided is not None
+        return [self.seats[peer].probation.left_out(self.decided) for peer in self.honest]
 
     def run(self, seconds: float = 300.0) -> float:
         """Until it is decided: the seconds that it took."""

@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
+from shoal.protocol.probation import Probation
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, PaperIdentity, paper_identities
 
@@ -109,6 +110,7 @@ class Node:
     evictions: list[Plan] = field(default_factory=list)
     blamed: list[str] = field(default_factory=list)
     newcomers: Newcomers = field(default_factory=Newcomers)
+    probation: Probation = field(default_factory=Probation)
 
     @property
     def peer(self) -> PeerId:
@@ -478,7 +480,7 @@ class RoundLab:
             in_force=self.in_force(node),
             banned=self.banned(node),
         )
-        node.machine.expect(node.newcomers)
+        node.machine.remember(node.newcomers, node.probation)
         machine = node.machine
         self._carry_out(number, machine.restore(node.log))
         if node.life != life or node.machine is not machine:

@@ -335,3 +335,45 @@ def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:
     plan = plan_of(4)
     accusations = heard(plan, {1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())})
     assert accusations.loser(plan, pair(1, 3), ALIVE) == PEERS[3]
+
+
+# -- who lost ------------------------------------------------------------------------------------------------
+
+
+def lost(
+    said: Said, *, evicted: tuple[int, ...], planner: int = 0, me: int = 3, suspected: tuple[int, ...] = ()
+) -> set[int]:
+    """Of four, who lost a dispute by a later plan as `me` sees it; the plan is `planner`'s."""
+    plan = plan_of(4)
+    later = msgspec.structs.replace(plan_of(4, evicted=evicted), planner=PEERS[planner])
+    found = heard(plan, said).lost(plan, later, ALIVE, {PEERS[n] for n in suspected}, me=PEERS[me])
+    return numbers(found)
+
+
+@pytest.mark.parametrize("loser", [1, 2])
+def test_who_goes_for_a_lone_accusation_lost(loser: int) -> None:
+    assert lost({1: ((2,), ())}, evicted=(loser,)) == {loser}
+    assert lost({1: ((), (2,))}, evicted=(loser,)) == {loser}
+
+
+def test_who_goes_for_another_reason_lost_nothing() -> None:
+    assert lost({1: ((2,), ())}, evicted=(3,)) == set()
+    assert lost({}, evicted=(2,)) == set()
+    assert lost({1: ((2,), ()), 3: ((2,), ())}, evicted=(2,)) == set(), "two speak against it"
+    assert lost({1: ((2,), ())}, evicted=(2,), suspected=(2,)) == set(), "it hangs"
+    assert lost({1: ((2,), ())}, evicted=(1, 2)) == set(), "both went, and one need not be at fault"
+
+
+def test_word_of_a_lead_in_its_own_dispute_counts_for_itself_alone() -> None:
+    for said in ({1: ((2,), ())}, {2: ((1,), ())}):
+        assert lost(said, evicted=(1,), planner=2, me=3) == set()
+        assert lost(said, evicted=(1,), planner=2, me=2) == {1}
+
+
+def test_lead_in_its_own_dispute_is_borne_out_by_relays() -> None:
+    plan = plan_of(3, relays=(Relay(0, 1, 2),))
+    accusations = heard(plan, {0: ((1,), ())})
+    later = plan_of(3, evicted=(1,))
+    assert accusations.lost(plan, later, ALIVE, (), me=PEERS[2]) == set()
+    accusations.take_relayed(PEERS[2], relayed(plan, {(1, 0): NOTHING_CAME}))
+    assert accusations.lost(plan, later, ALIVE, (), me=PEERS[2]) == {PEERS[1]}

@@ -117,6 +117,9 @@ def test_who_keeps_its_contribution_from_one_goes(count: int, accuses: bool, vic
     table.run()
     assert table.evicted == {table.liar}
     assert gone_s(table, table.liar) < (FALSE_ACCUSER_GONE_S if accuses else WITHHOLDER_GONE_S)
+    for peer, left_out in zip(table.honest, table.left_out(), strict=True):
+        # Of a lead's own dispute the others know nothing but its word.
+        assert left_out == {table.liar} or (accuses and honest == table.lead != peer)
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -142,6 +145,7 @@ def test_pair_that_cannot_reach_each_other_loses_neither(count: int, lead_is_one
     assert table.evicted == set()
     assert table.decided is not None
     assert set(table.decided.members) == set(table.seats)
+    assert not any(table.left_out())
     assert took_s < STALL_S + RELAY_SETTLE_S + 2 * MOMENT_S
 
 
@@ -254,5 +258,6 @@ def test_one_liar_that_does_anything_evicts_nobody_honest_and_stalls_nothing(see
     table.lies = lies_at_random(rng, table)
     took_s = table.run()
     assert table.evicted <= {table.liar}
+    assert all(some <= {table.liar} for some in table.left_out())
     assert table.decided is not None
     assert took_s < 2 * table.move_s + WITHHOLDER_GONE_S + 2 * table.move_s
