@@ -5,11 +5,11 @@ STAMP := .venv/.installed
 
 .PHONY: demo test lint types layers pytest ordeals docs clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	tests/install_system_packages.sh
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,hf,hivemind,rl,tensorboard]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,hf,hivemind,rl,tensorboard]' --editable lab
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -24,7 +24,7 @@ lint: $(STAMP)
 	ln -sfn "$$($(BIN)/python -c 'import os, trio; print(os.path.dirname(trio.__file__))')" .typing/trio
 
 types: .typing/trio
-	$(BIN)/mypy -p shoal.protocol -p shoal.swarm -p shoal.collectives -p shoal.node -p shoal.cli -p shoal.testnet
+	$(BIN)/mypy -p shoal.protocol -p shoal.swarm -p shoal.collectives -p shoal.node -p shoal.cli -p shoal.testnet -p shoal.lab
 
 layers: $(STAMP)
 	$(BIN)/lint-imports

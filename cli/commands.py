@@ -12,12 +12,8 @@ from typing import Annotated, Final
 import typer
 
 from shoal.cli.amend import amend
-from shoal.cli.bench.commands import bench
-from shoal.cli.campaign import CampaignOptions, campaign
-from shoal.cli.chaos import ChaosOptions, chaos
 from shoal.cli.doctor import DoctorOptions, doctor
 from shoal.cli.evidence import EvidenceOptions, evidence
-from shoal.cli.explore import ExploreOptions, explore
 from shoal.cli.export import ExportOptions, export
 from shoal.cli.init import InitOptions, init, show_id
 from shoal.cli.link import InviteOptions, invite, link, take_back
@@ -28,8 +24,6 @@ from shoal.cli.relay import RelayOptions, relay
 from shoal.cli.report import MergeOptions, report
 from shoal.cli.rollback import rollback
 from shoal.cli.run import RunOptions, run
-from shoal.cli.simulate import SimulateOptions, simulate
-from shoal.cli.soak import SoakOptions, soak
 from shoal.cli.status import leave, pause, resume, status
 from shoal.cli.testnet import TestnetOptions, testnet
 from shoal.cli.verify import VerifyOptions, verify
@@ -37,6 +31,7 @@ from shoal.cli.watch import watch
 
 app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
+_TRYING: Final = "Trying and measuring on this machine"
 _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
     "A swarm": {
         "init": command_of(InitOptions, init),
@@ -66,13 +61,8 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "report": command_of(MergeOptions, report),
         "evidence": command_of(EvidenceOptions, evidence),
     },
-    "Trying and measuring on this machine": {
+    _TRYING: {
         "testnet": command_of(TestnetOptions, testnet),
-        "simulate": command_of(SimulateOptions, simulate),
-        "campaign": command_of(CampaignOptions, campaign),
-        "chaos": command_of(ChaosOptions, chaos),
-        "soak": command_of(SoakOptions, soak),
-        "explore": command_of(ExploreOptions, explore),
     },
 }
 """The commands, as `shoal --help` shows them together."""
@@ -80,7 +70,8 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
         app.command(name, help=help_of(command), rich_help_panel=panel)(command)
-app.add_typer(bench, name="bench", rich_help_panel="Trying and measuring on this machine")
+for others in importlib.metadata.entry_points(group="shoal.commands"):  # of distributions that build on this one
+    others.load()(app, _TRYING)
 
 
 def show_version(wanted: bool) -> None:

@@ -117,6 +117,6 @@ def _listen(addresses: list[str]) -> list[str]:
 
 
 def _lane_bytes_per_s() -> float:
-    from shoal.testnet.bench.lane import measure_lane
+    from shoal.testnet.lane_rate import measure_lane
 
     return measure_lane(frames=LANE_FRAMES, repetitions=1).encrypted_mb_per_s * 1e6

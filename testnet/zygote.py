@@ -34,7 +34,6 @@ PRELOAD: Final = (
     "shoal.node.daemon",
     "shoal.node.sapo.policies",
     "shoal.node.training.trainer_process",
-    "shoal.testnet.campaigns.soak_workload",
     "numpy.random",
     "typer.main",
 )

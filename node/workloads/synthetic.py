@@ -1,7 +1,7 @@
 """A workload that costs next to nothing: its pseudo-gradients are drawn from a seed. For measuring all the rest.
 
 The contribution of a member is a function of its assignment, so whoever knows the seed can recompute a whole run to
-the bit (`shoal.testnet.bench.exact` does). Training is one subtraction: values are in a parameter without gradient,
+the bit (`shoal.lab.bench.exact` does). Training is one subtraction: values are in a parameter without gradient,
 and the optimizer has a single number to work on, which stays zero.
 
 With `data`, a folder, a round waits at its gate before it draws: while somebody holds the file named like the round

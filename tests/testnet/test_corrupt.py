@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.testnet.campaigns.campaign_plan import Group
-from shoal.testnet.campaigns.campaign_swarm import MODEL, LivingSwarm, living_swarm
+from shoal.lab.campaigns.campaign_plan import Group
+from shoal.lab.campaigns.campaign_swarm import MODEL, LivingSwarm, living_swarm
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.faults import flip_bits
 from shoal.testnet.journal import Certified

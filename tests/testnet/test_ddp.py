@@ -11,12 +11,12 @@ import torch
 import trio
 
 from shoal.collectives.state import ADAMW_KINDS
+from shoal.lab.bench.train_local import LocalSwarm
+from shoal.lab.bench.train_spec import inner_settings
+from shoal.lab.bench.train_sync import SynchronousTraining
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest, validate_manifest
-from shoal.testnet.bench.train_local import LocalSwarm
-from shoal.testnet.bench.train_spec import inner_settings
-from shoal.testnet.bench.train_sync import SynchronousTraining
 from shoal.testnet.reports.report import Report, ok
 from shoal.testnet.scenario import Fault, Scenario
 from shoal.testnet.swarm import run_testnet

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testnet.campaigns.campaign_check import Member, broken_votes
+from shoal.lab.campaigns.campaign_check import Member, broken_votes
 from shoal.testnet.course import Course
 from shoal.testnet.journal import Certified, Entry, Event, RolledBack, parse_event
 from shoal.testnet.reports.report import count_forks

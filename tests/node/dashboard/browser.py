@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import trio
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 DEADLINE_S = 90.0

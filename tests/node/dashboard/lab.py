@@ -10,8 +10,8 @@ from typing import Any
 import trio
 from starlette.types import ASGIApp, Message, Scope
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.site import Site
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 
 NOW = 1_800_000_000.0
 HOST = "127.0.0.1:8420"

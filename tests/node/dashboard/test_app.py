@@ -11,11 +11,11 @@ import pytest
 import trio
 from starlette.types import ASGIApp, Message
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.app import page_files
 from shoal.node.dashboard.guard import COOKIE
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.dashboard.token import TOKEN_NAME, link_of, load_token
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import HOST, NOW, ask, scope_of, site_of
 
 TOKEN = "an-unguessable-token-of-a-test"

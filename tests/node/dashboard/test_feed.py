@@ -7,8 +7,8 @@ import zlib
 import trio
 import trio.testing
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.feed import HEARTBEAT_S, QUEUE_LIMIT_MESSAGES, VIEWER_LIMIT
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import NOW, Clock, Reader, ask, event_of, site_of
 from tests.node.dashboard.test_model import apply
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.health import health_of
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 
 
 def remedy(swarm: SyntheticSwarm) -> str:

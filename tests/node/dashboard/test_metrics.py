@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import Facts
 from shoal.node.reporting.metrics import OTHER, PEER_LABEL_LIMIT, Metrics
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import NOW
 
 GRAFANA = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
 from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
 from shoal.node.dashboard.rounds import CERTIFICATE_LIMIT, HAPPENING_LIMIT, ROUND_LIMIT, Record, Rounds
-from shoal.testnet.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
 from tests.node.dashboard.lab import NOW
 
 KEPT = {"certificates": CERTIFICATE_LIMIT, "happenings": HAPPENING_LIMIT, "bandwidth": BANDWIDTH_POINTS}

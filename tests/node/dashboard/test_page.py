@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
 from shoal.node.dashboard.token import load_token
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.browser import Page, Served, browsing
 
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"

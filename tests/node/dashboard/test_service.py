@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.config import PageAddress
 from shoal.node.dashboard import server
 from shoal.node.dashboard.service import PageService, bound, url_of
 from shoal.node.dashboard.site import read_history
 from shoal.node.reporting.events import EventLog
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.bench.synthetic_swarm import SyntheticSwarm
 from tests.node.dashboard.lab import NOW
 
 DEADLINE_S = 60.0

@@ -11,13 +11,13 @@ import torch
 import trio
 from trio.testing import MockClock
 
+from shoal.lab.bench.train_gossip import GossipNode
+from shoal.lab.bench.train_spec import TrainBench, workload_of
 from shoal.node.gossip.moments import GossipMoments
 from shoal.node.state.resumption import CHEAP_S, REST
 from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.trainer_messages import Snapshotted
 from shoal.protocol.identity import Identity
-from shoal.testnet.bench.train_gossip import GossipNode
-from shoal.testnet.bench.train_spec import TrainBench, workload_of
 
 INNER: dict[str, Any] = {"lr": 0.01, "warmup_tokens": 0}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.lab.bench.uneven import WORKLOAD_NAME
 from shoal.protocol.manifest import render_manifest
-from shoal.testnet.bench.uneven import WORKLOAD_NAME
 from tests.node.lab import BATCH, Swarm, assert_exact
 
 STEPS = 60

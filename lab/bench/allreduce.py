@@ -1,0 +1,325 @@
+"""The all-reduce as it is in use: real nodes on loopback, agreement, encryption and all, undisturbed or with faults.
+
+One run has three parts, each skipped if it was not asked for:
+
+    timed      a swarm of N nodes goes through WARM_UP + K rounds
+    faults     in the same swarm, after those: K times a node is struck in the midst of a reduce, and comes back
+    recompute  the digest of every undisturbed round from the seed alone, see `exact`
+    inspect    another swarm, in test mode: its values and its memory, see `inspect`
+
+What is measured of a round is said in `times`. A reduce ends when the last node has its finals decoded; how long that
+takes after their arrival is measured alone (`decoding`), since nodes decode while they make the next state. Wire bytes
+are what a node sent over lanes and control, per round, the mean over all peers and measured rounds.
+
+A fault strikes the last node while it holds when half of the chunks are final there (test mode, but no other node
+holds). Its delay is how much longer that round took, from the first accepted plan until the last survivor had applied,
+than the median of the undisturbed rounds of the same run. With faults all nodes are in test mode, so that every value
+of the struck rounds can be checked from what the survivors kept; this costs all rounds of the run the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import trio
+
+from shoal.collectives.codecs import codec
+from shoal.lab.bench.decoding import decode_s
+from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
+from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
+from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
+from shoal.node.config import Hold
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.testnet.check import check_round
+from shoal.testnet.nodes import NodeProcess
+
+WARM_UP: Final = 2
+RECOVERY_ROUNDS: Final = 2
+"""After a fault: in the first the struck node takes part again, in the second it is a member again."""
+STRIKE_AT: Final = 0.5
+NUMEL_LIMITS: Final = (4096, 1 << 32)
+PEER_LIMITS: Final = (2, 64)
+ITERATION_LIMIT: Final = 1000
+
+FaultKind = Literal["none", "sigkill", "sigstop"]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What to measure, and which parts to run besides. Raises ConfigError.
+
+    sockets: between nodes that share no memory, as if each were on a machine of its own.
+    """
+
+    peers: int = 4
+    numel: int = 25_000_000
+    codec: str = "fp32"
+    iters: int = 5
+    fault: FaultKind = "none"
+    durability: Literal["disk", "memory"] = "disk"
+    recompute: bool = True
+    inspect: bool = True
+    sockets: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--peers", self.peers, *PEER_LIMITS)
+        _check_range("--numel", self.numel, *NUMEL_LIMITS)
+        _check_range("--iters", self.iters, 1, ITERATION_LIMIT)
+        codec(self.codec)
+        if self.fault != "none" and self.peers < 3:
+            raise ConfigError("--fault needs --peers 3 or more: of two, the one left may be no majority")
+
+    @property
+    def undisturbed(self) -> int:
+        """The last round before any fault."""
+        return WARM_UP + self.iters
+
+    @property
+    def struck_rounds(self) -> tuple[int, ...]:
+        """The rounds in which a fault strikes."""
+        if self.fault == "none":
+            return ()
+        return tuple(self.undisturbed + 1 + turn * (1 + RECOVERY_ROUNDS) for turn in range(self.iters))
+
+    @property
+    def rounds(self) -> int:
+        """All rounds of the timed swarm."""
+        return self.struck_rounds[-1] + RECOVERY_ROUNDS if self.struck_rounds else self.undisturbed
+
+
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
+    """delay_s: the median over all strikes. exact: every value that a survivor applied is the reference's, by bits."""
+
+    kind: FaultKind
+    delay_s: float = 0.0
+    delays_s: tuple[float, ...] = ()
+    survivors_identical: bool = True
+    exact: bool = True
+
+
+class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
+    """What `shoal bench allreduce --json` prints. Times in seconds, medians over the measured rounds.
+
+    median_s and times_s: from the first accepted plan until the last node has all finals, and decode_s more. breakdown:
+    of a round, in which decoding is a part of working out.
+    identical: all nodes certified the same digest in every undisturbed round. exact: what was recomputed is the same to
+    the bit. max_abs_error: the largest of a mean update, against the mean in float64 of what nodes had before encoding.
+    None where it was not asked for, or the system does not tell.
+    """
+
+    peers: int
+    numel: int
+    codec: str
+    durability: str
+    median_s: float
+    times_s: tuple[float, ...]
+    decode_s: float
+    round_s: float
+    rounds_s: tuple[float, ...]
+    beyond_reduce_s: float
+    breakdown: dict[str, float]
+    wire_bytes_per_peer: int
+    peak_extra_bytes: int | None
+    peak_growth_bytes: int | None
+    max_abs_error: float | None
+    identical: bool
+    exact: bool | None
+    encrypted: bool
+    fault: FaultResult
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was checked is wrong."""
+        return self.identical and self.exact is not False and self.fault.survivors_identical and self.fault.exact
+
+
+def to_json(result: Allreduce) -> str:
+    """The result as one JSON document."""
+    return msgspec.json.encode(result).decode()
+
+
+async def measure(bench: Bench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Allreduce:
+    """Run the benchmark in `folder` (empty; None for a temporary one that is removed).
+
+    Raises NetworkError, naming what a node said last, if the swarm does not get through.
+    Cancellation: all processes are ended and reaped; a temporary folder is removed.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
+        for name in ("timed", "inspected"):
+            (folder / name).mkdir(parents=True)
+        rounds, fault = await _timed(bench, folder / "timed", tell)
+        evidence: list[tuple[bool, float]] = []
+        if bench.recompute and not codec(bench.codec).stochastic:
+            tell("recomputing every digest")
+            evidence.append(await trio.to_thread.run_sync(_recompute, bench, rounds))
+        inspection: Inspection | None = None
+        if bench.inspect:
+            tell("looking at values and memory")
+            inspection = await inspect(_spec(bench), folder / "inspected")
+            evidence.append((inspection.exact, inspection.max_abs_error))
+        tell("decoding alone")
+        decoding_s = await trio.to_thread.run_sync(_decoding_s, bench)
+    return _result(bench, rounds, fault, inspection, evidence, decoding_s)
+
+
+def _decoding_s(bench: Bench) -> float:
+    chunk_values = _spec(bench).chunk_values
+    return decode_s(peers=bench.peers, numel=bench.numel, chunk_values=chunk_values, codec=bench.codec)
+
+
+def _spec(bench: Bench) -> BenchSpec:
+    return BenchSpec(
+        peers=bench.peers,
+        numel=bench.numel,
+        codec=bench.codec,
+        durability=bench.durability,
+        rounds=bench.rounds,
+        test_mode=bench.fault != "none",
+        sockets=bench.sockets,
+        holds={bench.peers - 1: tuple(Hold(round=r, phase="reduce", progress=STRIKE_AT) for r in bench.struck_rounds)},
+    )
+
+
+def _result(
+    bench: Bench,
+    rounds: list[list[NodeRound]],
+    fault: FaultResult,
+    inspection: Inspection | None,
+    evidence: list[tuple[bool, float]],
+    decoding_s: float,
+) -> Allreduce:
+    times = [times_of(peers) for peers in rounds[WARM_UP:]]
+    reduces_s = [t.reduce_s + decoding_s for t in times]
+    middle = median_times(times)
+    round_s = statistics.median(t.total_s for t in times)
+    sent = [
+        after.sent_bytes - before.sent_bytes
+        for earlier, later in zip(rounds[WARM_UP - 1 :], rounds[WARM_UP:], strict=False)
+        for before, after in zip(earlier, later, strict=True)
+    ]
+    return Allreduce(
+        peers=bench.peers,
+        numel=bench.numel,
+        codec=bench.codec,
+        durability=bench.durability,
+        median_s=statistics.median(reduces_s),
+        times_s=tuple(reduces_s),
+        decode_s=decoding_s,
+        round_s=round_s,
+        rounds_s=tuple(t.total_s for t in times),
+        beyond_reduce_s=statistics.median(t.total_s - s for t, s in zip(times, reduces_s, strict=True)),
+        breakdown={name: getattr(middle, name) for name in RoundTimes.__dataclass_fields__},
+        wire_bytes_per_peer=round(statistics.fmean(sent)),
+        peak_extra_bytes=None if inspection is None else inspection.extra_bytes,
+        peak_growth_bytes=None if inspection is None else inspection.growth_bytes,
+        max_abs_error=max(error for _, error in evidence) if evidence else None,
+        identical=all(len({peer.digest for peer in peers}) == 1 for peers in rounds),
+        exact=all(exact for exact, _ in evidence) if evidence else None,
+        encrypted=True,  # Noise and AES-256-GCM: there is no way to run a node without
+        fault=fault,
+    )
+
+
+def _recompute(bench: Bench, rounds: list[list[NodeRound]]) -> tuple[bool, float]:
+    """(whether every digest is the one that the seed leads to, largest error of a mean). Blocks."""
+    from shoal.lab.bench.exact import Recomputation
+
+    error, exact = 0.0, True
+    for expected, peers in zip(Recomputation(_spec(bench)).rounds(len(rounds)), rounds, strict=True):
+        error = max(error, expected.max_abs_error)
+        exact = exact and all(peer.digest == expected.digest for peer in peers)
+    return exact, error
+
+
+async def _timed(bench: Bench, folder: Path, tell: Tell) -> tuple[list[list[NodeRound]], FaultResult]:
+    """The undisturbed rounds at all nodes, from the first on, and what came of the faults."""
+    tell(f"starting {bench.peers} nodes")
+    async with running_swarm(_spec(bench), folder) as swarm:
+        for round in range(1, bench.undisturbed + 1):
+            tell(f"round {round} of {bench.rounds}")
+            await swarm.play(round)
+            _drop_records(swarm, round)
+        logs = [read_node(node.folder) for node in swarm.nodes]
+        rounds = [round_at(logs, round) for round in range(1, bench.undisturbed + 1)]
+        usual_s = statistics.median(times_of(peers).total_s for peers in rounds[WARM_UP:])
+        strikes = [await _strike(bench, swarm, round, tell) for round in bench.struck_rounds]
+    delays = tuple(strike.total_s - usual_s for strike in strikes)
+    return rounds, FaultResult(
+        kind=bench.fault,
+        delay_s=statistics.median(delays) if delays else 0.0,
+        delays_s=delays,
+        survivors_identical=all(strike.identical for strike in strikes),
+        exact=all(strike.exact for strike in strikes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strike:
+    """A round in which a node was struck, as the survivors saw it."""
+
+    total_s: float
+    identical: bool
+    exact: bool
+
+
+async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _Strike:
+    """Strike the last node in the midst of `round`, check the round, and have the node contribute again."""
+    *survivors, victim = swarm.nodes
+    tell(f"round {round} of {bench.rounds}: {bench.fault}")
+    swarm.open_gate(round)
+    await swarm.until_holding(round, "reduce", [victim])
+    if bench.fault == "sigkill":
+        swarm.kill(victim)
+    else:
+        victim.signal(signal.SIGSTOP)
+    await swarm.until_certified(round, survivors)
+    strike = await trio.to_thread.run_sync(_check, swarm, survivors, round)
+    if bench.fault == "sigkill":
+        await victim.lives[-1].ended.wait()
+        await swarm.launch(victim, join=survivors[0].addresses, after=round)
+    else:
+        victim.signal(signal.SIGCONT)
+        await victim.ask("release")
+    await swarm.until_back(victim, round + 1)
+    for recovery in range(round + 1, round + 1 + RECOVERY_ROUNDS):
+        await swarm.play(recovery)
+        _drop_records(swarm, recovery)
+    last = swarm.certified_by(round + RECOVERY_ROUNDS).values()
+    if any(event.contributors < bench.peers or victim.peer_id not in event.members for event in last):
+        raise NetworkError(f"the node struck in round {round} is no contributing member {RECOVERY_ROUNDS} rounds later")
+    return strike
+
+
+def _check(swarm: BenchSwarm, survivors: list[NodeProcess], round: int) -> _Strike:
+    """Time and recompute a struck round from what the survivors logged and kept, then remove the records. Blocks."""
+    peers = round_at([read_node(node.folder) for node in survivors], round)
+    found = check_round(witnesses(swarm, settled=round), TERM, round)
+    _drop_records(swarm, round)
+    return _Strike(
+        total_s=times_of(peers).total_s,
+        identical=len({peer.digest for peer in peers}) == 1,
+        exact=found.wrong_values == 0 and not found.errors and found.updates_compared >= len(survivors),
+    )
+
+
+def _drop_records(swarm: BenchSwarm, round: int) -> None:
+    """Remove what nodes in test mode kept of a round: of large models it would fill the disk."""
+    for node in swarm.nodes:
+        shutil.rmtree(node.folder / "rounds" / f"{TERM}-{round}", ignore_errors=True)
+
+
+def _check_range(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{option}: {value} is not in {least}..{most}")

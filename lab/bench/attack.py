@@ -1,0 +1,324 @@
+"""Attack against defence: a swarm in one process, some of whose members attack every round.
+
+The swarm is that of `train_local`, so contributions, plans, clips, sums and signed finals are what nodes make.
+The clean run is the same swarm with nobody attacking, no clip and the plain mean. Proofs are found as nodes find them:
+each peer recomputes a few chunks of every round, drawn by the lottery of `auditing`, and holds the contributions to
+them to what their senders signed; who is proven to have lied is out from the next round on, as after a certified ban.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.collectives.codecs import F32, U8, Undecodable
+from shoal.collectives.commitment import bitmap_indices
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.overlap import overlap
+from shoal.collectives.proofs import is_unsound, is_wrong
+from shoal.lab.bench.attack_spec import (
+    ATTACKS,
+    CLEAN,
+    DEFENCES,
+    RECOMMENDED,
+    UNDEFENDED,
+    AttackBench,
+    AttackResult,
+    Cell,
+    peer_identity,
+)
+from shoal.lab.bench.attackers import WRONG_SUM, Attacker, Knowledge
+from shoal.lab.bench.machine import this_machine
+from shoal.lab.bench.train_local import LocalNode, LocalSwarm
+from shoal.lab.bench.train_spec import workload_of
+from shoal.node.audits.useful_work import WorkMeter
+from shoal.node.training.trainer_messages import Assignment
+from shoal.protocol.auditing import beacon, drawn, ticket
+from shoal.protocol.commitments import commitment_of, committed
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import Plan, Ready
+from shoal.protocol.planning import RoundSettings
+
+Tell = Callable[[str], None]
+
+
+class AttackedSwarm(LocalSwarm):
+    """A swarm whose last members attack.
+
+    proven: the round after which each liar was proven to be one. bans: whether it is out from then on. weighed: the
+    contributions of the newest round as everyone decodes them, by peer.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        identities: Sequence[Identity],
+        *,
+        attack: str,
+        attackers: int,
+        audits: int,
+        bans: bool,
+        seed: int,
+    ) -> None:
+        self._attack = attack
+        self._attacking = {i.peer_id for i in identities[len(identities) - attackers :]} if attack != CLEAN else set()
+        self._audits = audits
+        self._bans = bans
+        self._seed = seed
+        self.proven: dict[PeerId, int] = {}
+        self.decoded: dict[PeerId, F32] = {}
+        self.readies: dict[PeerId, Ready] = {}
+        super().__init__(manifest, identities)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What all members agreed on."""
+        return self._manifest
+
+    @property
+    def attackers(self) -> frozenset[PeerId]:
+        """Who attacks, banned or not."""
+        return frozenset(self._attacking)
+
+    def _add(self, identity: Identity) -> LocalNode:
+        if identity.peer_id not in self._attacking:
+            return super()._add(identity)
+        options: Mapping[str, Any] = self._manifest.workload.options
+        node = Attacker(identity, self._manifest, self._workload, attack=self._attack, options=options)
+        self.nodes[identity.peer_id] = node
+        return node
+
+    def _announce(self) -> dict[PeerId, Ready]:
+        head = self.head
+        honest = {p: n.train(head, self.state) for p, n in self.nodes.items() if not isinstance(n, Attacker)}
+        made = [self.nodes[peer].contributions.made for peer in honest]
+        known = Knowledge([one for one in made if one is not None], head.next_round, self._seed)
+        others = {p: n.announce(head, self.state, known) for p, n in self.nodes.items() if isinstance(n, Attacker)}
+        self.readies = honest | others
+        return self.readies
+
+    def _sign(self, form: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+        if self._attack == "wrong_sums" and form.owner(chunk) in self._attacking:
+            np.multiply(mean, WRONG_SUM, out=mean)
+        return super()._sign(form, chunk, mean, included)
+
+    def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
+        """They are missing in the bitmap, and the audit looks at the bytes."""
+
+    def _reduce(self, plan: Plan) -> Finals:
+        finals = super()._reduce(plan)
+        self._audit(plan, finals)
+        self.decoded = {}
+        for peer, node in self.nodes.items():
+            made = node.contributions.made
+            if made is not None:
+                with contextlib.suppress(Undecodable):
+                    self.decoded[peer] = made.encoded.decoded()
+            if isinstance(node, Attacker):
+                node.forget()
+        return finals
+
+    def _audit(self, plan: Plan, finals: Finals) -> None:
+        """What all auditors of a round find together."""
+        signed = beacon(plan.hash, [(final.result, final.bitmap) for final in finals.chunks])
+        tickets = [ticket(node.identity, signed) for node in self.nodes.values()]
+        chosen = {chunk for one in tickets for chunk in drawn(one, plan.chunks, self._audits)}
+        settings = RoundSettings.of(self._manifest, plan.numel)
+        for chunk in sorted(chosen):
+            payloads = {place: self._payload(plan, place, chunk) for place in plan.contributors()}
+            for place, payload in payloads.items():
+                peer = plan.participants[place].peer
+                if peer not in self.proven:
+                    ready = committed(self.nodes[peer].identity, self.readies[peer], settings)
+                    commitment = commitment_of(peer, ready, settings)
+                    if commitment is not None and is_unsound(commitment, chunk, payload, ready.squares):
+                        self.proven[peer] = plan.round
+            final = finals.chunks[chunk]
+            included = bitmap_indices(final.bitmap, len(plan.participants))
+            if is_wrong(plan, final.statement, {place: payloads[place] for place in included}):
+                self.proven.setdefault(final.owner, plan.round)
+
+    def _payload(self, plan: Plan, place: int, chunk: int) -> U8:
+        made = self.nodes[plan.participants[place].peer].contributions.made
+        assert made is not None
+        return np.frombuffer(made.encoded.payload(chunk), np.uint8)
+
+    def run_round(self) -> None:
+        """From S(e − 1) to S(e); then who was proven to lie goes, if there are bans."""
+        super().run_round()
+        for peer in self.proven if self._bans else ():
+            self.nodes.pop(peer, None)
+
+
+def run_cell(bench: AttackBench, attack: str, defence: str, seed: int, clean_loss: float | None) -> Cell:
+    """One attack under one defence, from the first round to the last."""
+    began = time.monotonic()
+    swarm = _swarm(bench, attack, defence, seed)
+    loss: float | None = None
+    with np.errstate(all="ignore"):
+        try:
+            for _ in range(bench.rounds - 1):
+                swarm.run_round()
+            anchor, members = swarm.state.anchor, swarm.head.members
+            swarm.run_round()
+            loss = swarm.evaluate()
+        except FloatingPointError:
+            loss = None  # the anchor is such that no member's loss is finite any more
+    sound = loss is not None and math.isfinite(loss)
+    looks = _look(swarm, anchor, members, seed) if sound and attack != CLEAN else {}
+    return Cell(
+        attack=attack,
+        defence=defence,
+        val_loss=loss if sound else None,
+        ratio=loss / clean_loss if sound and loss is not None and clean_loss else None,
+        proven=tuple(swarm.proven.get(peer) for peer in sorted(swarm.attackers)),
+        seconds=round(time.monotonic() - began, 1),
+        **looks,
+    )
+
+
+def _swarm(bench: AttackBench, attack: str, defence: str, seed: int) -> AttackedSwarm:
+    identities = [peer_identity(seed, index) for index in range(bench.peers)]
+    settings = DEFENCES[defence]
+    return AttackedSwarm(
+        bench.manifest(seed, [identity.peer_id for identity in identities], settings),
+        identities,
+        attack=attack,
+        attackers=bench.attackers,
+        audits=bench.audits,
+        bans=settings.bans,
+        seed=seed,
+    )
+
+
+def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId], seed: int) -> dict[str, float | None]:
+    """What overlap and useful work say of the last round's contributions."""
+    manifest = swarm.manifest
+    meter = WorkMeter(workload_of(manifest), torch.device("cpu"))
+    useless: dict[bool, list[bool]] = {True: [], False: []}
+    shared: dict[bool, list[float]] = {True: [], False: []}
+    for peer, values in swarm.decoded.items():
+        lies = peer in swarm.attackers
+        share = Assignment(
+            seed=manifest.workload.seed, round=swarm.state.round, member=members.index(peer), members=len(members)
+        )
+        useless[lies].append(not meter.weigh(anchor, values, share).useful)
+        others = (theirs for other, theirs in swarm.decoded.items() if other != peer)
+        shared[lies].append(max((overlap(values, theirs) for theirs in others), default=0.0))
+    return {
+        "overlap": max(shared[True], default=None),
+        "honest_overlap": float(np.median(shared[False])) if shared[False] else None,
+        "useless": sum(useless[True]) / len(useless[True]) if useless[True] else None,
+        "honest_useless": sum(useless[False]) / len(useless[False]) if useless[False] else None,
+    }
+
+
+def measure(
+    bench: AttackBench,
+    attacks: Sequence[str],
+    defences: Sequence[str],
+    seed: int,
+    tell: Tell = lambda _: None,
+) -> AttackResult:
+    """The clean run, then every attack under every defence, one after the other. Seconds to a minute each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        swarm = _swarm(bench, CLEAN, UNDEFENDED, seed)
+        first_loss, parameters = swarm.evaluate(), swarm.state.numel
+        clean = run_cell(bench, CLEAN, UNDEFENDED, seed, None)
+        assert clean.val_loss is not None
+        tell(f"clean: loss {clean.val_loss:.4f} after {clean.seconds:.0f} s")
+        cells = []
+        for attack in attacks:
+            for defence in defences:
+                cell = run_cell(bench, attack, defence, seed, clean.val_loss)
+                tell(f"{attack} against {defence}: {_number(cell.ratio)} of the clean loss, {cell.seconds:.0f} s")
+                cells.append(cell)
+    finally:
+        torch.set_num_threads(before)
+    return AttackResult(
+        peers=bench.peers,
+        attackers=bench.attackers,
+        rounds=bench.rounds,
+        inner_steps=bench.inner_steps,
+        audits=bench.audits,
+        parameters=parameters,
+        seed=seed,
+        first_val_loss=first_loss,
+        clean_val_loss=clean.val_loss,
+        recommended=RECOMMENDED,
+        cells=tuple(cells),
+        machine=this_machine(),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3f}"
+
+
+def render(result: AttackResult) -> str:
+    """The tables in Markdown."""
+    defences = list(dict.fromkeys(cell.defence for cell in result.cells))
+    by_name = {(cell.attack, cell.defence): cell for cell in result.cells}
+    attacks = list(dict.fromkeys(cell.attack for cell in result.cells))
+    lines = [
+        f"{result.peers} peers, of which {result.attackers} attack in every one of {result.rounds} rounds of "
+        f"{result.inner_steps} steps; {result.parameters:,} parameters, seed {result.seed}. Final held-out loss ÷ that "
+        f"of the clean run, {result.clean_val_loss:.4f} bits per byte ({result.first_val_loss:.0f} before "
+        f"training), all peers honest and the mean plain. The recommended setting is {result.recommended}.",
+        "",
+        "| attack | " + " | ".join(defences) + " | proven after rounds |",
+        "| --- |" + " --- |" * (len(defences) + 1),
+    ]
+    for attack in attacks:
+        cells = [by_name[attack, defence] for defence in defences if (attack, defence) in by_name]
+        ratios = [_shown(by_name.get((attack, defence))) for defence in defences]
+        lines.append(f"| {attack} | " + " | ".join(ratios) + f" | {_proven(cells)} |")
+    lines += ["", "What the attacks are:", ""]
+    lines += [f"* {attack}: {ATTACKS[attack]}" for attack in attacks]
+    lines += ["", "What the defences are:", ""]
+    lines += [f"* {defence}: {DEFENCES[defence].says}" for defence in defences]
+    return "\n".join(lines) + "\n" + _looks(result)
+
+
+def _shown(cell: Cell | None) -> str:
+    return "" if cell is None else "lost" if cell.ratio is None else f"{cell.ratio:.3f}"
+
+
+def _proven(cells: Sequence[Cell]) -> str:
+    """Over all cells, the first and the last round in which an attacker was proven to be one."""
+    rounds = [round for cell in cells for round in cell.proven]
+    found = [round for round in rounds if round is not None]
+    if not found:
+        return "cannot be" if rounds else ""
+    missed = "" if len(found) == len(rounds) else f", {len(rounds) - len(found)} of {len(rounds)} never"
+    span = f"{min(found)}" if min(found) == max(found) else f"{min(found)} to {max(found)}"
+    return span + missed
+
+
+def _looks(result: AttackResult) -> str:
+    """What local looks say, under the recommended setting."""
+    cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.overlap is not None]
+    if not cells:
+        return ""
+    lines = [
+        "",
+        "What cannot be proven but seen, in the last round under the recommended setting: the overlap of an attacker's "
+        "contribution with the most similar other one, and the share of contributions that made the loss on their "
+        "sender's own data no better.",
+        "",
+        "| attack | overlap, attackers | overlap, honest | useless, attackers | useless, honest |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for cell in cells:
+        numbers = (cell.overlap, cell.honest_overlap, cell.useless, cell.honest_useless)
+        lines.append(f"| {cell.attack} | " + " | ".join("" if n is None else f"{n:.2f}" for n in numbers) + " |")
+    return "\n".join(lines) + "\n"

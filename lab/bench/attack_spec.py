@@ -1,0 +1,152 @@
+"""What `shoal bench attack` compares: attacks, defences, and how large a swarm they meet in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from shoal.lab.bench.machine import Machine
+from shoal.lab.bench.train_spec import TrainBench
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_workload import Option
+
+CLEAN: Final = "none"
+ATTACKS: Final[Mapping[str, str]] = {
+    CLEAN: "nobody attacks",
+    "sign_flip": "ten times the mean of the honest, with the sign turned",
+    "scaled_noise": "Gaussian noise of a hundred times the honest norm",
+    "constant": "one drawn direction, the same at every attacker and in every round, of ten times the honest norm",
+    "little": "the mean of the honest, moved against its sign by 1.5 of their standard deviations, value by value",
+    "label_flip": "training on turned labels, contributed as it comes out",
+    "nan": "one NaN in every chunk",
+    "false_norm": "sign_flip a thousand times as large, with the sums of squares of an honest contribution",
+    "copy": "the contribution of an honest member once more, byte for byte",
+    "wrong_sums": "as owners of chunks, ten times the sum with the sign turned",
+    "tokens": "sign_flip, of the largest number of tokens that can be declared",
+}
+"""What each attacker does in every round. All know what the honest contribute before they contribute themselves."""
+PROVABLE: Final = frozenset({"nan", "false_norm", "wrong_sums"})
+"""Attacks of which signed bytes are proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defence:
+    """Settings of [sync] and [round], and whether who is proven to have lied is out from the next round on."""
+
+    says: str
+    sync: Mapping[str, Option] = field(default_factory=dict)
+    round: Mapping[str, Option] = field(default_factory=dict)
+    bans: bool = True
+
+
+UNDEFENDED: Final = "mean"
+RECOMMENDED: Final = "trimmed"
+DEFENCES: Final[Mapping[str, Defence]] = {
+    UNDEFENDED: Defence("the weighted mean of all, and no bans", {"norm_clip": False}, bans=False),
+    "clip": Defence("the weighted mean, clipped to the median norm: what is on unless said otherwise"),
+    "median": Defence("clipped, then value by value the middle one", {"aggregate": "median"}),
+    "trimmed": Defence(
+        "clipped, then value by value the mean without the quarter that is largest and the quarter that is smallest",
+        {"aggregate": "trimmed"},
+    ),
+    "centred_clip": Defence(
+        "clipped, then the mean of what is clipped around the median", {"aggregate": "centred_clip"}
+    ),
+}
+SIZES: Final[Mapping[str, Option]] = {"width": 64, "layers": 1, "heads": 2, "context": 32, "batch": 4}
+"""Of the workload text: 82,000 parameters, so that each of 16 peers owns a chunk or two of 4,096."""
+INNER: Final[Mapping[str, Option]] = {"lr": 0.004, "warmup_tokens": 8192}
+CHUNK_VALUES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackBench:
+    """One swarm. attackers: how many of the peers attack. audits: chunks that each peer recomputes a round.
+
+    Raises ConfigError for what cannot be run.
+    """
+
+    peers: int = 16
+    attackers: int = 3
+    rounds: int = 12
+    inner_steps: int = 5
+    audits: int = 2
+
+    def __post_init__(self) -> None:
+        if not (2 <= self.peers <= 64 and 0 <= self.attackers < self.peers / 2):
+            raise ConfigError("--peers is 2 to 64, and --attackers fewer than half of them")
+        if self.rounds < 1 or self.inner_steps < 1 or self.audits < 0:
+            raise ConfigError("--rounds and --inner-steps are at least 1, and --audits at least 0")
+
+    def manifest(self, seed: int, founders: list[PeerId], defence: Defence) -> Manifest:
+        """The manifest of that swarm. Raises ConfigError."""
+        train = TrainBench(
+            strategy="diloco",
+            nodes=self.peers,
+            tokens=1,
+            inner_steps=self.inner_steps,
+            options=SIZES,
+            keys={
+                "sync": dict(defence.sync),
+                "inner": INNER,
+                "round": {"chunk_values": CHUNK_VALUES, **defence.round},
+            },
+        )
+        return train.manifest(seed, founders)
+
+
+def chosen(names: str, known: Mapping[str, object], option: str) -> list[str]:
+    """The names in a list with commas; all of them for "all". Raises ConfigError."""
+    wanted = list(known) if names == "all" else [name.strip().replace("-", "_") for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"{option}: there is no {name!r}; choose all, or some of {', '.join(known)}")
+    return wanted
+
+
+def peer_identity(seed: int, index: int) -> Identity:
+    """The key of a peer, which follows from the seed."""
+    return Identity.from_seed(seed.to_bytes(16, "little") + index.to_bytes(16, "little"))
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One attack under one defence. val_loss: None if it is no number any more. ratio: to the clean, undefended run.
+
+    proven: per attacker after how many rounds its lie was proven, None if it was not. overlap: the largest overlap of
+    an attacker's contribution with another's, in the last round; honest_overlap: of two honest ones. useless: the share
+    of the attackers' contributions of the last round that made the loss on their own data no better; honest_useless: of
+    the honest ones.
+    """
+
+    attack: str
+    defence: str
+    val_loss: float | None
+    ratio: float | None
+    proven: tuple[int | None, ...] = ()
+    overlap: float | None = None
+    honest_overlap: float | None = None
+    useless: float | None = None
+    honest_useless: float | None = None
+    seconds: float = 0.0
+
+
+class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `shoal bench attack` prints. clean_val_loss: of the swarm without attackers and defence."""
+
+    peers: int
+    attackers: int
+    rounds: int
+    inner_steps: int
+    audits: int
+    parameters: int
+    seed: int
+    first_val_loss: float
+    clean_val_loss: float
+    recommended: str
+    cells: tuple[Cell, ...]
+    machine: Machine

@@ -1,0 +1,364 @@
+"""Ours beside others in one run: repetitions alternate, so that whatever else the machine does meets all of them.
+
+One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
+of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
+of peers. What is compared are ratios within one repetition, of which the median is given with the least and the
+largest. Faults, values, memory and the single lane are measured once, after the repetitions.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import msgspec
+import trio
+
+from shoal.lab.bench.allreduce import Allreduce, Bench, FaultKind, FaultResult, Tell, measure
+from shoal.lab.bench.machine import Machine, this_machine
+from shoal.lab.bench.rivals import Rival, bare, gloo, run_rival
+from shoal.protocol.errors import ConfigError, NetworkError
+
+CODECS: Final = ("fp32", "int8")
+FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
+YARDSTICK: Final = "gloo"
+FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
+SOCKETS: Final = ", sockets"
+"""After the name of a system that shares no memory."""
+WAYS: Final = ("", SOCKETS)
+PEERS: Final = 4
+"""With so many most targets are set."""
+BESIDE_YARDSTICK: Final = (
+    ("fp32, 4 peers, beside gloo", "fp32", PEERS, 2.0, 1.5),
+    ("fp32, 2 peers, beside gloo", "fp32", 2, 1.8, 1.3),
+    ("int8, 4 peers, beside gloo in fp32", "int8", PEERS, 1.6, 1.0),
+)
+"""What is measured, the codec, how many peers, target and aim."""
+RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
+MIB: Final = float(1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    """What to compare. fault_iters: strikes of each kind; 0 leaves the faults out. Raises ConfigError."""
+
+    repeat: int = 3
+    peers: tuple[int, ...] = (2, 4)
+    numel: int = 25_000_000
+    iters: int = 5
+    fault_iters: int = 3
+    rivals: tuple[Rival, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.repeat <= 100 or not self.peers:
+            raise ConfigError("--repeat is 1 to 100, and --peers names at least one number, like 2,4")
+        names, taken = [rival.name for rival in self.rivals], (YARDSTICK, *CODECS)
+        if len({*names, *taken}) < len(names) + len(taken):
+            raise ConfigError(f"--rival: names must differ, and be none of {', '.join(taken)}")
+        for peers in self.peers:
+            Bench(peers=peers, numel=self.numel, iters=self.iters)
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one system took in one repetition. whole_s: ours only, the round with agreement and apply."""
+
+    system: str
+    peers: int
+    repetition: int
+    median_s: float
+    whole_s: float | None = None
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """The median of some numbers, and their range."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, numbers: Iterable[float]) -> Spread | None:
+        """None of none."""
+        found = sorted(numbers)
+        return cls(median=statistics.median(found), least=found[0], most=found[-1]) if found else None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One target: what is to be reached (`target`), what was hoped for (`aim`), and what was measured.
+
+    least: whether the number has to be at least the target instead of at most.
+    """
+
+    name: str
+    unit: str
+    target: float | None
+    aim: float | None
+    measured: Spread | None
+    least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the target; None if it was not measured or there is no target."""
+        return self._reaches(self.target)
+
+    @property
+    def aim_met(self) -> bool | None:
+        """The same for the aim."""
+        return self._reaches(self.aim)
+
+    def _reaches(self, limit: float | None) -> bool | None:
+        if self.measured is None or limit is None:
+            return None
+        return self.measured.median >= limit if self.least else self.measured.median <= limit
+
+
+class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what `shoal bench lane --json` prints: the rates of all runs, in the order in which they alternated."""
+
+    encrypted_runs_mb_per_s: tuple[float, ...]
+    shared_runs_mb_per_s: tuple[float, ...]
+    plaintext_runs_mb_per_s: tuple[float, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was measured. ok: no value was wrong. notes: what was left out, and why.
+
+    rivals: those that the user named, and by which pattern their seconds were found, "" where they print JSON.
+    """
+
+    machine: Machine
+    repeat: int
+    peers: tuple[int, ...]
+    numel: int
+    iters: int
+    fault_iters: int
+    rivals: dict[str, str]
+    samples: tuple[Sample, ...]
+    details: tuple[Allreduce, ...]
+    faults: tuple[FaultResult, ...]
+    lane: LaneSpeeds | None
+    rows: tuple[Row, ...]
+    ok: bool
+    notes: tuple[str, ...]
+
+
+async def compare(wanted: Compare, tell: Tell = lambda text: None) -> Comparison:
+    """Run the whole comparison: minutes. Raises NetworkError where ours or the yardstick fails.
+
+    A rival or a lane that fails is noted and left out. Cancellation: all processes are ended and reaped.
+    """
+    machine = this_machine()
+    run = _Run(wanted, tell)
+    for repetition in range(wanted.repeat):
+        await run.repetition(repetition)
+    await run.details_and_faults()
+    lane = await run.lane()
+    return Comparison(
+        machine=machine,
+        repeat=wanted.repeat,
+        peers=wanted.peers,
+        numel=wanted.numel,
+        iters=wanted.iters,
+        fault_iters=wanted.fault_iters,
+        rivals={rival.name: rival.pattern.pattern if rival.pattern else "" for rival in wanted.rivals},
+        samples=tuple(run.samples),
+        details=tuple(run.details),
+        faults=tuple(run.faults),
+        lane=lane,
+        rows=rows_of(run.samples, run.details, run.faults, lane, [rival.name for rival in wanted.rivals]),
+        ok=run.ok,
+        notes=tuple(run.notes),
+    )
+
+
+class _Run:
+    """One comparison under way, and what it has measured so far."""
+
+    def __init__(self, wanted: Compare, tell: Tell) -> None:
+        self._wanted = wanted
+        self._tell = tell
+        self.samples: list[Sample] = []
+        self.details: list[Allreduce] = []
+        self.faults: list[FaultResult] = []
+        self.notes: list[str] = []
+        self.ok = True
+
+    async def repetition(self, number: int) -> None:
+        """Every system once."""
+        wanted = self._wanted
+        for peers in wanted.peers:
+            await self._rival(gloo(wanted.iters), peers, number)
+            for codec, sockets in product(CODECS, (False, True)):
+                await self._rival(bare(wanted.iters, codec, sockets=sockets), peers, number)
+                bench = Bench(
+                    peers=peers,
+                    numel=wanted.numel,
+                    codec=codec,
+                    iters=wanted.iters,
+                    recompute=False,
+                    inspect=False,
+                    sockets=sockets,
+                )
+                result = await self._ours(bench, f"repetition {number + 1} of {wanted.repeat}")
+                self._add(codec + SOCKETS * sockets, peers, number, result.median_s, result.round_s)
+        for rival in wanted.rivals:
+            try:
+                await self._rival(rival, max(wanted.peers), number)
+            except NetworkError as error:
+                self.notes.append(str(error))
+
+    async def details_and_faults(self) -> None:
+        """What is measured once: values and memory in every codec, and the faults in fp32, with the most peers."""
+        wanted, peers = self._wanted, max(self._wanted.peers)
+        for codec in CODECS:
+            bench = Bench(peers=peers, numel=wanted.numel, codec=codec, iters=wanted.iters)
+            self.details.append(await self._ours(bench, "values and memory"))
+        if wanted.fault_iters == 0 or peers < 3:
+            self.notes.append("faults were left out")
+            return
+        for kind in FAULTS:
+            bench = Bench(
+                peers=peers,
+                numel=wanted.numel,
+                iters=wanted.fault_iters,
+                fault=kind,
+                recompute=False,
+                inspect=False,
+            )
+            self.faults.append((await self._ours(bench, kind)).fault)
+
+    async def lane(self) -> LaneSpeeds | None:
+        """One lane beside plaintext; None, with a note, if that cannot be measured here."""
+        self._tell("one lane beside plaintext")
+        command = [sys.executable, "-m", "shoal.cli.main", "bench", "lane", "--json"]
+        ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        try:
+            if ended.returncode == 0:
+                return msgspec.json.decode(ended.stdout, type=LaneSpeeds)
+        except msgspec.DecodeError:
+            pass
+        self.notes.append("`shoal bench lane` did not tell its rates")
+        return None
+
+    async def _ours(self, bench: Bench, why: str) -> Allreduce:
+        def tell(text: str) -> None:
+            self._tell(f"{why}: {bench.codec}, {bench.peers} peers: {text}")
+
+        result = await measure(bench, tell)
+        if not result.ok:
+            self.ok = False
+            self.notes.append(f"WRONG VALUES: {bench.codec}, {bench.peers} peers ({why})")
+        return result
+
+    async def _rival(self, rival: Rival, peers: int, number: int) -> None:
+        self._tell(f"repetition {number + 1} of {self._wanted.repeat}: {rival.name}, {peers} peers")
+        self._add(rival.name, peers, number, await run_rival(rival, peers=peers, numel=self._wanted.numel))
+
+    def _add(self, system: str, peers: int, number: int, median_s: float, whole_s: float | None = None) -> None:
+        self.samples.append(Sample(system=system, peers=peers, repetition=number, median_s=median_s, whole_s=whole_s))
+
+
+def rows_of(
+    samples: Sequence[Sample],
+    details: Sequence[Allreduce],
+    faults: Sequence[FaultResult],
+    lane: LaneSpeeds | None,
+    rivals: Sequence[str],
+) -> tuple[Row, ...]:
+    """The targets beside what was measured."""
+
+    def ratio(over: tuple[str, int], under: tuple[str, int]) -> Spread | None:
+        return Spread.of(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
+
+    ours = ("fp32", PEERS)
+    beyond = Spread.of(_by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s))
+    peaks = [d.peak_extra_bytes for d in details if (d.codec, d.peers) == ours and d.peak_extra_bytes is not None]
+    payload_mib = next((4 * d.numel / MIB for d in details), None)
+    delays = {kind: Spread.of(d for fault in faults if fault.kind == kind for d in fault.delays_s) for kind in FAULTS}
+    rows = [
+        *(
+            _at_most(name + way, "× gloo's time", target, aim, ratio((codec + way, peers), (YARDSTICK, peers)))
+            for way in WAYS
+            for name, codec, peers, target, aim in BESIDE_YARDSTICK
+        ),
+        *(
+            _at_most(
+                f"the bare exchange, {codec}, 4 peers{way}, beside gloo in fp32",
+                "× gloo's time",
+                None,
+                None,
+                ratio((name + way, PEERS), (YARDSTICK, PEERS)),
+            )
+            for way in WAYS
+            for codec, name in FLOORS.items()
+        ),
+        *(
+            _at_most(
+                f"{codec}, {peers} peers{way}, beside the bare exchange",
+                "× its time",
+                None,
+                None,
+                ratio((codec + way, peers), (name + way, peers)),
+            )
+            for way in WAYS
+            for codec, name in FLOORS.items()
+            for peers in (PEERS, 2)
+        ),
+        _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
+        *(
+            _at_least(f"one encrypted lane{way} beside plaintext", "× plaintext's rate", 0.8, None, Spread.of(ratios))
+            for way, ratios in _lane_ratios(lane)
+        ),
+        *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),
+        _at_most("SIGKILL of one of 4 in mid-reduce: added delay", "s", 2.0, 0.5, delays["sigkill"]),
+        _at_most("SIGSTOP of one of 4 in mid-reduce: added delay", "s", 6.0, 3.0, delays["sigstop"]),
+        _at_most(
+            "peak memory per peer beyond input and output, fp32, 4 peers",
+            "MiB",
+            payload_mib,
+            64.0,
+            Spread.of(peak / MIB for peak in peaks),
+        ),
+    ]
+    return tuple(rows)
+
+
+def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
+    """Of a lane to the same machine, and of one that shares no memory: one for each turn."""
+    if lane is None:
+        return []
+    plain = lane.plaintext_runs_mb_per_s
+    return [
+        (way, [ours / other for ours, other in zip(rates, plain, strict=True)])
+        for way, rates in (("", lane.shared_runs_mb_per_s), (SOCKETS, lane.encrypted_runs_mb_per_s))
+    ]
+
+
+def _by_repetition(
+    samples: Sequence[Sample],
+    over: tuple[str, int],
+    under: tuple[str, int],
+    quotient: Callable[[Sample, Sample], float],
+) -> list[float]:
+    """`quotient` of the two systems' samples, per repetition that has both."""
+    found = {(s.system, s.peers, s.repetition): s for s in samples}
+    repetitions = sorted({s.repetition for s in samples})
+    pairs = ((found.get((*over, r)), found.get((*under, r))) for r in repetitions)
+    return [quotient(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+def _beside_rival(name: str, measured: Spread | None) -> Row:
+    target, aim = RIVAL_TARGETS.get(name, (None, None))
+    return _at_least(f"{name}, fp32, 4 peers, beside ours", "× our time", target, aim, measured)
+
+
+def _at_most(name: str, unit: str, target: float | None, aim: float | None, measured: Spread | None) -> Row:
+    return Row(name=name, unit=unit, target=target, aim=aim, measured=measured)
+
+
+def _at_least(name: str, unit: str, target: float | None, aim: float | None, measured: Spread | None) -> Row:
+    return Row(name=name, unit=unit, target=target, aim=aim, measured=measured, least=True)

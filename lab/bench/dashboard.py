@@ -1,0 +1,209 @@
+"""What the page of a node costs: served as the daemon serves it, for a made-up swarm, and opened in a real browser.
+
+The server is a process of its own; its processor time while a browser looks, less that while nobody does, is the cost
+of a viewer. Making the swarm up happens in the same process and is in both. Needs selenium and Chromium.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.node.config import PageAddress
+from shoal.node.dashboard.service import PageService
+from shoal.protocol.errors import ConfigError, NetworkError
+
+CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+START_DEADLINE_S = 60.0
+OPEN_DEADLINE_S = 60.0
+SCRAPES = 20
+STEP_S = 0.5
+CHROMIUM_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+class PageCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured.
+
+    first_paint_ms: of the browser's navigation. loaded_bytes: over the wire until the swarm is on the screen, the
+    snapshot included; feed_bytes_per_s: afterwards. cpu_share: of one core, with a viewer; idle_cpu_share: without.
+    metrics_ms: the median scrape.
+    """
+
+    peers: int
+    seconds: float
+    first_paint_ms: float
+    shown_ms: float
+    loaded_bytes: int
+    feed_bytes_per_s: float
+    cpu_share: float
+    idle_cpu_share: float
+    metrics_ms: float
+
+
+def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:
+    """Serve the page of a swarm with so many peers, and look at it for so long; three times `seconds` in all.
+
+    Raises ConfigError without a browser, NetworkError if the page does not come up.
+    """
+    with _served(peers, seed) as (url, process):
+        idle_share = _cpu_share(process, seconds)
+        metrics_ms = _scrape_ms(url)
+        with _browser() as driver:
+            driver.get(url)
+            shown_ms = _shown_ms(driver)
+            paint = driver.execute_script(
+                "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1"
+            )
+            sizes = driver.execute_script("return performance.getEntries().map(entry => entry.transferSize ?? 0)")
+            share = _cpu_share(process, seconds)
+        snapshot, per_s = _feed_bytes(url, seconds)
+    return PageCost(
+        peers=peers,
+        seconds=seconds,
+        first_paint_ms=round(paint, 1),
+        shown_ms=round(shown_ms, 1),
+        loaded_bytes=sum(sizes) + snapshot,
+        feed_bytes_per_s=round(per_s, 1),
+        cpu_share=round(share, 4),
+        idle_cpu_share=round(idle_share, 4),
+        metrics_ms=round(metrics_ms, 2),
+    )
+
+
+# -- the server -----------------------------------------------------------------------------------------------------
+
+
+async def serve(*, peers: int, seed: int = 1, rollouts: bool = False, up: Connection | None = None) -> None:
+    """Serve the page of a made-up swarm until cancelled; tells `up` its URL. Raises ConfigError for a taken port."""
+    swarm = SyntheticSwarm(peers=peers, now=time.time(), seed=seed, rollouts=rollouts)
+    with tempfile.TemporaryDirectory() as folder:
+        page = PageService(swarm, PageAddress(port=0, or_free=False), folder=Path(folder))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(page.run)
+            if up is None:
+                print(page.url, flush=True)
+            else:
+                up.send(page.url)
+            while True:
+                swarm.advance(time.time())
+                while swarm.waiting:
+                    page.hear(swarm.waiting.popleft())
+                await trio.sleep(STEP_S)
+
+
+def _serve_apart(peers: int, seed: int, up: Connection) -> None:
+    async def main() -> None:
+        await serve(peers=peers, seed=seed, up=up)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        trio.run(main)
+
+
+@contextlib.contextmanager
+def _served(peers: int, seed: int) -> Iterator[tuple[str, psutil.Process]]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_serve_apart, args=(peers, seed, there), daemon=True)
+    process.start()
+    try:
+        if not here.poll(START_DEADLINE_S):
+            raise NetworkError(f"the page did not come up within {START_DEADLINE_S:g} s")
+        url = here.recv()
+        _read(f"{url}api/snapshot")  # all of it is imported by then
+        yield url, psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _cpu_share(process: psutil.Process, seconds: float) -> float:
+    before, began = process.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after = process.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    return float(used) / (time.monotonic() - began)
+
+
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=OPEN_DEADLINE_S) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def _scrape_ms(url: str) -> float:
+    times = []
+    for _ in range(SCRAPES):
+        began = time.perf_counter()
+        _read(f"{url}metrics")
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def _feed_bytes(url: str, seconds: float) -> tuple[int, float]:
+    """Of the squeezed feed: bytes of the snapshot, and a second afterwards."""
+    request = urllib.request.Request(f"{url}api/feed", headers={"accept-encoding": "gzip"})
+    squeezed = len(gzip.compress(_read(f"{url}api/snapshot"), 6))
+    total, began = 0, time.monotonic()
+    with urllib.request.urlopen(request, timeout=OPEN_DEADLINE_S) as answer:
+        while (elapsed := time.monotonic() - began) < seconds:
+            total += len(answer.read1(65_536))
+    return squeezed, max(0, total - squeezed) / elapsed
+
+
+# -- the browser ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _browser() -> Iterator[Any]:
+    try:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+    except ImportError:
+        raise ConfigError("this measurement needs selenium; pip install selenium") from None
+    if not (Path(CHROMIUM).exists() and Path(DRIVER).exists()):
+        raise ConfigError("this measurement needs Chromium; apt-get install chromium chromium-driver")
+    profile = tempfile.mkdtemp(prefix="shoal-browser-")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in (*CHROMIUM_OPTIONS, f"--user-data-dir={profile}", "--window-size=1360,900"):
+        options.add_argument(option)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+        shutil.rmtree(profile, ignore_errors=True)
+
+
+def _shown_ms(driver: Any) -> float:
+    """From the navigation until the swarm was drawn."""
+    ends_at = time.monotonic() + OPEN_DEADLINE_S
+    while not driver.execute_script("return document.body.dataset.seq"):
+        if time.monotonic() > ends_at:
+            raise NetworkError(f"the page showed nothing within {OPEN_DEADLINE_S:g} s")
+        time.sleep(0.01)
+    return float(driver.execute_script("return performance.now()"))

@@ -1,0 +1,341 @@
+"""`shoal bench flood`: what is left of training while strangers do their worst.
+
+Real nodes train; in windows that take turns they are left alone and attacked by `flood_attacker`. An attacker elsewhere
+takes no processor time from the nodes, so here it has none of theirs: the nodes run on one half of this machine's
+processors, the attacker and this process on the other. With two processors all nodes and their trainers share one, and
+whatever the attack costs a daemon is missing in training. Two processors may be halves of one core, or share what else
+there is of the machine, so that a busy one slows the other: the attacker's are kept busy in all windows, by processes
+that get what nobody else wants.
+
+`ratio` is the rate under attack by the mean of the rates before and after it, in wall-clock time. `work_ratio` is the
+same for tokens per second of processor time of all nodes, daemons and trainers: it means the same on a machine that
+does other work as well, as long as the attacker gets through what it tries. What the kernel does with a packet before a
+socket has it runs where it was sent from on loopback, so the attacker pays that; `packets_share` is how much it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.lab.bench.flood_attacker import FloodReport
+from shoal.node.control_client import request
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.testnet.journal import Certified, Journal
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+
+START_DEADLINE_S: Final = 180.0
+WINDOW_DEADLINE_S: Final = 240.0
+WARM_UP_ROUNDS: Final = 3
+LEAST_ROUNDS: Final = 3
+"""In a window; it lasts until there were so many, or it would say nothing."""
+INNER_STEPS: Final = 400
+MUST: Final = 0.9
+_BALLAST: Final = """\
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    sum(range(1_000_000))
+"""
+
+
+class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates in tokens per second, medians over the windows of a kind; shares of one processor.
+
+    ratio: under attack by left alone, the median over neighbours. work_ratio: the same of the tokens of a second of the
+    nodes' processor time. daemon_share: of the attacked daemon. trainers_share: of all nodes' trainers together.
+    packets_share: of interrupts of the network beside the attacker. per_s: what the attacker made each second, by kind.
+    held: what it had open, on average. refused_per_s: by the attacked node under attack, by reason.
+    """
+
+    nodes: int
+    node_processors: int
+    windows: int
+    alone_tokens_per_s: float
+    attacked_tokens_per_s: float
+    ratio: float
+    ratios: tuple[float, ...]
+    work_ratio: float
+    work_ratios: tuple[float, ...]
+    attacker_share: float
+    packets_share: float
+    daemon_share_alone: float
+    daemon_share_attacked: float
+    trainers_share_alone: float
+    trainers_share_attacked: float
+    per_s: dict[str, float]
+    held: dict[str, float]
+    refused_per_s: dict[str, float]
+    load: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether training keeps what it must."""
+        return self.ratio >= MUST
+
+
+class _Window(NamedTuple):
+    """What one window showed; rates per second, and shares of one processor."""
+
+    tokens_per_s: float
+    tokens_per_cpu_s: float
+    daemon_share: float
+    trainers_share: float
+    packets_share: float
+    refused_per_s: dict[str, float]
+    report: FloodReport | None
+
+
+def halves() -> tuple[list[int], list[int]]:
+    """The processors of the nodes, and those of the attacker. Raises ConfigError where there is but one."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("this measurement gives processes processors of their own, which takes Linux; run it there")
+    found = sorted(os.sched_getaffinity(0))
+    if len(found) < 2:
+        raise ConfigError("the attacker needs a processor of its own; use a machine, or a taskset, with two or more")
+    return found[: len(found) // 2], found[len(found) // 2 :]
+
+
+@contextlib.contextmanager
+def _busy(processors: Sequence[int]) -> Iterator[None]:
+    """Keep these processors busy in the block, with what gives way to everything else."""
+    with contextlib.ExitStack() as stack:
+        for processor in processors:
+            ballast = subprocess.Popen([sys.executable, "-I", "-S", "-c", _BALLAST, str(processor), str(os.getpid())])
+            stack.callback(ballast.wait)
+            stack.callback(ballast.kill)
+        yield
+
+
+@contextlib.contextmanager
+def _own_processors() -> Iterator[None]:
+    """Give this process back, after the block, the processors that it had."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class FloodBench:
+    """Nodes that train in `folder`, the first of which is attacked."""
+
+    def __init__(self, folder: Path, nodes: int, *, scale: float = 1.0) -> None:
+        self.journal = Journal()
+        self.scale = scale
+        self.of_nodes, self.of_attacker = halves()
+        self.nodes: list[NodeProcess] = []
+        for index in range(nodes):
+            (folder / f"node{index}").mkdir(mode=0o700)
+            self.nodes.append(NodeProcess(index, folder / f"node{index}", self.journal, Runtime()))
+        self.manifest = _manifest(self.nodes)
+        self._path = folder / "swarm.toml"
+        self._path.write_text(render_manifest(self.manifest), encoding="utf-8")
+
+    @contextlib.asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """Nodes that have certified some rounds. Raises NetworkError; no process is left behind."""
+        first, *others = self.nodes
+        async with trio.open_nursery() as nursery:
+            os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
+            nursery.start_soon(first.run, Launch(manifest=self._path, data_dir=first.folder))
+            await self._until(lambda: bool(first.addresses), START_DEADLINE_S, "the first node listens")
+            for node in others:
+                nursery.start_soon(node.run, Launch(manifest=self._path, data_dir=node.folder, join=first.addresses))
+            await self._until(lambda: all(map(self._trains, self.nodes)), START_DEADLINE_S, "the nodes train")
+            os.sched_setaffinity(0, self.of_attacker)
+            with _busy(self.of_attacker):
+                yield
+            nursery.cancel_scope.cancel()
+
+    def _trains(self, node: NodeProcess) -> bool:
+        """Whether a node certified a few rounds of all nodes; which, depends on when the last of them came."""
+        rounds = self.journal.of(Certified, node.index)
+        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
+
+    async def _until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        with trio.move_on_after(deadline_s) as scope:
+            await self.journal.until(condition)
+        if scope.cancelled_caught:
+            raise NetworkError(f"{what}: not within {deadline_s:.0f} s")
+
+    async def window(self, seconds: float, *, attacked: bool) -> _Window:
+        """What some seconds show, or more where rounds take longer. Raises NetworkError if there are too few."""
+        if not attacked:
+            return await self._watch(seconds)
+        attacker = await trio.lowlevel.open_process(
+            self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        try:
+            with trio.fail_after(START_DEADLINE_S):
+                await attacker.stdout.receive_some(len(b"ready\n"))
+            shown = await self._watch(seconds)
+            await attacker.stdin.aclose()
+            with trio.fail_after(START_DEADLINE_S):
+                told = b"".join([part async for part in attacker.stdout])
+                await attacker.wait()
+        finally:
+            attacker.kill()
+            with trio.CancelScope(shield=True):
+                await attacker.wait()
+        return shown._replace(report=msgspec.json.decode(told, type=FloodReport))
+
+    async def _watch(self, seconds: float) -> _Window:
+        daemon = psutil.Process(self.nodes[0].lives[-1].pid)
+        began, refused, packets = time.time(), Counter(self.refused()), self._packets_s()
+        daemons, trainers, attacked = _cpu_s(self._daemons()), _cpu_s(self._trainers()), _cpu_s([daemon])
+        await trio.sleep(seconds)
+        await self._until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, WINDOW_DEADLINE_S, "the nodes train on")
+        took_s = time.time() - began
+        daemons, trainers = _cpu_s(self._daemons()) - daemons, _cpu_s(self._trainers()) - trainers
+        attacked, packets = _cpu_s([daemon]) - attacked, self._packets_s() - packets
+        rate = self._rate(began)
+        news = Counter(self.refused()) - refused
+        return _Window(
+            tokens_per_s=rate,
+            tokens_per_cpu_s=rate * took_s / (daemons + trainers),
+            daemon_share=attacked / took_s,
+            trainers_share=trainers / took_s,
+            packets_share=packets / took_s,
+            refused_per_s={reason: times / took_s for reason, times in news.items()},
+            report=None,
+        )
+
+    def _daemons(self) -> list[psutil.Process]:
+        return [psutil.Process(node.lives[-1].pid) for node in self.nodes]
+
+    def _trainers(self) -> list[psutil.Process]:
+        return [child for daemon in self._daemons() for child in daemon.children(recursive=True)]
+
+    def _packets_s(self) -> float:
+        """Processor time of interrupts of the network, and of little else, where the attacker runs."""
+        times = psutil.cpu_times(percpu=True)
+        return float(sum(times[processor].softirq for processor in self.of_attacker))
+
+    def _command(self) -> list[str]:
+        status = request(self.nodes[0].folder, "status")
+        command = [sys.executable, "-m", "shoal.lab.bench.flood_attacker", str(status["addresses"][0])]  # type: ignore[index]
+        command += [_lane_address(self.nodes[0].folder), self.manifest.swarm_id.hex(), f"{self.scale}"]
+        return [*command, ",".join(map(str, self.of_attacker))]
+
+    def _rounds(self, since: float) -> list[tuple[float, int]]:
+        """When the attacked node certified rounds since then, and how many tokens they had."""
+        events = (entry.event for entry in self.journal.entries if entry.node == 0)
+        return sorted(
+            (event.at, event.tokens) for event in events if isinstance(event, Certified) and event.at >= since
+        )
+
+    def _rate(self, since: float) -> float:
+        """Tokens per second of the rounds that were certified since then, from the first to the last of them."""
+        rounds = self._rounds(since)
+        return sum(tokens for _, tokens in rounds[1:]) / (rounds[-1][0] - rounds[0][0])
+
+    def refused(self) -> Mapping[str, int]:
+        """What the attacked node turned away."""
+        return request(self.nodes[0].folder, "status")["refused"]  # type: ignore[return-value]
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    """Processor time of these so far, in seconds."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def _lane_address(folder: Path) -> str:
+    for line in lines_of(folder / LOG_NAME):
+        told = msgspec.json.decode(line, type=dict[str, Any])
+        if told.get("event") == "listening":
+            return str(told["lanes"][0])
+    raise NetworkError("the attacked node does not say where its lanes listen")
+
+
+def _manifest(nodes: list[NodeProcess]) -> Manifest:
+    tables = {
+        "swarm": {"name": "flood", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "workload": {"name": "regression", "options": {"inputs": 256, "outputs": 64}},
+        "sync": {"inner_steps": INNER_STEPS, "balance": False},
+    }
+    return validate_manifest(tables, source="the benchmark")
+
+
+async def _measure(folder: Path, nodes: int, windows: int, seconds: float, scale: float) -> FloodResult:
+    bench = FloodBench(folder, nodes, scale=scale)
+    async with bench.training():
+        alone, attacked = [await bench.window(seconds, attacked=False)], list[_Window]()
+        for _ in range(windows):
+            attacked.append(await bench.window(seconds, attacked=True))
+            alone.append(await bench.window(seconds, attacked=False))
+
+    def median(found: list[_Window], name: str) -> float:
+        return round(float(statistics.median(getattr(one, name) for one in found)), 3)
+
+    def ratios(name: str) -> tuple[float, ...]:
+        values = [getattr(one, name) for one in alone]
+        peace = map(statistics.mean, pairwise(values))
+        return tuple(round(getattr(one, name) / mean, 3) for one, mean in zip(attacked, peace, strict=True))
+
+    by_wall, by_work = ratios("tokens_per_s"), ratios("tokens_per_cpu_s")
+    reports = [one.report for one in attacked if one.report is not None]
+    total_s = sum(report.seconds for report in reports)
+    return FloodResult(
+        nodes=nodes,
+        node_processors=len(bench.of_nodes),
+        windows=windows,
+        alone_tokens_per_s=median(alone, "tokens_per_s"),
+        attacked_tokens_per_s=median(attacked, "tokens_per_s"),
+        ratio=round(statistics.median(by_wall), 3),
+        ratios=by_wall,
+        work_ratio=round(statistics.median(by_work), 3),
+        work_ratios=by_work,
+        attacker_share=round(sum(report.cpu_s for report in reports) / total_s, 3),
+        packets_share=round(median(attacked, "packets_share") - median(alone, "packets_share"), 3),
+        daemon_share_alone=median(alone, "daemon_share"),
+        daemon_share_attacked=median(attacked, "daemon_share"),
+        trainers_share_alone=median(alone, "trainers_share"),
+        trainers_share_attacked=median(attacked, "trainers_share"),
+        per_s=_means([{kind: n / report.seconds for kind, n in report.made.items()} for report in reports]),
+        held=_means([report.held for report in reports]),
+        refused_per_s=_means([one.refused_per_s for one in attacked]),
+        load=round(psutil.getloadavg()[0], 2),
+    )
+
+
+def _means(found: Collection[Mapping[str, float]]) -> dict[str, float]:
+    kinds = sorted({kind for one in found for kind in one})
+    return {kind: round(sum(one.get(kind, 0) for one in found) / len(found), 1) for kind in kinds}
+
+
+def measure_flood(*, nodes: int, windows: int, seconds: float, scale: float = 1.0) -> FloodResult:
+    """Measure, in a folder of its own.
+
+    Raises NetworkError where the nodes do not train, ConfigError where attacker and nodes cannot be kept apart.
+    """
+    halves()
+    with _own_processors(), TemporaryDirectory(prefix="shoal-bench-flood-") as name:
+        measure = partial(_measure, Path(name), nodes, windows, seconds, scale)
+        try:
+            return trio.run(measure)
+        except* NetworkError as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise NetworkError(str(error)) from None

@@ -1,0 +1,261 @@
+"""`shoal bench hostile`: rounds, memory and what is certified, while one does its worst, beside a swarm left alone.
+
+Four real nodes train with steps that wait instead of computing, so that a round lasts as long as it is to whatever else
+the machine does. After some rounds left alone a stranger, a fifth member that lies, or a copy of one of the four
+strikes for as many rounds; then it stops. A lying member was a founder and honest until then, so that the swarm beside
+which it is measured has five members too.
+
+    warm up ─► rounds left alone ─► the strike begins ─► as many rounds ─► it ends ─► all four in one round again
+
+Whether anything was taken over is judged afterwards, by what the four have on disk (`hostile_verdict`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_strikes import STRIKES, Struck
+from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
+from shoal.lab.bench.node_logs import until_logged
+from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.testnet.journal import Certified, Journal
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+
+START_DEADLINE_S: Final = 180.0
+WARM_UP_ROUNDS: Final = 2
+SAMPLE_PERIOD_S: Final = 0.25
+STEPS_OF_A_ROUND: Final = 40
+SLACK: Final = 3.0
+"""A window is over after so many times what its rounds ought to take, however many there were."""
+MACHINE_S: Final = 30.0
+"""What a loaded machine may add to that."""
+
+
+class HostileSwarm:
+    """The nodes of one run, in an empty `folder`; `running` starts them. The last one lies, if the kind needs that."""
+
+    def __init__(self, bench: HostileBench, folder: Path) -> None:
+        self.bench = bench
+        self.folder = folder
+        self.journal = Journal()
+        self.strike = folder / "strike"
+        self._options: dict[Path, tuple[str, ...]] = {}
+        self._runtime = Runtime(command=self._command)
+        self._step = folder / "step"
+        self._step.write_text(str(bench.round_s / STEPS_OF_A_ROUND))
+        count = HONEST + (bench.kind in LIARS)
+        self.nodes = [self.node(index, folder / f"node{index}") for index in range(count)]
+        self.manifest = _manifest(self.nodes)
+        self._path = folder / "swarm.toml"
+        self._path.write_text(render_manifest(self.manifest), encoding="utf-8")
+        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
+
+    @property
+    def honest(self) -> list[NodeProcess]:
+        """The four."""
+        return self.nodes[:HONEST]
+
+    @property
+    def liar(self) -> NodeProcess | None:
+        """The fifth member, if there is one."""
+        return self.nodes[HONEST] if len(self.nodes) > HONEST else None
+
+    @property
+    def swarm_hex(self) -> str:
+        """The SwarmId."""
+        return self.manifest.swarm_id.hex()
+
+    def node(self, index: int, folder: Path) -> NodeProcess:
+        """A node with this folder, which is made if it is not there."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return NodeProcess(index, folder, self.journal, self._runtime)
+
+    def _command(self, launch: Launch) -> list[str]:
+        command = [*node_command(launch), "--data", str(self._step), *self._options.get(launch.data_dir, ())]
+        if self.liar is not None and launch.data_dir == self.liar.folder:
+            program = command.index("shoal.cli.main")
+            lying = ["shoal.lab.bench.hostile_member", self.bench.kind, str(self.strike), self.nodes[0].peer_id]
+            command[program : program + 1] = lying
+        return command
+
+    async def launch(self, node: NodeProcess, *options: str, join: tuple[str, ...] = ()) -> None:
+        """Start a process of `node`, with these options besides."""
+        self._options[node.folder] = options
+        lives = len(node.lives)
+        launch = Launch(manifest=self._path, data_dir=node.folder, join=join, workload=WORKLOAD_NAME)
+        await self._launches.send((node, launch))
+        await self.journal.until(lambda: len(node.lives) > lives)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The nodes, once they have certified some rounds together. Raises NetworkError; no process is left behind."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._own_processes)
+            first, *others = self.nodes
+            await self.launch(first)
+            await self._until(lambda: bool(first.addresses), START_DEADLINE_S, "the first node listens")
+            for node in others:
+                await self.launch(node, join=first.addresses)
+            deadline_s = START_DEADLINE_S + WARM_UP_ROUNDS * SLACK * self.bench.round_s
+            await self._until(lambda: all(map(self._takes_part, self.nodes)), deadline_s, "all nodes train together")
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def _own_processes(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for node, launch in self._to_launch:
+                nursery.start_soon(node.run, launch)
+
+    def _takes_part(self, node: NodeProcess) -> bool:
+        rounds = self.journal.of(Certified, node.index)
+        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
+
+    async def _until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        await until_logged(condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s)
+
+    # -- what is measured ------------------------------------------------------------------------------------
+
+    async def window(self, paced: list[NodeProcess]) -> Window:
+        """So many rounds of each of `paced`, or as many as there are in a few times what these ought to take."""
+        began = {node.index: self._certified_at(node)[-1] for node in paced}
+        memory: dict[int, int] = {}
+        files: dict[int, int] = {}
+        wanted = self.bench.rounds
+
+        def since(node: NodeProcess) -> list[float]:
+            return [at for at in self._certified_at(node) if at > began[node.index]]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample, memory, files)
+            with trio.move_on_after(wanted * self.bench.round_s * SLACK + MACHINE_S):
+                await self.journal.until(lambda: all(len(since(node)) >= wanted for node in paced))
+            nursery.cancel_scope.cancel()
+        now = time.time()
+        slowest = max(paced, key=lambda node: _round_s(began[node.index], since(node), wanted, now))
+        rounds = since(slowest)[:wanted]
+        round_s = _round_s(began[slowest.index], rounds, wanted, now)
+        return Window(
+            rounds=len(rounds), round_s=round(round_s, 3) if rounds else None, memory_bytes=memory, files=files
+        )
+
+    def _certified_at(self, node: NodeProcess) -> list[float]:
+        return [event.at for event in self.journal.of(Certified, node.index)]
+
+    async def _sample(self, memory: dict[int, int], files: dict[int, int]) -> None:
+        """Keep the most that the honest daemons held, until cancelled."""
+        while True:
+            for node in self.honest:
+                if node.alive:
+                    with contextlib.suppress(psutil.Error):
+                        process = psutil.Process(node.lives[-1].pid)
+                        memory[node.index] = max(memory.get(node.index, 0), process.memory_info().rss)
+                        files[node.index] = max(files.get(node.index, 0), process.num_fds())
+            await trio.sleep(SAMPLE_PERIOD_S)
+
+    async def back(self) -> float | None:
+        """Seconds from now until all honest nodes have certified a round as members; None if they do not."""
+        now, peers = time.time(), {node.peer_id for node in self.honest}
+
+        def back_at(node: NodeProcess) -> float | None:
+            rounds = self.journal.of(Certified, node.index)
+            return next((one.at for one in rounds if one.at > now and peers <= set(one.members)), None)
+
+        with trio.move_on_after(BACK_LIMIT_S + SLACK * self.bench.round_s + MACHINE_S):
+            await self.journal.until(lambda: all(back_at(node) is not None for node in self.honest))
+        times = [at for node in self.honest if (at := back_at(node)) is not None]
+        return round(max(times) - now, 2) if len(times) == HONEST else None
+
+
+def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> float:
+    """The mean of the first `wanted` rounds that ended at these times; endless without any."""
+    if not rounds:
+        return float("inf")
+    ended = rounds[wanted - 1] if len(rounds) >= wanted else now
+    return (ended - began) / min(len(rounds), wanted)
+
+
+def _manifest(nodes: list[NodeProcess]) -> Manifest:
+    tables = {
+        "swarm": {"name": "hostile", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "workload": {"name": WORKLOAD_NAME, "options": dict(MODEL)},
+        "sync": {"inner_steps": STEPS_OF_A_ROUND, "balance": False},
+        "round": {"chunk_values": CHUNK_VALUES},
+    }
+    return validate_manifest(tables, source="the benchmark")
+
+
+async def _measure(bench: HostileBench, folder: Path, tell: Callable[[str], None]) -> HostileResult:
+    swarm = HostileSwarm(bench, folder)
+    async with swarm.running():
+        tell(f"{len(swarm.nodes)} nodes train; {bench.rounds} rounds left alone")
+        undisturbed = await swarm.window(swarm.honest)
+        if undisturbed.rounds < bench.rounds:
+            raise NetworkError(f"left alone the nodes certify {undisturbed.rounds} rounds, not {bench.rounds}")
+        struck = Struck(paced=list(swarm.honest))
+        async with STRIKES[bench.kind](swarm, struck):
+            tell(f"{bench.kind} begins; {bench.rounds} rounds")
+            disturbed = await swarm.window(struck.paced)
+        tell("it is over")
+        recovered_s = await swarm.back()
+        ended = tuple(node.index for node in swarm.honest if not node.alive)
+    return await trio.to_thread.run_sync(_result, swarm, undisturbed, disturbed, recovered_s, ended, struck)
+
+
+def _result(
+    swarm: HostileSwarm,
+    undisturbed: Window,
+    disturbed: Window,
+    recovered_s: float | None,
+    ended: tuple[int, ...],
+    struck: Struck,
+) -> HostileResult:
+    folders: dict[PeerId, Path] = {node.peer_id: node.folder for node in swarm.honest}
+    liar = swarm.liar
+    rounds = {(one.term, one.round) for node in swarm.honest for one in swarm.journal.of(Certified, node.index)}
+    problems = problems_of(swarm.manifest, folders, None if liar is None else liar.peer_id)
+    kept = undisturbed.round_s / disturbed.round_s if undisturbed.round_s and disturbed.round_s else 0.0
+    return HostileResult(
+        bench=swarm.bench,
+        kind=swarm.bench.kind,
+        rounds_ratio=round(kept, 3),
+        memory_growth_bytes=_growth(undisturbed.memory_bytes, disturbed.memory_bytes),
+        files_growth=_growth(undisturbed.files, disturbed.files),
+        recovered_s=recovered_s,
+        taken_over=bool(problems),
+        problems=problems,
+        wrong_values=wrong_values_of([(node.peer_id, node.folder) for node in swarm.nodes], rounds),
+        ended=ended,
+        undisturbed=undisturbed,
+        disturbed=disturbed,
+        attacks=dict(struck.made),
+    )
+
+
+def _growth(before: dict[int, int], after: dict[int, int]) -> int:
+    """Of the node that grew most."""
+    return max((most - before[index] for index, most in after.items() if index in before), default=0)
+
+
+def measure_hostile(bench: HostileBench, tell: Callable[[str], None] = lambda _: None) -> HostileResult:
+    """Measure in a folder of its own; tells how far it is. Raises NetworkError where the nodes do not train."""
+    with TemporaryDirectory(prefix="shoal-bench-hostile-") as name:
+        try:
+            return trio.run(partial(_measure, bench, Path(name), tell))
+        except* NetworkError as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise NetworkError(str(error)) from None

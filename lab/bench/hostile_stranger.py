@@ -1,0 +1,337 @@
+"""The stranger of `shoal bench hostile`, which is no member: a process of its own that does one thing to all nodes:
+
+    python -m shoal.lab.bench.hostile_stranger KIND SWARM PLACES ADDRESS…
+
+It says "ready" when it begins and, when its standard input ends, prints what it did as one line of JSON, and ends.
+
+    ahead        links, says that it is a million rounds ahead, and never answers who asks it about that
+    push         says without end, before any hello, what it can do and where it listens (identify's push)
+    multistream  announces gigabytes in place of a protocol's name, before any key is known, and sends them
+    links        PLACES silent strangers at each node, which come back when they are parted from
+    prune        links, and says of topics which do not exist that it subscribes to them and prunes them
+
+It connects from loopback addresses that were not seen before, as from a botnet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from shoal.lab.bench.flood_attacker import GREETING, connect_from_source, fresh_addresses, raw_stream, source
+from shoal.node.state.librarian import FETCH_PROTOCOL
+from shoal.protocol.address import parse_address
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import NO_HASH, Ready, Term
+from shoal.protocol.peering import Ack, Full, Hello, HelloAnswer, LinkMessage, Ping, Welcome
+from shoal.protocol.planning import JOINER
+from shoal.protocol.records import NodeRecord, seal_record
+from shoal.protocol.wire import HASH_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical, decode, open_envelope
+from shoal.swarm.host import Host
+from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
+from shoal.swarm.muxer import FOREIGN_ERRORS
+from shoal.swarm.streams import MessageStream
+
+FAR: Final = 1_000_000
+"""Rounds."""
+BOAST_PERIOD_S: Final = 0.2
+DEADLINE_S: Final = 5.0
+RETURN_S: Final = 1.0
+SIEGE_RETURN_S: Final = 10.0
+"""Of a thousand that come back each second hardly one would get through its handshake in time."""
+BUSY_S: Final = 0.02
+"""Between two blocks: more would take the nodes' processors from them, where an attacker elsewhere could not."""
+SOCKETS: Final = 6
+BLOCK_BYTES: Final = 1 << 16
+GIANT: Final = b"\xff\xff\xff\xff\x07"
+"""2 GiB, as multistream says a length."""
+PUSH_PROTOCOL: Final = "/ipfs/id/push/1.0.0"
+GOSSIP_PROTOCOL: Final = "/meshsub/1.1.0"
+PUSHED_BYTES: Final = 900_000
+TOPICS_OF_A_PACKET: Final = 500
+
+
+def varint(number: int) -> bytes:
+    """Encode a number as protobuf and multistream do: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def field_of(number: int, payload: bytes) -> bytes:
+    """Encode a field of bytes as protobuf does."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def named(protocol: str) -> bytes:
+    """All that a client says to open a stream of `protocol`."""
+    line = protocol.encode() + b"\n"
+    return GREETING + varint(len(line)) + line
+
+
+def pruning() -> bytes:
+    """A packet of gossip about topics that do not exist."""
+    topics = [secrets.token_hex(16).encode() for _ in range(TOPICS_OF_A_PACKET)]
+    subscriptions = b"".join(field_of(1, b"\x08\x01" + field_of(2, topic)) for topic in topics)
+    prunes = b"".join(field_of(4, field_of(1, topic) + b"\x18" + varint(1 << 40)) for topic in topics)
+    packet = subscriptions + field_of(3, prunes)
+    return varint(len(packet)) + packet
+
+
+class Stranger:
+    """One who is no member, with a key and a host of its own. Says hello as one that has certified `round` rounds."""
+
+    def __init__(self, swarm: SwarmId, made: Counter[str], round: int = 0) -> None:
+        self.identity = Identity.generate()
+        self.host = Host(identity=self.identity, listen=("/ip4/127.0.0.1/tcp/0",))
+        self.swarm = swarm
+        self._made = made
+        self._round = round
+        self.sealer = Sealer(self.identity, swarm, 1)
+        self.host.serve(MESSAGES_PROTOCOL, self._read)
+        self.host.serve(FETCH_PROTOCOL, self._never_answer)
+
+    def _hello(self) -> Hello:
+        record = NodeRecord(
+            peer=self.identity.peer_id,
+            boot=1,
+            control_addresses=self.host.addresses,
+            phase="training",
+            round=self._round,
+        )
+        return Hello(wire=WIRE_VERSION, swarm=self.swarm, software="hostile", record=seal_record(self.sealer, record))
+
+    async def link(self, address: str) -> tuple[PeerId, bool]:
+        """Say hello at `address`: who is there, and whether it let this one in. Raises NetworkError, RemoteError."""
+        peer = await self.host.dial(address, deadline_s=DEADLINE_S)
+        reply = await self.host.request(peer, HELLO_PROTOCOL, canonical(self._hello()), deadline_s=DEADLINE_S)
+        answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
+        welcome = isinstance(answer, Welcome) and bool(answer.record)
+        self._made["welcomes" if welcome else "told full" if isinstance(answer, Full) else "refusals"] += 1
+        return peer, welcome
+
+    async def parted(self, peer: PeerId) -> None:
+        """Return when the connection with a peer has ended."""
+        changes = self.host.watch()
+        try:
+            if peer not in self.host.connected():
+                return
+            async for change in changes:
+                if change.peer == peer and not change.connected:
+                    return
+        finally:
+            changes.close()
+
+    async def _read(self, stream: MessageStream) -> None:
+        """Say that it is alive, and nothing else."""
+        with contextlib.suppress(NetworkError):
+            answers = await self.host.open(stream.peer, MESSAGES_PROTOCOL, deadline_s=DEADLINE_S)
+            while True:
+                envelope = open_envelope(await stream.receive(deadline_s=None), self.swarm)
+                if envelope.kind != ENVELOPE_KIND:
+                    continue
+                said: LinkMessage = decode(envelope.payload, LinkMessage)  # type: ignore[arg-type]
+                if isinstance(said, Ping):
+                    ack = Ack(nonce=said.nonce, incarnation=0)
+                    await answers.send(self.sealer.seal(ENVELOPE_KIND, canonical(ack)), deadline_s=DEADLINE_S)
+
+    async def _never_answer(self, stream: MessageStream) -> None:
+        self._made["questions left open"] += 1
+        await trio.sleep_forever()
+
+
+class Attack:
+    """One kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
+
+    return_s: how long one that was turned away stays away, in the mean.
+    """
+
+    return_s = RETURN_S
+
+    def __init__(self, swarm: SwarmId, places: int, addresses: Sequence[str]) -> None:
+        self.swarm, self.places, self.addresses = swarm, places, addresses
+        self.made: Counter[str] = Counter()
+        self._fresh = fresh_addresses()
+
+    async def run(self) -> None:
+        """Attack. Subclasses say how."""
+        raise NotImplementedError
+
+    async def again(self, attack: Callable[[str], Awaitable[None]], address: str) -> None:
+        """Attack one node over and over."""
+        while True:
+            source.set(self._fresh())
+            try:
+                await attack(address)
+            except* (NetworkError, RemoteError, *FOREIGN_ERRORS):
+                self.made["turned away"] += 1
+            await trio.sleep(self.return_s * (0.5 + secrets.randbelow(100) / 100))
+
+    async def each(self, attack: Callable[[str], Awaitable[None]], times: int = 1) -> None:
+        """Attack every node so many times at once."""
+        async with trio.open_nursery() as nursery:
+            for address in self.addresses:
+                for _ in range(times):
+                    nursery.start_soon(self.again, attack, address)
+
+    @contextlib.asynccontextmanager
+    async def stranger(self, round: int = 0) -> AsyncIterator[Stranger]:
+        """A new one, whose host runs in the block."""
+        made = Stranger(self.swarm, self.made, round)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made.host.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+class Ahead(Attack):
+    """One stranger, linked with all, that claims to be far ahead."""
+
+    async def run(self) -> None:
+        """See `Attack`."""
+        async with self.stranger(FAR) as boaster:
+            await self.each(lambda address: self._boast(boaster, address))
+
+    async def _boast(self, boaster: Stranger, address: str) -> None:
+        peer, welcome = await boaster.link(address)
+        if not welcome:
+            return
+        stream = await boaster.host.open(peer, MESSAGES_PROTOCOL, deadline_s=DEADLINE_S)
+        for number in range(FAR):
+            ready = Ready(
+                term=Term(),
+                round=FAR + number,
+                base=secrets.token_bytes(HASH_BYTES),
+                role=JOINER,
+                state=NO_HASH,
+                root=NO_HASH,
+                squares=(),
+                tokens=0,
+                upload=0,
+                download=0,
+                reaches=(),
+            )
+            await stream.send(boaster.sealer.seal(SWARM_KIND, canonical(ready)), deadline_s=DEADLINE_S)
+            self.made["claims"] += 1
+            await trio.sleep(BOAST_PERIOD_S)
+
+
+class Push(Attack):
+    """Identify's push, with names of protocols by the megabyte."""
+
+    async def run(self) -> None:
+        """See `Attack`."""
+        await self.each(self._push, times=2)
+
+    async def _push(self, address: str) -> None:
+        async with self.stranger() as one:
+            peer = await one.host.dial(address, deadline_s=DEADLINE_S)
+            while peer in one.host.connected():
+                names = b"".join(field_of(3, secrets.token_hex(50).encode()) for _ in range(PUSHED_BYTES // 102))
+                stream = await raw_stream(one.host, peer)
+                self.made["pushes"] += 1
+                with contextlib.suppress(*FOREIGN_ERRORS):
+                    await stream.write(named(PUSH_PROTOCOL) + varint(len(names)) + names)
+                    self.made["pushed bytes"] += len(names)
+                    await stream.close()
+                await trio.sleep(BUSY_S)
+
+
+class Multistream(Attack):
+    """Lengths of gigabytes, in the first words that are said."""
+
+    async def run(self) -> None:
+        """See `Attack`."""
+        await self.each(self._announce, times=SOCKETS)
+
+    async def _announce(self, address: str) -> None:
+        at = parse_address(address)
+        async with await trio.open_tcp_stream(at.host, at.port) as stream:
+            self.made["giant lengths"] += 1
+            await stream.send_all(secrets.choice((b"", GREETING)) + GIANT)
+            while True:
+                await stream.send_all(bytes(BLOCK_BYTES))
+                self.made["bytes of them"] += BLOCK_BYTES
+                await trio.sleep(BUSY_S)
+
+
+class Links(Attack):
+    """As many silent strangers at each node as it has places. They come one after the other."""
+
+    return_s = SIEGE_RETURN_S
+
+    async def run(self) -> None:
+        """See `Attack`."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.places):
+                nursery.start_soon(self._besiege)
+
+    async def _besiege(self) -> None:
+        await trio.sleep(self.return_s * secrets.randbelow(300) / 100)
+        async with self.stranger() as quiet:
+            await self.each(lambda address: self._stay(quiet, address))
+
+    async def _stay(self, quiet: Stranger, address: str) -> None:
+        peer, welcome = await quiet.link(address)
+        if welcome:
+            await quiet.parted(peer)
+
+
+class Prune(Attack):
+    """Control of gossip about topics that do not exist."""
+
+    async def run(self) -> None:
+        """See `Attack`."""
+        await self.each(self._prune)
+
+    async def _prune(self, address: str) -> None:
+        async with self.stranger() as one:
+            peer, _ = await one.link(address)
+            stream = await raw_stream(one.host, peer)
+            await stream.write(named(GOSSIP_PROTOCOL))
+            while peer in one.host.connected():
+                packet = pruning()
+                await stream.write(packet)
+                self.made["prunes"] += TOPICS_OF_A_PACKET
+                await trio.sleep(BUSY_S)
+
+
+ATTACKS: Final[dict[str, type[Attack]]] = {
+    "ahead": Ahead,
+    "push": Push,
+    "multistream": Multistream,
+    "links": Links,
+    "prune": Prune,
+}
+
+
+async def attack_until_told(attack: Attack) -> None:
+    """Attack until the standard input ends."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attack.run)
+        sys.stdout.buffer.write(b"ready\n")
+        sys.stdout.buffer.flush()
+        await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    kind, swarm, places, *addresses = sys.argv[1:]
+    connect_from_source()
+    attack: Any = ATTACKS[kind](SwarmId(bytes.fromhex(swarm)), int(places), addresses)
+    trio.run(attack_until_told, attack)
+    sys.stdout.buffer.write(msgspec.json.encode(dict(attack.made)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""One swarm that is looked at instead of timed, for one round: its values, and the memory that a reduction takes.
+
+All nodes are in test mode. Every contribution is known, since all stand on zeros and owe nothing from before: the
+update that each node applied is compared with the reference by bits, and with the mean in float64 of what was drawn.
+All nodes hold when they have accepted the plan, and again when the last chunk is final and decoded. At the first hold
+the contribution is encoded and nothing of a reduction was ever there; the kernel's high-water mark is reset then
+(`/proc/PID/clear_refs`), and read at the second.
+
+    growth = VmHWM at the second hold - VmRSS at the first                    of the daemon, without its trainer
+    extra  = growth - 4 bytes for each value of the mean update, which is the output
+
+It is the first round, since later ones use memory that was kept, or prepared, for them: there the same shows in no
+growth. What is kept of the encoded finals counts as extra, unless the output is a view of them; and so does memory that
+nodes of one machine share, at each end.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import trio
+
+from shoal.lab.bench.swarm import SEED, BenchSpec, BenchSwarm, running_swarm
+from shoal.node.config import Hold
+from shoal.node.training.trainer_messages import Assignment
+from shoal.node.workloads.synthetic import drawn_values
+from shoal.protocol.errors import LocalError
+from shoal.testnet.check import Witness, check_round
+
+TERM: Final = "0.0"
+ROUND: Final = 1
+VALUE_BYTES: Final = 4
+ALLOCATOR: Final = ("MALLOC_MMAP_THRESHOLD_=65536", "MALLOC_TRIM_THRESHOLD_=0")
+"""glibc: larger blocks are mappings of their own, which are gone when freed."""
+_RESET_HIGH_WATER: Final = "5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What was found. exact: every node applied the reference. max_abs_error: of the mean, against float64.
+
+    The bytes are those of the node for which they were highest; None where the system does not tell.
+    """
+
+    exact: bool
+    max_abs_error: float
+    growth_bytes: int | None
+    extra_bytes: int | None
+
+
+async def inspect(spec: BenchSpec, folder: Path) -> Inspection:
+    """Look at a swarm like `spec` in `folder`, which must be empty. Raises NetworkError.
+
+    Cancellation: all processes are ended and reaped.
+    """
+    holds = (Hold(round=ROUND, phase="plan"), Hold(round=ROUND, phase="reduce", progress=1.0))
+    held = replace(spec, rounds=ROUND, holds=dict.fromkeys(range(spec.peers), holds), environment=ALLOCATOR)
+    async with running_swarm(held, folder) as swarm:
+        growth = await _peak_growth(swarm)
+        for node in swarm.nodes:
+            await node.ask("release")
+        await swarm.until_certified(ROUND, swarm.nodes)
+    found = check_round(witnesses(swarm, settled=ROUND), TERM, ROUND)
+    applied = np.fromfile(swarm.nodes[0].folder / "rounds" / f"{TERM}-{ROUND}" / "applied", "<f4")
+    return Inspection(
+        exact=found.wrong_values == 0 and not found.errors and found.updates_compared == spec.peers,
+        max_abs_error=float(np.abs(applied - _exact_mean(spec)).max()),
+        growth_bytes=growth,
+        extra_bytes=None if growth is None else growth - VALUE_BYTES * spec.numel,
+    )
+
+
+def witnesses(swarm: BenchSwarm, *, settled: int) -> list[Witness]:
+    """All nodes for the check of round `settled`. Who ended before it was certified need not have kept anything."""
+    everyone = [
+        Witness(index=node.index, peer_id=node.peer_id, folder=node.folder, settled=frozenset({(TERM, settled)}))
+        for node in swarm.nodes
+    ]
+    certified = swarm.certified_by(settled)
+    return [w if w.index in certified else replace(w, settled=frozenset()) for w in everyone]
+
+
+async def _peak_growth(swarm: BenchSwarm) -> int | None:
+    """Take the swarm to the end of its first reduction, where all hold; by how many bytes a node grew in it."""
+    swarm.open_gate(ROUND)
+    await swarm.until_holding(ROUND, "plan", swarm.nodes)
+    pids = [node.lives[-1].pid for node in swarm.nodes]
+    before = [0] * len(pids)
+    if measured := sys.platform == "linux":
+        before = [_read_bytes(pid, "VmRSS") for pid in pids]
+        for pid in pids:
+            await trio.Path(f"/proc/{pid}/clear_refs").write_text(_RESET_HIGH_WATER)
+    for node in swarm.nodes:
+        await node.ask("release")
+    await swarm.until_holding(ROUND, "reduce", swarm.nodes)
+    if not measured:
+        return None
+    peaks = [_read_bytes(pid, "VmHWM") for pid in pids]
+    return max(peak - rss for peak, rss in zip(peaks, before, strict=True))
+
+
+def _exact_mean(spec: BenchSpec) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    total = np.zeros(spec.numel, np.float64)
+    for member in range(spec.peers):
+        assignment = Assignment(seed=SEED, round=ROUND, member=member, members=spec.peers)
+        total += drawn_values(assignment.stream_seed, spec.numel)
+    return total / spec.peers
+
+
+def _read_bytes(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise LocalError(f"the kernel tells no {field} of process {pid}")

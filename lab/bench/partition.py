@@ -1,0 +1,370 @@
+"""What a partition into halves costs and what becomes of the work done meanwhile: four real nodes, two and two.
+
+    before ─► halves apart ─────────────────────────────► heal ─► one chain ─► all contribute again
+              one half certifies, the other trains alone          every step that was made is counted once
+
+The nodes run in network namespaces whose packet filters let nothing pass between the halves. Every step of every node
+can be found again (`shoal.lab.bench.tally_workload`): what a contribution holds is read from the values that
+the swarm reduced, and compared with what the node's trainer has noted of its steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+import numpy as np
+import trio
+
+from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.messages import Plan
+from shoal.protocol.wire import decode
+from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals
+from shoal.testnet.journal import CaughtUp, Certified, Event, LogTail
+from shoal.testnet.nodes import Launch, Runtime, node_command
+from shoal.testnet.progress import FaultInjected, Progress
+from shoal.testnet.reports.report import Report
+from shoal.testnet.scenario import Fault, Scenario
+from shoal.testnet.swarm import run_testnet
+
+HALVES: Final = ((0, 1), (2, 3))
+APART_ROUND: Final = 4
+ROUNDS_AFTER: Final = 10
+NUMEL: Final = 50_000
+CHUNK_VALUES: Final = 4096
+INNER_STEPS: Final = 20
+STEP_S: Final = 0.1
+STALENESS_ROUNDS: Final = 60
+"""What was missed may count so many rounds later. Rounds are short here; in a swarm of longer ones the default does."""
+SECONDS: Final = (5.0, 300.0)
+TOLERANCE: Final = 0.05
+"""By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
+WITHIN_S: Final = 10.0
+"""How soon after the heal there must be one chain and full speed."""
+
+
+class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of one node up to the last contribution of it that a certified round includes.
+
+    made: as its trainer noted them. counted: the least and the most that any chunk has of them over all rounds.
+    alone: those that it made between the partition and the heal.
+    """
+
+    index: int
+    made: int
+    counted: tuple[int, int]
+    alone: int
+    rounds_counted: int
+
+    @property
+    def lost(self) -> int:
+        """Steps that some chunk does not have."""
+        return max(0, self.made - self.counted[0])
+
+    @property
+    def twice(self) -> int:
+        """Steps that some chunk has too often."""
+        return max(0, self.counted[1] - self.made)
+
+
+class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured. majority: the half that went on, empty if none did; previous_lead: the planner before.
+
+    one_chain_s, full_speed_s: from the heal until all four are past what was certified without them, and until a round
+    of all four is certified; None if that never came. round_before_s, round_after_s: medians.
+    """
+
+    seconds: float
+    majority: tuple[int, ...]
+    previous_lead: int
+    rounds_of_majority: int
+    rounds_of_others: int
+    steps_of_others: int
+    one_chain_s: float | None
+    full_speed_s: float | None
+    round_before_s: float
+    round_after_s: float
+    nodes: tuple[NodeTally, ...]
+    steps_made: int
+    steps_lost: int
+    steps_counted_twice: int
+    forks: int
+    wrong_values: int
+    digests_equal: bool
+    rounds_certified: int
+    problems: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all is as it must be."""
+        return (
+            self.previous_lead in self.majority
+            and self.rounds_of_majority > 0
+            and self.rounds_of_others == 0
+            and self.steps_of_others > 0
+            and self.one_chain_s is not None
+            and self.one_chain_s <= WITHIN_S
+            and self.full_speed_s is not None
+            and self.full_speed_s <= WITHIN_S
+            and not (self.steps_lost or self.steps_counted_twice or self.forks or self.wrong_values or self.problems)
+            and self.digests_equal
+        )
+
+
+def partition_scenario(seconds: float, seed: int) -> Scenario:
+    """Two and two apart for so long, with some rounds before and after. Raises ConfigError."""
+    if not SECONDS[0] <= seconds <= SECONDS[1]:
+        raise ConfigError(f"--seconds must be {SECONDS[0]:.0f} to {SECONDS[1]:.0f}")
+    # No round is shorter than its steps, so the half that goes on is not done before the heal.
+    rounds = APART_ROUND + int(seconds / (INNER_STEPS * STEP_S)) + ROUNDS_AFTER
+    return Scenario(
+        nodes=4,
+        rounds=rounds,
+        seed=seed,
+        codec="fp32",
+        workload=WORKLOAD_NAME,
+        options={"numel": NUMEL, "step_s": STEP_S},
+        inner_steps=INNER_STEPS,
+        round={"chunk_values": CHUNK_VALUES, "staleness_rounds": STALENESS_ROUNDS},
+        faults=(Fault(kind="partition", groups=HALVES, round=APART_ROUND, duration_s=seconds),),
+    )
+
+
+def noting_command(launch: Launch) -> list[str]:
+    """The command line of a real node whose workload notes its steps in the node's folder."""
+    return [*node_command(launch), "--data", str(launch.data_dir)]
+
+
+async def run_partition(folder: Path, seconds: float, seed: int) -> PartitionResult:
+    """Run the scenario in `folder` and measure. Raises ConfigError, StorageError, NetworkError."""
+    scenario = partition_scenario(seconds, seed)
+    apart_at: list[float] = []
+
+    def note(progress: Progress) -> None:
+        if isinstance(progress, FaultInjected):
+            apart_at.append(time.time())
+
+    report = await run_testnet(scenario, folder, note, runtime=Runtime(command=noting_command))
+    if report.trouble is not None or not apart_at:
+        raise NetworkError(f"the nodes did not get through it: {report.trouble or 'they were never apart'}")
+    return await trio.to_thread.run_sync(measure, report, folder, apart_at[0])
+
+
+def bench_partition(seconds: float, seed: int, out: Path | None) -> PartitionResult:
+    """Measure, in the folder `out` or in one of its own. Raises ConfigError, StorageError, NetworkError."""
+    if out is not None:
+        return trio.run(run_partition, out, seconds, seed)
+    with TemporaryDirectory(prefix="shoal-bench-partition-") as name:
+        return trio.run(run_partition, Path(name), seconds, seed)
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What one node left: its events, when it announced its contribution to a round, and when it made its steps."""
+
+    index: int
+    peer_id: str
+    folder: Path
+    events: Sequence[Event]
+    made_at: Mapping[int, float]
+    steps: Sequence[float]
+
+    def reached(self, round: int, since: float) -> float | None:
+        """When it was past a round, by its own certificate or another's; not before `since`."""
+        events = (e for e in self.events if isinstance(e, Certified | CaughtUp) and e.round >= round)
+        return min((max(since, event.at) for event in events), default=None)
+
+    def certified(self) -> list[Certified]:
+        return [event for event in self.events if type(event) is Certified]
+
+    def between(self, begin: float, end: float) -> int:
+        return sum(begin <= at <= end for at in self.steps)
+
+
+def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
+    """What the report and the nodes' folders say of a partition that began at `apart_at` (wall clock). Blocks."""
+    seconds = report.scenario.faults[0].duration_s or 0.0
+    heal_at = apart_at + seconds
+    told = [_read(node.index, node.peer_id, folder / "nodes" / str(node.index)) for node in report.nodes]
+    apart = {node.index: _certified_between(node, apart_at, heal_at) for node in told}
+    majority = max(HALVES, key=lambda half: max(len(apart[index]) for index in half)) if any(apart.values()) else ()
+    others = [node for node in told if node.index not in majority]
+    last = max((number for index in majority for number in apart[index]), default=APART_ROUND)
+    problems: list[str] = []
+    tallies = tuple(tally(node, told, report.scenario.rounds, (apart_at, heal_at), problems) for node in told)
+    return PartitionResult(
+        seconds=seconds,
+        majority=majority,
+        previous_lead=_lead(told, APART_ROUND - 1),
+        rounds_of_majority=len(set().union(*(apart[index] for index in majority))),
+        rounds_of_others=len(set().union(*(apart[node.index] for node in others))),
+        steps_of_others=sum(node.between(apart_at, heal_at) for node in others),
+        one_chain_s=_one_chain_s(told, last, heal_at),
+        full_speed_s=_full_speed_s(told, heal_at),
+        round_before_s=_round_s(told, report.scenario.rounds, until=apart_at),
+        round_after_s=_round_s(told, report.scenario.rounds, since=heal_at),
+        nodes=tallies,
+        steps_made=sum(found.made for found in tallies),
+        steps_lost=sum(found.lost for found in tallies),
+        steps_counted_twice=sum(found.twice for found in tallies),
+        forks=report.forks,
+        wrong_values=report.wrong_values,
+        digests_equal=report.digests_equal is True,
+        rounds_certified=report.rounds_certified,
+        problems=(*problems, *report.unverified),
+    )
+
+
+def _read(index: int, peer_id: str, folder: Path) -> _Told:
+    log = folder / LOG_NAME
+    return _Told(
+        index=index,
+        peer_id=peer_id,
+        folder=folder,
+        events=LogTail(log).read(),
+        made_at={event.round: event.at for event in _contributed(log)},
+        steps=steps_made(folder),
+    )
+
+
+class _Contributed(msgspec.Struct, frozen=True):
+    event: str
+    at: float
+    round: int
+
+
+def _contributed(log: Path) -> Iterator[_Contributed]:
+    for line in lines_of(log):
+        try:
+            event = msgspec.json.decode(line, type=_Contributed)
+        except msgspec.DecodeError:
+            continue  # another event
+        if event.event == "contributed":
+            yield event
+
+
+def _certified_between(node: _Told, begin: float, end: float) -> set[int]:
+    """The rounds from the partition's on that a node certified in that time."""
+    return {e.round for e in node.certified() if begin <= e.at <= end and e.round >= APART_ROUND}
+
+
+def _plan(told: Sequence[_Told], number: int) -> tuple[Plan, StoredFinals] | None:
+    """The certified plan of a round and its finals, as some node kept them."""
+    for node in told:
+        folder = node.folder / "rounds" / f"0.0-{number}"
+        if (folder / "applied").exists():
+            plan = decode((folder / "plan").read_bytes(), Plan)
+            return plan, decode((folder / "finals").read_bytes(), StoredFinals, limit_bytes=FILE_LIMIT_BYTES)
+    return None
+
+
+def _lead(told: Sequence[_Told], number: int) -> int:
+    found = _plan(told, number)
+    planners = [] if found is None else [node.index for node in told if node.peer_id == found[0].planner]
+    return planners[0] if planners else -1
+
+
+def _one_chain_s(told: Sequence[_Told], last: int, heal_at: float) -> float | None:
+    reached = [node.reached(last, heal_at) for node in told]
+    return None if None in reached else round(max(at for at in reached if at is not None) - heal_at, 3)
+
+
+def _full_speed_s(told: Sequence[_Told], heal_at: float) -> float | None:
+    """Until the first round after the heal that all members contributed to is certified by all."""
+    ends: dict[int, list[float]] = {}
+    for node in told:
+        for event in node.certified():
+            if event.at > heal_at and event.contributors == len(event.members) == len(told):
+                ends.setdefault(event.round, []).append(event.at)
+    whole = [max(at) for at in ends.values() if len(at) == len(told)]
+    return round(min(whole) - heal_at, 3) if whole else None
+
+
+def _round_s(told: Sequence[_Told], rounds: int, *, since: float = 0.0, until: float = float("inf")) -> float:
+    """The median time from one certificate to the next, of rounds of all nodes within that time."""
+    took = []
+    for node in told:
+        ends = {e.round: e for e in node.certified() if since <= e.at <= until and e.round <= rounds}
+        took += [
+            event.at - ends[number - 1].at
+            for number, event in ends.items()
+            if number - 1 in ends and event.contributors == len(told)
+        ]
+    return round(statistics.median(took), 3) if took else 0.0
+
+
+def tally(
+    node: _Told, told: Sequence[_Told], rounds: int, apart: tuple[float, float], problems: list[str]
+) -> NodeTally:
+    """The node's steps: those that its trainer noted, beside those that certified rounds include.
+
+    What is noted in `problems`: a contribution that cannot be read, and values that are no whole number of steps.
+    """
+    counted = np.zeros(-(-NUMEL // CHUNK_VALUES), np.int64)
+    until, included_rounds = 0.0, 0
+    for number in range(1, rounds + 1):
+        found = _plan(told, number)
+        if found is None:
+            problems.append(f"round {number}: no node kept its plan")
+            continue
+        bits = _included(found[0], found[1], node.peer_id)
+        if not any(bits):
+            continue
+        included_rounds += 1
+        steps = _steps_in(node, found[0], number, problems)
+        counted += np.where(bits, steps, 0)
+        if number not in node.made_at:
+            problems.append(f"round {number}: node {node.index} has no word of its contribution")
+        until = max(until, node.made_at.get(number, 0.0))
+    return NodeTally(
+        index=node.index,
+        made=sum(at <= until for at in node.steps),
+        counted=(int(counted.min()), int(counted.max())),
+        alone=node.between(*apart),
+        rounds_counted=included_rounds,
+    )
+
+
+def _included(plan: Plan, finals: StoredFinals, peer_id: str) -> list[bool]:
+    """Per chunk whether the peer's contribution is in it."""
+    place = next((at for at, one in enumerate(plan.participants) if one.peer == peer_id and one.weight), None)
+    if place is None:
+        return [False] * len(finals.bitmaps)
+    return [bool(int.from_bytes(bitmap, "little") >> place & 1) for bitmap in finals.bitmaps]
+
+
+def _steps_in(node: _Told, plan: Plan, number: int, problems: list[str]) -> np.ndarray:
+    """How many steps each chunk of the node's contribution holds, ``(chunks,) int64``."""
+    root = next(one.root for one in plan.participants if one.peer == node.peer_id)
+    for path in sorted((node.folder / "rounds" / f"0.0-{number}").glob("contribution*")):
+        stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
+        if merkle_root([chunk_hash(chunk) for chunk in stored.chunks]) == root:
+            return np.array([_steps_of(chunk, number, node.index, problems) for chunk in stored.chunks], np.int64)
+    problems.append(f"round {number}: node {node.index} did not keep what it contributed")
+    return np.zeros(-(-NUMEL // CHUNK_VALUES), np.int64)
+
+
+def _steps_of(chunk: bytes, number: int, index: int, problems: list[str]) -> int:
+    """The steps in one chunk of an fp32 contribution; the vector's first value takes no part."""
+    steps = np.frombuffer(chunk, "<f4")[1:] / QUANTUM
+    found = round(float(np.median(steps)))
+    if not np.all(np.abs(steps - found) <= TOLERANCE):
+        problems.append(f"round {number}: node {index} contributed values that are no whole number of steps")
+    return found
+
+
+def to_json_dict(result: PartitionResult) -> Mapping[str, object]:
+    """The result under the names of its fields, and whether it holds."""
+    return {**msgspec.to_builtins(result), "holds": result.holds}

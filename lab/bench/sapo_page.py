@@ -1,0 +1,247 @@
+"""What `shoal bench sapo` found, for people: tables beside the paper's, curves of the reward, the page docs/sapo.md.
+
+Everything on the page is from the results it is given; the targets and the paper's figures are those below.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from shoal.lab.bench.sapo_spec import TASKS, SapoResult
+
+SMOOTHED_ROUNDS: Final = 20
+PAPER: Final = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
+"""Cumulative reward by I/J: "Sharing is Caring", arXiv 2509.08721, section 5."""
+ALONE, SHARED = "8/0", "4/4"
+LIKE_LEAST, UNLIKE_LEAST, TOKENS_LEAST, ATTACKED_LEAST = 1.1, 0.98, 1.5, 0.95
+"""The least ratios of 4/4 to 8/0: reward with like skills, with unlike ones, reward per token; and of the reward of
+those who are attacked to that of as many honest agents alone."""
+
+_ATTACK_HEADS: Final = (
+    "seed",
+    "own / others'",
+    "honest agents",
+    "attackers",
+    "reward",
+    "without attackers",
+    "ratio",
+    "pulled ÷ trained",
+)
+_COLOURS: Final = {"8/0": "#444444", "6/2": "#1f6f8b", "4/4": "#c8553d", "2/6": "#588157"}
+
+_DEFINITIONS: Final = """\
+* All agents run in one process; groups are announced, pulled by digest, scored again and judged by the code that a node
+  runs. Models have 0.12 M parameters and know only characters; tasks are {families}, in small configurations.
+* **Reward** of a round is the mean over the agents and over the completions that each made itself, 1 for the exact
+  answer, else 0. **Cumulative** is the sum over rounds and honest agents. **Final** is the mean of the last tenth.
+* **Beside 8/0** is the ratio to the run of the same seed, skills, warm-up and learning rate in which nobody shares.
+* **Per token**: the cumulative reward ÷ tokens that honest agents generated, beside that of 8/0.
+* **Groups that teach** are those, own and others', of which the rewards differ, for each agent and round.
+* **Pulled ÷ trained** are the bytes of groups that an agent downloaded ÷ those of the groups that it trained on.
+* Agents are *like* when all are warmed up on all families, *unlike* when each is on half of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """What runs that are compared with one another have in common."""
+
+    agents: int
+    rounds: int
+    skills: str
+    warm_up_reward: float
+    learning_rate: float
+    terms: str
+
+    @staticmethod
+    def of(result: SapoResult) -> Swarm:
+        return Swarm(
+            result.agents, result.rounds, result.skills, result.warm_up_reward, result.learning_rate, result.terms
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agents} agents, {self.skills} skills, {self.rounds} rounds, warmed up to a reward of "
+            f"{self.warm_up_reward:g}, learning rate {self.learning_rate:g}, others' terms {self.terms}"
+        )
+
+    @property
+    def picture(self) -> str:
+        return f"sapo_{self.skills}_{self.warm_up_reward:g}_{self.learning_rate:g}.png"
+
+
+def render(results: Sequence[SapoResult]) -> str:
+    """The page: a table for each swarm of which some run shares nothing, and one for attacks."""
+    parts = [
+        "# Sharing rollouts, measured\n",
+        "Made by `shoal bench sapo-table` from files of `shoal bench sapo --results`; no number here was written by "
+        "hand. What is measured is described in [rollouts.md](rollouts.md).\n",
+    ]
+    for swarm, runs in _compared(results).items():
+        rate = f"learning rate {swarm.learning_rate:g}"
+        parts += [f"## {swarm.skills.capitalize()} skills, warm-up {swarm.warm_up_reward:g}, {rate}\n", f"{swarm}.\n"]
+        parts += [_table(_heads(swarm), _rows(swarm, runs)), f"![Reward by round]({swarm.picture})\n"]
+    attacks = list(_attacks(results))
+    if attacks:
+        parts += ["## Attackers\n", _table(_ATTACK_HEADS, attacks), _attacked(results)]
+    machine = results[0].machine
+    parts += [
+        "## How the numbers are defined\n",
+        _DEFINITIONS.format(families=", ".join(name for name, _ in TASKS)),
+        f"* {machine.cpu}, {machine.cores} cores, torch {machine.torch}, {machine.date}.\n",
+    ]
+    return "\n".join(parts)
+
+
+def draw(results: Sequence[SapoResult], folder: Path) -> None:
+    """Write a picture for each swarm: the reward by round, the mean over seeds, smoothed."""
+    for swarm, runs in _compared(results).items():
+        figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        for setting in _settings(runs):
+            rewards = np.array([one.reward_by_round for one in runs if _setting(one) == setting])
+            width = min(SMOOTHED_ROUNDS, rewards.shape[1])
+            smooth = np.convolve(rewards.mean(axis=0), np.full(width, 1 / width), mode="valid")
+            axes.plot(np.arange(width, width + len(smooth)), smooth, label=setting, color=_COLOURS.get(setting))
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"reward, mean of the last {SMOOTHED_ROUNDS} rounds")
+        axes.grid(alpha=0.25)
+        axes.legend(title="own / others' groups")
+        figure.savefig(folder / swarm.picture, format="png")
+
+
+def _compared(results: Iterable[SapoResult]) -> dict[Swarm, list[SapoResult]]:
+    """Runs without attackers by what they have in common, where at least one of them shares nothing."""
+    found: dict[Swarm, list[SapoResult]] = {}
+    for one in results:
+        if not one.attackers:
+            found.setdefault(Swarm.of(one), []).append(one)
+    return {swarm: runs for swarm, runs in found.items() if any(_setting(one) == ALONE for one in runs)}
+
+
+def _heads(swarm: Swarm) -> tuple[str, ...]:
+    heads = (
+        "own / others'",
+        "seeds",
+        "cumulative reward",
+        "beside 8/0",
+        "final",
+        "per token, beside 8/0",
+        "groups that teach",
+        "pulled ÷ trained",
+    )
+    return (*heads, "the paper's", "beside its 8/0") if swarm.skills == "like" else heads
+
+
+def _rows(swarm: Swarm, runs: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
+    alone = {one.seed: one for one in runs if _setting(one) == ALONE}
+    for setting in _settings(runs):
+        of_it = [one for one in runs if _setting(one) == setting]
+        pairs = [(one, alone[one.seed]) for one in of_it if one.seed in alone]
+        reward = [one.cumulative_reward / other.cumulative_reward for one, other in pairs]
+        tokens = [one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs]
+        told, per_token = _span(reward), _span(tokens)
+        if setting == SHARED:
+            least = LIKE_LEAST if swarm.skills == "like" else UNLIKE_LEAST
+            told += _verdict(least, min(reward))
+            per_token += _verdict(TOKENS_LEAST, min(tokens))
+        row = (
+            setting,
+            ", ".join(str(one.seed) for one in of_it),
+            ", ".join(f"{one.cumulative_reward:.1f}" for one in of_it),
+            told,
+            f"{statistics.fmean(one.final_reward for one in of_it):.3f}",
+            per_token,
+            f"{statistics.fmean(one.informative_groups for one in of_it):.1f}",
+            _most(of_it),
+        )
+        paper = PAPER.get(setting)
+        theirs = ("–", "–") if paper is None else (f"{paper:.2f}", f"{paper / PAPER[ALONE]:.2f}")
+        yield (*row, *theirs) if swarm.skills == "like" else row
+
+
+def _attacks(results: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
+    for attacked, quiet in _attacked_pairs(results):
+        yield (
+            str(attacked.seed),
+            _setting(attacked),
+            str(quiet.agents),
+            str(attacked.attackers),
+            f"{attacked.cumulative_reward:.1f}",
+            f"{quiet.cumulative_reward:.1f}",
+            f"{attacked.cumulative_reward / quiet.cumulative_reward:.3f}",
+            _most([attacked]),
+        )
+
+
+def _attacked(results: Sequence[SapoResult]) -> str:
+    """What attackers cost, in one sentence."""
+    ratios = [one.cumulative_reward / other.cumulative_reward for one, other in _attacked_pairs(results)]
+    refused: dict[str, int] = {}
+    for one, _ in _attacked_pairs(results):
+        for reason, count in one.rejected.items():
+            refused[reason] = refused.get(reason, 0) + count
+    told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(refused.items()))
+    median = statistics.median(ratios)
+    return (
+        f"The honest agents' reward is {median:.3f} times that of as many without attackers, in the median"
+        f"{_verdict(ATTACKED_LEAST, median)}. Attackers announce wrong answers as right, send garbage, replay, flood "
+        f"and copy. Refused, by reason: {told}.\n"
+    )
+
+
+def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, SapoResult]]:
+    """Attacked runs, each with the run of the same seed in which the honest agents are by themselves."""
+
+    def same(one: SapoResult, other: SapoResult) -> bool:
+        names = ("seed", "local", "external", "rounds", "skills", "warm_up_reward", "learning_rate", "terms")
+        return all(getattr(one, name) == getattr(other, name) for name in names)
+
+    quiet = [one for one in results if not one.attackers]
+    return [
+        (one, other)
+        for one in results
+        if one.attackers
+        for other in quiet
+        if same(one, other) and other.agents == one.agents - one.attackers
+    ]
+
+
+def _settings(runs: Iterable[SapoResult]) -> list[str]:
+    """Those that occur, the least sharing one first."""
+    return sorted({_setting(one) for one in runs}, key=lambda text: -int(text.partition("/")[0]))
+
+
+def _setting(result: SapoResult) -> str:
+    return f"{result.local}/{result.external}"
+
+
+def _most(runs: Sequence[SapoResult]) -> str:
+    """The worst share of bytes pulled; nothing where nothing is."""
+    shares = [one.pulled_bytes / one.trained_bytes for one in runs if one.trained_bytes]
+    return f"{max(shares):.3f}" if shares else "–"
+
+
+def _verdict(least: float, measured: float) -> str:
+    return f" (≥ {least:g}, {'met' if measured >= least else '**missed**'})"
+
+
+def _span(values: Sequence[float]) -> str:
+    """The median, and from where to where."""
+    if not values:
+        return "–"
+    spread = f" ({min(values):.2f}–{max(values):.2f})" if len(set(values)) > 1 else ""
+    return f"{statistics.median(values):.2f}{spread}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,0 +1,251 @@
+"""What `shoal bench sapo` measures: the swarm, its tasks, its models, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, cast, get_args
+
+import msgspec
+
+from shoal.lab.bench.machine import Machine
+from shoal.node.sapo.char_model import CharModelSettings
+from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
+from shoal.node.sapo.gym import GymFamily
+from shoal.node.sapo.learner import LearnerSettings
+from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, answer_in
+from shoal.node.sapo.updates import UpdateSettings
+from shoal.node.sapo.warm_up import WarmUpSettings
+from shoal.protocol.errors import ConfigError
+
+Skills = Literal["like", "unlike"]
+Sampling = Literal["uniform", "weighted"]
+
+AGENTS_LIMIT: Final = 64
+ROUNDS_LIMIT: Final = 100_000
+
+TASKS: Final[tuple[tuple[str, Config], ...]] = (
+    ("base_conversion", {"min_base": 2, "max_base": 4, "min_value": 0, "max_value": 15}),
+    (
+        "basic_arithmetic",
+        {
+            "min_terms": 2,
+            "max_terms": 2,
+            "min_digits": 1,
+            "max_digits": 1,
+            "operators": ["+", "-"],
+            "allow_parentheses": False,
+            "allow_negation": False,
+        },
+    ),
+    ("binary_matrix", {"min_n": 2, "max_n": 2, "p_zero": 0.5}),
+    ("lcm", {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 9}),
+)
+"""Families of reasoning-gym, with configs that the character model learns in minutes; all are drawn equally often."""
+
+MODEL: Final = CharModelSettings(width=64, layers=2, heads=4, prompt_chars=48, completion_tokens=8)
+UPDATES: Final = UpdateSettings(learning_rate=1e-3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoBench:
+    """One swarm: `agents` in all, a share of which attacks; I `local` and J `external` groups a round.
+
+    skills: `like`: every agent is warmed up on all families; `unlike`: each on half of them, shifted by one from agent
+    to agent. Raises ConfigError for what cannot be run.
+    """
+
+    local: int
+    external: int
+    agents: int
+    rounds: int
+    skills: Skills = "like"
+    attackers: float = 0.0
+    group_size: int = 8
+    over_provision: float = 1.0
+    terms: ExternalTerms = GrpoSettings().external
+    damped_below: float = GrpoSettings().damped_below
+    sampling: Sampling = "uniform"
+    adaptive: bool = False
+    model: CharModelSettings = MODEL
+    updates: UpdateSettings = UPDATES
+    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
+
+    def __post_init__(self) -> None:
+        """Check ranges; groups are checked by `LearnerSettings`."""
+        if not 1 <= self.agents <= AGENTS_LIMIT:
+            raise ConfigError(f"--agents must be 1 to {AGENTS_LIMIT}, not {self.agents}")
+        if not 1 <= self.rounds <= ROUNDS_LIMIT:
+            raise ConfigError(f"--rounds must be 1 to {ROUNDS_LIMIT}, not {self.rounds}")
+        if self.skills not in get_args(Skills):
+            raise ConfigError(f"--skills must be {' or '.join(get_args(Skills))}, not {self.skills!r}")
+        if self.terms not in get_args(ExternalTerms):
+            raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
+        if self.sampling not in get_args(Sampling):
+            raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
+        if not 0 < self.damped_below <= 1:
+            raise ConfigError(f"--damped-below must be above 0 and at most 1, not {self.damped_below:g}")
+        if not 0 <= self.attackers < 1 or self.honest < 1:
+            raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
+        _ = self.learner
+
+    @property
+    def attacking(self) -> int:
+        """How many agents attack."""
+        return round(self.attackers * self.agents)
+
+    @property
+    def honest(self) -> int:
+        """How many agents learn."""
+        return self.agents - self.attacking
+
+    @property
+    def learner(self) -> LearnerSettings:
+        """Of every honest agent."""
+        grpo = replace(self.updates.grpo, external=self.terms, damped_below=self.damped_below)
+        return LearnerSettings(
+            local=self.local,
+            external=self.external,
+            group_size=self.group_size,
+            over_provision=self.over_provision,
+            adaptive=self.adaptive,
+            updates=replace(self.updates, grpo=grpo),
+        )
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """What tells this bench's results from those of another, under the names that `SapoResult` has for it."""
+        return {
+            "local": self.local,
+            "external": self.external,
+            "agents": self.agents,
+            "rounds": self.rounds,
+            "skills": self.skills,
+            "terms": self.terms,
+            "damped_below": self.damped_below,
+            "sampling": self.sampling,
+            "adaptive": self.adaptive,
+            "attackers": self.attacking,
+            "over_provision": self.over_provision,
+            "learning_rate": self.updates.learning_rate,
+            "warm_up_reward": self.warm_up.reward,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoWords:
+    """What a user says of a bench beside how many groups; see `SapoBench`. terms: None for the default."""
+
+    agents: int
+    rounds: int
+    skills: str = "like"
+    attackers: float = 0.0
+    over_provision: float = 1.0
+    terms: str | None = None
+    damped_below: float = GrpoSettings().damped_below
+    sampling: str = "uniform"
+    adaptive: bool = False
+    learning_rate: float = UPDATES.learning_rate
+    warm_up_reward: float = WarmUpSettings().reward
+
+
+def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
+    """The bench that these words describe. Raises ConfigError."""
+    return SapoBench(
+        local=local,
+        external=external,
+        agents=words.agents,
+        rounds=words.rounds,
+        skills=cast(Skills, words.skills),
+        attackers=words.attackers,
+        over_provision=words.over_provision,
+        terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
+        damped_below=words.damped_below,
+        sampling=cast(Sampling, words.sampling),
+        adaptive=words.adaptive,
+        updates=replace(UPDATES, learning_rate=words.learning_rate),
+        warm_up=WarmUpSettings(reward=words.warm_up_reward),
+    )
+
+
+def task_choices() -> list[TaskChoice]:
+    """The families of `TASKS`. Raises ConfigError where reasoning-gym is missing."""
+    return [TaskChoice(family=ExactFamily(name), config=config) for name, config in TASKS]
+
+
+def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:
+    """What an agent is warmed up on."""
+    if bench.skills == "like":
+        return choices
+    half = len(choices) // 2
+    return [choices[(agent + at) % len(choices)] for at in range(half)]
+
+
+class ExactFamily(TaskFamily):
+    """A family of reasoning-gym whose reward is 1 for its own answer and 0 for any other text.
+
+    The library gives a share of the reward to a text that contains the answer, and a model that is trained on nothing
+    else learns to write down many.
+    """
+
+    scoring = "direct"
+
+    def __init__(self, name: str) -> None:
+        self._gym = GymFamily(name)
+        self.name = f"exact.{name}"
+        self.version = self._gym.version
+
+    def check(self, config: Config) -> None:
+        """See `TaskFamily`."""
+        self._gym.check(config)
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        """See `TaskFamily`."""
+        return self._gym.question(config, seed, index)
+
+    def solution(self, task: Task) -> str | None:
+        """See `TaskFamily`."""
+        return self._gym.solution(task)
+
+    def score(self, task: Task, text: str) -> float:
+        """See above."""
+        return float(answer_in(text) == self.solution(task))
+
+
+class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `shoal bench sapo` prints. All figures are of the honest agents.
+
+    cumulative_reward: the sum over rounds and agents of the mean reward of the completions that the agent generated
+    itself in that round. final_reward: the mean of these over the last tenth of the rounds. reward_by_round: their mean
+    over the agents. generated_tokens: all that were drawn, without those of the warm-up. wire_bytes: announcements,
+    once for each who receives them, and pulled groups. rejected: refusals by reason.
+    """
+
+    local: int
+    external: int
+    agents: int
+    rounds: int
+    cumulative_reward: float
+    final_reward: float
+    generated_tokens: int
+    wire_bytes: int
+    rejected: dict[str, int]
+    reward_per_million_tokens: float
+    pulled_bytes: int
+    trained_bytes: int
+    informative_groups: float
+    external_groups: float
+    reward_by_round: tuple[float, ...]
+    warm_up_updates: tuple[int, ...]
+    warm_up_rewards: tuple[float, ...]
+    skills: str
+    terms: str
+    damped_below: float
+    sampling: str
+    adaptive: bool
+    attackers: int
+    over_provision: float
+    learning_rate: float
+    warm_up_reward: float
+    seed: int
+    cpu_s: float
+    machine: Machine

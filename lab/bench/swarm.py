@@ -1,0 +1,257 @@
+"""The swarm that a benchmark measures: the nodes a user starts, with contributions that cost nothing.
+
+    BenchSwarm ── NodeProcess.run, one per start        gates/<round>: held locked here until a round may begin
+              └── the nodes' event logs, in one journal        └─ the synthetic workload of every node waits for it
+
+The nodes run as with `shoal run`. Only one that has to stop at a point exactly (a fault, a look at its memory) is in
+test mode. While the gate of a round is closed, all nodes stand in its TRAIN phase with nothing to do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import trio
+
+from shoal.lab.bench.node_logs import until_logged
+from shoal.node.config import Hold
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.workloads.synthetic import WORKLOAD_NAME
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
+from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
+from shoal.testnet.links.namespaces import LOOPBACK, Place
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
+
+START_DEADLINE_S: Final = 120.0
+ROUND_DEADLINE_S: Final = 60.0
+SLOW_VALUES_PER_S: Final = 250_000
+"""Deadlines grow with the size at this pace; a machine slower than that is not worth measuring."""
+GRACE_S: Final = 30.0
+CHUNKS_PER_PEER: Final = 8
+SEED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSpec:
+    """What swarm to measure. holds: by node, where it stops; who has any, and all with `test_mode`, is in test mode.
+
+    environment: settings of the nodes' processes, each NAME=VALUE. places: where each runs, none for loopback. sockets:
+    nodes share no memory: all that moves goes through the kernel's sockets.
+    """
+
+    peers: int
+    numel: int
+    codec: str
+    rounds: int
+    durability: str = "disk"
+    test_mode: bool = False
+    holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
+    environment: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+    sockets: bool = False
+
+    @property
+    def chunk_values(self) -> int:
+        """The manifest's default, or less where the peers would own only a few chunks each."""
+        default: int = RoundSection().chunk_values
+        steps = self.numel // (self.peers * CHUNKS_PER_PEER * CHUNK_VALUES_STEP)
+        return min(default, CHUNK_VALUES_STEP * max(1, steps))
+
+    @property
+    def round_deadline_s(self) -> float:
+        """After how long a round has failed."""
+        return ROUND_DEADLINE_S + self.numel * self.peers / SLOW_VALUES_PER_S
+
+
+class BenchSwarm:
+    """The nodes of one swarm in `folder`, which must be empty. Made by `running_swarm`."""
+
+    def __init__(self, spec: BenchSpec, folder: Path, gates: ExitStack) -> None:
+        self.spec = spec
+        self.journal = Journal()
+        self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
+        self._manifest = folder / "swarm.toml"
+        runtime = Runtime(command=self._command)
+        self.nodes: list[NodeProcess] = []
+        for index in range(spec.peers):
+            node_folder = folder / f"node{index}"
+            node_folder.mkdir(mode=0o700)
+            self.nodes.append(NodeProcess(index, node_folder, self.journal, runtime))
+        self._manifest.write_text(render_manifest(_manifest(spec, self.nodes)), encoding="utf-8")
+        self._gates_folder = folder / "gates"
+        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
+
+    def _command(self, launch: Launch) -> list[str]:
+        command = [*node_command(launch), "--data", str(self._gates_folder), "--log-level", "warning"]
+        if not (self.spec.test_mode or launch.holds):
+            command.remove("--test-mode")
+        if self.spec.sockets:
+            command.append("--no-shared-memory")
+        return ["env", *self.spec.environment, *command]
+
+    async def run(self) -> None:
+        """Own the nodes' processes. Cancellation: all are killed and reaped."""
+        async with trio.open_nursery() as nursery:
+            async for node, launch in self._to_launch:
+                nursery.start_soon(node.run, launch)
+
+    async def start(self) -> None:
+        """Start all nodes and have each linked with each, in front of the gate of round 1. Raises NetworkError."""
+        first, *others = self.nodes
+        await self.launch(first, join=())
+        await self.until(lambda: bool(first.addresses), "the first node listens", START_DEADLINE_S)
+        for node in others:
+            await self.launch(node, join=first.addresses)
+        await self.until(
+            lambda: all(self.begun(node, 1) for node in self.nodes) and self._all_linked(),
+            "all nodes are linked and in round 1",
+            START_DEADLINE_S,
+        )
+
+    async def launch(self, node: NodeProcess, *, join: tuple[str, ...], after: int = 0) -> None:
+        """Start a process of `node`, which holds where its holds of rounds later than `after` say."""
+        holds = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
+        lives = len(node.lives)
+        place = self.spec.places[node.index] if self.spec.places else LOOPBACK
+        launch = Launch(
+            manifest=self._manifest,
+            data_dir=node.folder,
+            join=join,
+            holds=holds,
+            place=place,
+            workload=WORKLOAD_NAME,
+        )
+        await self._launches.send((node, launch))
+        await self.journal.until(lambda: len(node.lives) > lives)
+
+    def _all_linked(self) -> bool:
+        """Whether each node believes all others alive, and is linked with them."""
+        return all(len(_peers_of(node.folder)) == self.spec.peers - 1 for node in self.nodes)
+
+    def begun(self, node: NodeProcess, round: int) -> bool:
+        """Whether the node's present process has begun that round."""
+        began_at = node.lives[-1].started_at
+        return any(e.round == round and e.at >= began_at for e in self.journal.of(RoundStarted, node.index))
+
+    def open_gate(self, round: int) -> None:
+        """Let the nodes contribute to `round`."""
+        self._gates.pop(round).close()
+
+    async def play(self, round: int) -> None:
+        """Open the gate of a round and return once every node has certified it, and begun the next."""
+        self.open_gate(round)
+        await self.until_certified(round, self.nodes)
+
+    async def until_certified(self, round: int, nodes: list[NodeProcess]) -> None:
+        """Return once these nodes have certified `round` and begun the next. Raises NetworkError."""
+        await self.until(
+            lambda: all(self.begun(node, round + 1) for node in nodes),
+            f"round {round} is certified",
+            self.spec.round_deadline_s,
+        )
+        without = [node.index for node in nodes if not node.certified(round)]
+        if without:
+            raise NetworkError(f"node {without[0]} went on after round {round} without having taken part in its end")
+
+    async def until_back(self, node: NodeProcess, round: int) -> None:
+        """Return once a node that was away has begun `round` and is linked with all others. Raises NetworkError."""
+        await self.until(
+            lambda: self.begun(node, round) and self._all_linked(),
+            f"node {node.index} is back in round {round}",
+            START_DEADLINE_S + self.spec.round_deadline_s,
+        )
+
+    async def until_holding(self, round: int, phase: str, nodes: list[NodeProcess]) -> None:
+        """Return once these nodes hold there. Raises NetworkError."""
+
+        def holds(node: NodeProcess) -> bool:
+            events = self.journal.of(Holding, node.index)
+            return any((event.round, event.phase) == (round, phase) for event in events)
+
+        await self.until(
+            lambda: all(map(holds, nodes)), f"all hold in round {round}, {phase}", self.spec.round_deadline_s
+        )
+
+    async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
+        """Wait for what the nodes' logs must show. Raises NetworkError at the deadline, or as soon as a node died."""
+        await until_logged(condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s)
+
+    def kill(self, node: NodeProcess) -> None:
+        """SIGKILL, as a fault that explains the process's end."""
+        node.signal(signal.SIGKILL)
+        node.struck = "killed"
+
+    def certified_by(self, round: int) -> dict[int, Certified]:
+        """Who certified that round, by the node's index."""
+        return {
+            e.node: e.event for e in self.journal.entries if isinstance(e.event, Certified) and e.event.round == round
+        }
+
+
+@asynccontextmanager
+async def running_swarm(spec: BenchSpec, folder: Path) -> AsyncIterator[BenchSwarm]:
+    """A swarm in front of the gate of round 1. Raises NetworkError; whatever happens, no process is left."""
+    with ExitStack() as gates:
+        swarm = BenchSwarm(spec, folder, gates)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(swarm.run)
+            await swarm.start()
+            yield swarm
+            nursery.cancel_scope.cancel()
+
+
+def _manifest(spec: BenchSpec, nodes: list[NodeProcess]) -> Manifest:
+    tables = {
+        "swarm": {"name": "bench", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": spec.numel}},
+        "sync": {"inner_steps": 1, "codec": spec.codec, "balance": False, "norm_clip": False},
+        "round": {"chunk_values": spec.chunk_values, "durability": spec.durability, "grace_s": GRACE_S},
+    }
+    return validate_manifest(tables, source="the benchmark")
+
+
+def _closed_gates(folder: Path, rounds: int, held: ExitStack) -> dict[int, IO[str]]:
+    """A file per round, each locked until it is closed. The round after the last has one too: the nodes wait there."""
+    folder.mkdir()
+    gates: dict[int, IO[str]] = {}
+    for round in range(1, rounds + 2):
+        gates[round] = held.enter_context((folder / str(round)).open("w"))
+        fcntl.flock(gates[round], fcntl.LOCK_EX)
+    return gates
+
+
+class _PeerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a log says about a peer; any other event has none."""
+
+    event: str
+    peer: str = ""
+
+
+def _peers_of(folder: Path) -> set[str]:
+    """Who is linked with the node in `folder` and has not died since, by its log."""
+    linked: set[str] = set()
+    dead: set[str] = set()
+    for line in lines_of(folder / LOG_NAME):
+        try:
+            told = msgspec.json.decode(line, type=_PeerEvent)
+        except msgspec.DecodeError:
+            continue  # cut short by a kill
+        if told.event == "started":
+            linked, dead = set(), set()
+        elif told.event == "linked":
+            linked.add(told.peer)
+        elif told.event == "lost":
+            linked.discard(told.peer)
+        elif told.event == "died":
+            dead.add(told.peer)
+        if told.event in ("linked", "revived"):
+            dead.discard(told.peer)
+    return linked - dead

@@ -1,0 +1,272 @@
+"""What `shoal bench throughput` measures, and what comes of it. No torch, no processes.
+
+    rate of a node       tokens ÷ seconds, from the end of its warm-up on: every second counts, whatever was done in it
+    with or without      the sum over the nodes
+    overhead             1 − with ÷ without; without: the mean of the measurements before and after the one with
+
+    work overhead        the same of tokens per second of processor time, daemons' included: on a CPU it is what the
+                         overhead would be where trainers keep all cores busy, whatever else the machine does
+
+The seconds of a node in a swarm are those of its steps, those in which it stood still and waited for a round, and what
+is left between steps: the hand-over, that is values copied out and written, an anchor applied, a snapshot copied.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
+
+WORKLOAD_NAME: Final = "shoal.lab.bench.random_tokens:RandomTokensWorkload"
+DTYPES: Final = ("auto", "bf16", "float32")
+STRATEGIES: Final = ("diloco", "streaming", "sparse")
+"""Those whose nodes make inner steps of their own and certify rounds."""
+TARGET: Final = 0.03
+"""Of the overhead at most, in `streaming`."""
+SYMBOLS: Final = 256
+HEAD_WIDTH: Final = 64
+LEARNING_RATE: Final = 1e-4
+"""Small enough for every size: what is computed takes as long, whatever comes of it."""
+CHUNKS_PER_NODE: Final = 16
+WARM_UP_ROUNDS: Final = 2
+"""To which all nodes contributed: each has then begun, and knows the others' speed."""
+NODES: Final = (2, 16)
+ROUNDS: Final = (2, 1000)
+REPEATS: Final = (1, 100)
+THREADS: Final = (1, 4096)
+INNER_STEPS: Final = (1, 100_000)
+CONTEXT: Final = (8, 65_536)
+BATCH: Final = (1, 4096)
+WIDTH: Final = (2, 8192)
+LAYERS: Final = (1, 256)
+
+
+class Shape(NamedTuple):
+    """How large a model is."""
+
+    width: int
+    layers: int
+
+    @property
+    def heads(self) -> int:
+        """Of 64 channels each."""
+        return max(1, self.width // HEAD_WIDTH)
+
+    @property
+    def parameters(self) -> int:
+        """How many values are trained: matrices, norms, and the symbols' vectors on both ends."""
+        return self.layers * (12 * self.width**2 + 2 * self.width) + self.width + 2 * SYMBOLS * self.width
+
+
+SIZES: Final[Mapping[str, Shape]] = {
+    "1M": Shape(128, 5),
+    "10M": Shape(320, 8),
+    "30M": Shape(512, 10),
+    "100M": Shape(768, 14),
+    "125M": Shape(768, 17),
+    "200M": Shape(1024, 16),
+    "350M": Shape(1024, 28),
+}
+"""By what is asked for; within a tenth of it."""
+
+
+class ThroughputBench(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. Raises ConfigError.
+
+    devices: of the nodes, in turn. threads: of each trainer. rounds: measured ones, of each run of the swarm.
+    """
+
+    shape: Shape = SIZES["10M"]
+    context: int = 128
+    batch: int = 2
+    dtype: str = "auto"
+    devices: tuple[str, ...] = ("auto",)
+    threads: int = 1
+    nodes: int = 2
+    strategy: str = "streaming"
+    codec: str | None = None
+    inner_steps: int = 60
+    rounds: int = 8
+    repeat: int = 3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, limits in (
+            ("--width", self.shape.width, WIDTH),
+            ("--layers", self.shape.layers, LAYERS),
+            ("--context", self.context, CONTEXT),
+            ("--batch", self.batch, BATCH),
+            ("--threads", self.threads, THREADS),
+            ("--nodes", self.nodes, NODES),
+            ("--inner-steps", self.inner_steps, INNER_STEPS),
+            ("--rounds", self.rounds, ROUNDS),
+            ("--repeat", self.repeat, REPEATS),
+        ):
+            if not limits[0] <= value <= limits[1]:
+                raise ConfigError(f"{name} must be {limits[0]} to {limits[1]}, not {value}")
+        if self.shape.width % 2 or (self.shape.width > HEAD_WIDTH and self.shape.width % HEAD_WIDTH):
+            raise ConfigError(f"--width must be a multiple of {HEAD_WIDTH}, or even and less than that")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}")
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(
+                f"--strategy must be one of {', '.join(STRATEGIES)}: others have no inner loop of their own"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """What one node trains on in one step."""
+        return self.batch * self.context
+
+    @property
+    def chunk_values(self) -> int:
+        """The manifest's default, or less where the nodes would own only a few chunks each."""
+        default: int = RoundSection().chunk_values
+        steps = self.shape.parameters // (self.nodes * CHUNKS_PER_NODE * CHUNK_VALUES_STEP)
+        return min(default, CHUNK_VALUES_STEP * max(1, steps))
+
+    def device(self, node: int) -> str:
+        """What that node computes on."""
+        return self.devices[node % len(self.devices)]
+
+    def options(self) -> dict[str, str | int]:
+        """Of the workload."""
+        shape = self.shape
+        sizes = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
+        return {**sizes, "context": self.context, "batch": self.batch, "dtype": self.dtype}
+
+    def manifest(self, founders: Sequence[PeerId]) -> Manifest:
+        """The swarm's. Raises ConfigError for settings that there are not."""
+        sync = {"inner_steps": self.inner_steps, "strategy": self.strategy}
+        tables = {
+            "swarm": {"name": "throughput", "founders": list(founders), "admission": "open"},
+            "workload": {"name": WORKLOAD_NAME, "seed": self.seed, "options": self.options()},
+            "sync": sync if self.codec is None else {**sync, "codec": self.codec},
+            "inner": {"lr": LEARNING_RATE},
+            "round": {"chunk_values": self.chunk_values},
+        }
+        return validate_manifest(tables, source="the benchmark")
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node did in some time: `wall_s`, of which `steps_s` were steps and `blocked_s` waiting for a round."""
+
+    tokens: int
+    steps: int
+    wall_s: float
+    steps_s: float
+    blocked_s: float = 0.0
+
+
+class CpuShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of processor time per second: of all trainers, and of all who start them, daemons in a swarm."""
+
+    trainers: float
+    daemons: float
+
+    @property
+    def total(self) -> float:
+        """Of all processes."""
+        return self.trainers + self.daemons
+
+
+class Alone(msgspec.Struct, frozen=True, kw_only=True):
+    """The inner loops side by side, without a swarm: one stretch for each. device: what the first computed on."""
+
+    loops: tuple[Stretch, ...]
+    cpu: CpuShare
+    device: str
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all together."""
+        return rate(self.loops)
+
+
+class Together(msgspec.Struct, frozen=True, kw_only=True):
+    """The same nodes as a swarm: one stretch for each node, and how long each round took.
+
+    first_round: the number of the first measured one. missed: contributions that came too late for their rounds, or
+    never; they count in a later one, and what was measured of them is left out. sound: all came to the same states.
+    """
+
+    nodes: tuple[Stretch, ...]
+    first_round: int
+    rounds_s: tuple[float, ...]
+    cpu: CpuShare
+    missed: int
+    sound: bool
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all together."""
+        return rate(self.nodes)
+
+    @property
+    def blocked(self) -> float:
+        """The share of the nodes' time in which they stood still and waited for a round."""
+        return sum(node.blocked_s for node in self.nodes) / sum(node.wall_s for node in self.nodes)
+
+    @property
+    def hand_over(self) -> float:
+        """The share of the nodes' time that went between steps, without waiting for a round."""
+        left = sum(node.wall_s - node.steps_s - node.blocked_s for node in self.nodes)
+        return max(0.0, left / sum(node.wall_s for node in self.nodes))
+
+
+def rate(stretches: Sequence[Stretch]) -> float:
+    """Tokens per second of nodes that ran at the same time."""
+    return sum(stretch.tokens / stretch.wall_s for stretch in stretches)
+
+
+def step_s(stretches: Sequence[Stretch]) -> float:
+    """Seconds that a step took, by itself."""
+    return sum(stretch.steps_s for stretch in stretches) / sum(stretch.steps for stretch in stretches)
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured: `repeat` runs of the swarm, and one more of the loops alone, in turns."""
+
+    bench: ThroughputBench
+    alone: tuple[Alone, ...]
+    together: tuple[Together, ...]
+
+    @property
+    def overheads(self) -> tuple[float, ...]:
+        """Of each run of the swarm, against the loops before and after it."""
+        without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s for run in self.alone)]
+        return tuple(1 - run.tokens_per_s / peace for run, peace in zip(self.together, without, strict=True))
+
+    @property
+    def work_overheads(self) -> tuple[float, ...]:
+        """The same of tokens per second of processor time of all processes."""
+        without = [statistics.fmean(pair) for pair in pairwise(run.tokens_per_s / run.cpu.total for run in self.alone)]
+        made = [run.tokens_per_s / run.cpu.total for run in self.together]
+        return tuple(1 - run / peace for run, peace in zip(made, without, strict=True))
+
+    @property
+    def work_overhead(self) -> float:
+        """The median."""
+        return statistics.median(self.work_overheads)
+
+    @property
+    def overhead(self) -> float:
+        """The median."""
+        return statistics.median(self.overheads)
+
+    @property
+    def target_met(self) -> bool | None:
+        """None where the strategy has no target."""
+        return self.overhead <= TARGET if self.bench.strategy == "streaming" else None
+
+    @property
+    def sound(self) -> bool:
+        """Whether all nodes came to the same states, in every run."""
+        return all(run.sound for run in self.together)

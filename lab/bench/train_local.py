@@ -1,0 +1,251 @@
+"""A whole swarm's training in one process, without network and agreement: for tuning, and to check the real one.
+
+Everything that values depend on is what a node runs: `Replica` and its accounts, `Contributions` with their codec and
+residuals, the plan and its weights, the sum and the signed finals, the outer step. What is left out decides nothing of
+them as long as nobody fails: messages, lanes, votes. So a run leads to the digests that real nodes certify if their
+keys, batches and contributors are the same, and the codec needs no dither, whose numbers come from the certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
+from shoal.collectives.fragments import Fragments
+from shoal.collectives.grid import Grid
+from shoal.collectives.outer import OuterSettings, advance
+from shoal.collectives.partition import deal
+from shoal.collectives.robust import combine
+from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.collectives.summing import Term as Summand
+from shoal.lab.bench.train_gossip import GossipSwarm
+from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_of
+from shoal.node.state.contributions import Contributions
+from shoal.node.training.trainer_messages import Assignment, Contribution, Train
+from shoal.node.workload import Workload
+from shoal.protocol.certificate import genesis, lead
+from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import Plan, Ready, Value
+from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
+
+STRATEGIES: Final = ("diloco", "ddp", "streaming", "sparse")
+"""Those that this module knows how to run."""
+
+
+class LocalNode:
+    """One node's training: its replica, what it owes the swarm, and its key."""
+
+    def __init__(self, identity: Identity, manifest: Manifest, workload: Workload) -> None:
+        self.identity = identity
+        self._manifest = manifest
+        sync = manifest.sync
+        self._replica = replica_of(manifest, workload)
+        layout = self._replica.layout
+        self.layout_hash = layout.digest
+        self.fragments = Fragments(Grid(layout.numel, manifest.round.chunk_values), sync.fragments)
+        self.contributions = Contributions(
+            self.fragments,
+            sync.plan_codec,
+            manifest.round.staleness_rounds,
+            sender=identity.peer_id,
+            error_feedback=sync.error_feedback,
+            mixing=sync.applied_mixing,
+            gradients=sync.exchanges_gradients,
+        )
+        self._out: F32 = np.zeros(layout.numel, np.float32)
+
+    def initial_state(self) -> CertifiedState:
+        """S(0), as `TrainingDesk.initial_state` has it; only before the first `stand_on`."""
+        self._replica.write_initial(self._out)
+        return CertifiedState.initial(self._out.copy(), self.layout_hash, OuterSettings.of(self._manifest).kinds)
+
+    def stand_on(self, state: CertifiedState) -> None:
+        """Make the steps of overlap, then take over a certified state, keeping progress that was not taken."""
+        while self._replica.overlapping:
+            self._replica.step(self._out)
+        self._replica.apply(state.anchor, round=state.round, taken=self.contributions.taken)
+
+    def train(self, head: Value, state: CertifiedState) -> Ready:
+        """Make the inner steps of the round after `head`, and encode what they led to."""
+        members = head.members
+        share = Assignment(
+            seed=self._manifest.workload.seed,
+            round=head.next_round,
+            member=members.index(self.identity.peer_id),
+            members=len(members),
+        )
+        steps = self._manifest.sync.round_steps
+        self._replica.begin(Train(round=head.next_round, steps=steps, assignment=share, certified_tokens=state.tokens))
+        report = None
+        while not isinstance(report, Contribution):
+            report = self._replica.step(self._out)
+        values = self._out[: self.contributions.fragment(report.round).numel].copy()
+        made = self.contributions.make(report.round, report.number, report.tokens, values, base=head.hash)
+        return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
+
+    def evaluate(self) -> float:
+        """The held-out loss of the state it stands on."""
+        return self._replica.evaluate()
+
+
+class LocalSwarm:
+    """Nodes that train in turn and certify by themselves. Torch's threads should be one, as a testnet's nodes have.
+
+    Raises ConfigError for a strategy without a common state.
+    """
+
+    def __init__(self, manifest: Manifest, identities: Sequence[Identity]) -> None:
+        if manifest.sync.strategy not in STRATEGIES:
+            known = ", ".join((*STRATEGIES, "gossip"))
+            raise ConfigError(
+                f"{manifest.sync.strategy} cannot run in one process ({known} can); leave --in-process out"
+            )
+        self._manifest = manifest
+        self._workload = workload_of(manifest)
+        self.nodes: dict[PeerId, LocalNode] = {}
+        for identity in identities:
+            self._add(identity)
+        first = next(iter(self.nodes.values()))
+        self.head = genesis(manifest.swarm_id, manifest.swarm.founders)
+        self.state = first.initial_state()
+        self.header: StateHeader | None = None
+        self._fragments = first.fragments
+        self._outer = OuterSettings.of(manifest)
+        self.wire_bytes = 0
+        """What all nodes would have sent over lanes, without frames and control."""
+        for node in self.nodes.values():
+            node.stand_on(self.state)
+
+    @property
+    def round(self) -> int:
+        """The newest certified one."""
+        return self.state.round
+
+    @property
+    def tokens(self) -> int:
+        """Certified so far."""
+        return self.state.tokens
+
+    def add(self, identity: Identity) -> None:
+        """A node comes: it stands on the certified state, and contributes from the second round on."""
+        self._add(identity).stand_on(self.state)
+
+    def _add(self, identity: Identity) -> LocalNode:
+        node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, self._workload)
+        return node
+
+    def remove(self, gone: PeerId) -> None:
+        """A node ends with all that it had not contributed."""
+        del self.nodes[gone]
+
+    def replace(self, gone: PeerId, identity: Identity) -> None:
+        """A node ends, and another comes."""
+        self.remove(gone)
+        self.add(identity)
+
+    def run_round(self) -> None:
+        """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
+        head, members = self.head, self.head.members
+        readies = self._announce()
+        seat = PlanSeat(view=0, attempt=0, planner=lead(head, 0), evicted=())
+        joiners = readies.keys() - set(members)
+        settings = RoundSettings.of(self._manifest, self._fragments.of_round(head.next_round).numel)
+        plan = make_plan(head, seat, readies, weightless=joiners, settings=settings, deal=deal)
+        finals = self._reduce(plan)
+        self.state, self.header = advance(self.state, finals, self._outer)
+        self.head = Value(
+            swarm=head.swarm,
+            term=plan.term,
+            round=plan.round,
+            base=head.hash,
+            plan=plan.hash,
+            planner=plan.planner,
+            members=tuple(sorted(self.nodes)),
+            bitmaps=finals.bitmaps_root,
+            tokens=finals.tokens,
+            digest=self.header.digest,
+        )
+        for place, participant in enumerate(plan.participants):
+            node = self.nodes[participant.peer]
+            node.contributions.settle(plan.round, finals.included(place))
+            node.stand_on(self.state)
+
+    def _announce(self) -> dict[PeerId, Ready]:
+        """Everyone trains; what they announce."""
+        head, members = self.head, self.head.members
+        return {
+            peer: node.train(head, self.state) if peer in members else absent_ready(JOINER, head, head.digest)
+            for peer, node in self.nodes.items()
+        }
+
+    def evaluate(self) -> float:
+        """The held-out loss of the state."""
+        return next(iter(self.nodes.values())).evaluate()
+
+    def _reduce(self, plan: Plan) -> Finals:
+        """What the owners make of the contributions, chunk by chunk."""
+        form = FinalFormat(plan)
+        return Finals(plan=plan, chunks=tuple(self._reduce_chunk(form, chunk) for chunk in range(plan.chunks)))
+
+    def _reduce_chunk(self, form: FinalFormat, chunk: int) -> FinalChunk:
+        plan, owner = form.plan, form.owner(chunk)
+        summands = []
+        for place in plan.contributors():
+            participant = plan.participants[place]
+            made = self.nodes[participant.peer].contributions.made
+            if made is None:
+                raise LocalError("a contributor without a contribution")
+            summands.append(Summand(place, participant.weight, made.encoded.encoded(chunk), plan.clip(place)))
+            if participant.peer != owner:
+                self.wire_bytes += made.encoded.payload(chunk).nbytes
+        mean = np.empty(form.grid.length(chunk), np.float32)
+        included, undecodable = combine(form.contributed, summands, form.aggregate, mean)
+        if undecodable:
+            self._leave_out(chunk, [plan.participants[place].peer for place in undecodable])
+        final = self._sign(form, chunk, mean, included)
+        self.wire_bytes += final.payload.nbytes * (len(plan.participants) - 1)
+        return final
+
+    def _sign(self, form: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
+        """What the owner of a chunk says that it came to."""
+        return form.sign(self.nodes[form.owner(chunk)].identity, chunk, mean, included)
+
+    def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
+        """Contributions of these to a chunk do not decode."""
+        raise LocalError(f"chunk {chunk}: the contributions of {peers} do not decode")
+
+
+def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = lambda _: None) -> list[Point]:
+    """The strategy's curve, until the tokens asked for are counted: a point before round 1 and after each round.
+
+    Raises ConfigError, FloatingPointError. Keys follow from the seed, so equal calls give equal curves.
+    """
+    identities = [_identity(seed, index) for index in range(bench.scenario(seed).places)]
+    peers = [identity.peer_id for identity in identities]
+    manifest, founders = bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes]
+    swarm = GossipSwarm(manifest, founders) if bench.strategy == "gossip" else LocalSwarm(manifest, founders)
+    points: list[Point] = []
+    while True:
+        point = Point(
+            round=swarm.round,
+            tokens=swarm.tokens,
+            wire_bytes=swarm.wire_bytes,
+            val_loss=swarm.evaluate(),
+        )
+        points.append(point)
+        tell(point)
+        if point.tokens >= bench.tokens:
+            return points
+        for old, new in bench.replacements(point.round + 1):
+            swarm.replace(peers[old], identities[new])
+        swarm.run_round()
+
+
+def _identity(seed: int, index: int) -> Identity:
+    return Identity.from_seed(seed.to_bytes(16, "little") + index.to_bytes(16, "little"))

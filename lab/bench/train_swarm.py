@@ -1,0 +1,260 @@
+"""A strategy on a real testnet: what its event logs and its report say of loss, tokens, bytes and speed.
+
+    wire bytes after round e   per process, what it had sent by its last certificate up to e; all of them together
+    speed of a node            tokens ÷ seconds of its stretches of inner steps, the median
+    speed of the swarm         certified tokens ÷ seconds, from the certificate of the first round to that of the last
+
+A slow node is one whose trainer is stopped (SIGSTOP) for all but 1/F of each short period: steps, evaluation and
+everything else it does take F times as long, and nothing in the node knows why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from shoal.lab.bench.train_spec import Point, TrainBench
+from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.protocol.errors import NetworkError
+from shoal.testnet.progress import OnProgress, ignore_progress
+from shoal.testnet.reports.report import Report
+from shoal.testnet.swarm import run_testnet
+
+SLOW_PERIOD_S: Final = 0.4
+SEARCH_PERIOD_S: Final = 0.1
+SETTLED_ROUND: Final = 3
+"""In the first round all shares are equal, and what the second says of waiting is the wait for the first."""
+TRAINER: Final = "shoal.node.training.trainer_start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmRun:
+    """What came of one run. points: before round 1 and after each round, to the one that certified the last tokens.
+
+    ideal_tokens_per_s: the sum of the nodes' speeds; None where nodes come and go, for then there is no one sum.
+    blocked_fraction: the share of the trainers' time in which they waited for a round; None if nothing was timed.
+    sound: all tokens were certified, without forks and wrong values. trouble: why it ended before its time.
+    """
+
+    points: tuple[Point, ...]
+    tokens_per_s: float
+    ideal_tokens_per_s: float | None
+    blocked_fraction: float | None
+    sound: bool
+    trouble: str | None
+
+    @property
+    def rate_ratio(self) -> float | None:
+        """The swarm's speed ÷ the sum of its nodes' speeds; None if it was too short to have one."""
+        return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else None
+
+
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """A swarm's tokens per second, and the sum of what its nodes' steps make by themselves.
+
+    blocked_fraction: the share of the trainers' time in which they waited for a round, once shares were by speed; None
+    if nothing was timed.
+    """
+
+    tokens_per_s: float
+    ideal_tokens_per_s: float
+    blocked_fraction: float | None
+
+    @property
+    def ratio(self) -> float:
+        """1 if nobody ever waited."""
+        return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else 0.0
+
+
+def speeds_of(folder: Path, nodes: int) -> Speeds:
+    """What the logs in a testnet's folder say of a run in which no node came or went."""
+    lives = _lives_in(folder, range(nodes))
+    return Speeds(
+        tokens_per_s=_speed([line for life in lives for line in life.certified]),
+        ideal_tokens_per_s=_ideal(lives),
+        blocked_fraction=_blocked(lives, since=SETTLED_ROUND),
+    )
+
+
+async def train_in_swarm(
+    bench: TrainBench, seed: int, folder: Path, on_progress: OnProgress = ignore_progress
+) -> SwarmRun:
+    """Run the strategy on real nodes in the absolute `folder`, until the tokens asked for are certified.
+
+    Raises ConfigError and StorageError before it starts, NetworkError if it certified no round or no loss is known;
+    KeyboardInterrupt. Cancellation: all processes are ended and reaped.
+    """
+    scenario = bench.scenario(seed)
+    if bench.slow == 1:
+        return read_run(bench, await run_testnet(scenario, folder, on_progress), folder)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_slow_down, folder / "nodes" / str(bench.nodes - 1), bench.slow)
+        report = await run_testnet(scenario, folder, on_progress)
+        nursery.cancel_scope.cancel()
+    return read_run(bench, report, folder)
+
+
+def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
+    """What the report, and the nodes' logs in `folder`, say of a run. Raises NetworkError."""
+    lives = _lives_in(folder, [node.index for node in report.nodes])
+    points = _points(report, [life.certified for life in lives], bench.tokens)
+    speed = _speed([line for life in lives for line in life.certified])
+    return SwarmRun(
+        points=tuple(points),
+        tokens_per_s=speed,
+        ideal_tokens_per_s=None if bench.churn else _ideal(lives),
+        blocked_fraction=_blocked(lives),
+        sound=_sound(report) and points[-1].tokens >= bench.tokens,
+        trouble=report.trouble,
+    )
+
+
+def _sound(report: Report) -> bool:
+    """Whether what was certified is right, and every fault of those rounds happened."""
+    certified = report.rounds_certified
+    return (
+        report.forks == 0
+        and report.wrong_values == 0
+        and report.digests_equal is not False
+        and not report.unverified
+        and all(f.at_s is not None and f.error is None for f in report.faults if f.round <= certified)
+    )
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of any event."""
+
+    at: float
+    event: str
+    round: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    wall_s: float = 0.0
+    blocked_s: float = 0.0
+    lanes_sent: int = 0
+    control_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """What one process of a node certified and contributed, in order."""
+
+    node: Path
+    certified: tuple[_Line, ...]
+    contributed: tuple[_Line, ...]
+
+
+def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
+    return [life for index in nodes for life in _lives(folder / "nodes" / str(index) / LOG_NAME)]
+
+
+def _lives(log: Path) -> Iterator[_Life]:
+    lines: list[_Line] = []
+    for text in lines_of(log):
+        with contextlib.suppress(msgspec.DecodeError):  # a killed node's last line is cut short; others are of no use
+            lines.append(msgspec.json.decode(text, type=_Line))
+    starts = [at for at, line in enumerate(lines) if line.event == "started"]
+    for start, stop in pairwise([*starts, len(lines)]):
+        life = lines[start:stop]
+        yield _Life(
+            log.parent,
+            tuple(line for line in life if line.event == "certified"),
+            tuple(line for line in life if line.event == "contributed"),
+        )
+
+
+def _points(report: Report, lives: Iterable[Sequence[_Line]], wanted: int) -> list[Point]:
+    """One per round whose loss is known; the last is the first of them that is not before the `wanted` tokens."""
+    losses = (report.loss.first, *report.loss.by_round)
+    tokens = list(accumulate((found.tokens for found in report.rounds), initial=0))
+    enough = next((number for number, total in enumerate(tokens) if total >= wanted), len(tokens) - 1)
+    if not enough:
+        raise NetworkError(f"no round was certified{f': {report.trouble}' if report.trouble else ''}")
+    last = next((number for number in range(enough, len(losses)) if losses[number] is not None), None)
+    if last is None:
+        raise NetworkError(f"nobody evaluated the state after round {enough}; run it again on a machine less busy")
+    sent = _sent(lives, last)
+    return [
+        Point(round=number, tokens=tokens[number], wire_bytes=sent[number], val_loss=loss)
+        for number, loss in enumerate(losses[: last + 1])
+        if loss is not None
+    ]
+
+
+def _sent(lives: Iterable[Sequence[_Line]], rounds: int) -> list[int]:
+    """What all nodes had sent after each round, from 0 to `rounds`: per life the newest counter up to there."""
+    total = [0] * (rounds + 1)
+    for certified in lives:
+        for number in range(rounds + 1):
+            counters = [line.lanes_sent + line.control_sent for line in certified if line.round <= number]
+            total[number] += counters[-1] if counters else 0
+    return total
+
+
+def _speed(certified: Iterable[_Line]) -> float:
+    """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds."""
+    first: dict[int, _Line] = {}
+    for line in sorted(certified, key=lambda line: line.at):
+        first.setdefault(line.round, line)
+    if len(first) < 2:
+        return 0.0
+    rounds = [first[number] for number in sorted(first)]
+    return sum(line.tokens for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
+
+
+def _ideal(lives: Iterable[_Life]) -> float:
+    """The sum over nodes of the median speed of their inner steps."""
+    speeds: dict[Path, list[float]] = defaultdict(list)
+    for life in lives:
+        speeds[life.node] += [line.tokens / line.seconds for line in life.contributed if line.seconds > 0]
+    return sum(statistics.median(found) for found in speeds.values() if found)
+
+
+def _blocked(lives: Iterable[_Life], *, since: int = 1) -> float | None:
+    """The share of the time between contributions in which trainers waited for a round; None if it was not measured.
+
+    since: contributions to earlier rounds do not count.
+    """
+    lines = [line for life in lives for line in life.contributed if line.round >= since]
+    wall_s = sum(line.wall_s for line in lines)
+    return sum(line.blocked_s for line in lines) / wall_s if wall_s else None
+
+
+async def _slow_down(node: Path, factor: float) -> None:
+    """Let the trainer of the node in folder `node` run for 1 / `factor` of the time.
+
+    Cancellation: it is let go on.
+    """
+    while True:
+        trainer = await trio.to_thread.run_sync(_trainer_of, node)
+        if trainer is None:
+            await trio.sleep(SEARCH_PERIOD_S)
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            try:
+                while True:
+                    trainer.suspend()
+                    await trio.sleep(SLOW_PERIOD_S * (1 - 1 / factor))
+                    trainer.resume()
+                    await trio.sleep(SLOW_PERIOD_S / factor)
+            finally:
+                trainer.resume()
+
+
+def _trainer_of(node: Path) -> psutil.Process | None:
+    """The trainer among this process's descendants that belongs to the node in that folder."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if str(node) in process.cmdline():
+                return next((c for c in process.children(recursive=True) if TRAINER in c.cmdline()), None)
+    return None

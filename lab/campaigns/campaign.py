@@ -1,0 +1,313 @@
+"""A fault campaign: many seeded faults in swarms of real processes, and every certified round recomputed.
+
+    run_campaign ── per group ── living_swarm
+                                   └─ per run: all hold ─ fault ─ the survivors certify ─ victims come back ─ all hold
+                                               └─ examine: values, forks, votes, deadlines        ─► RunRecord
+
+The short version does the same to fewer swarms, several of them at once, whose nodes start at once (`zygote.py`) and
+train less between two reductions.
+
+A run that fails leaves what is needed to understand it in `failures/<number>/`, and the campaign goes on; where a swarm
+does not come together again, the next run gets a new one. The whole is in `campaign.json`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from shoal.lab.campaigns.campaign_check import Window, examine, round_bound_s
+from shoal.lab.campaigns.campaign_faults import Fault
+from shoal.lab.campaigns.campaign_plan import (
+    CODECS,
+    CUTS,
+    PEERS,
+    SHORT_MIX,
+    Group,
+    Mix,
+    Run,
+    draw_runs,
+    groups_of,
+    pairs_of,
+)
+from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm, short_manifest
+from shoal.node.reporting.event_files import LOG_NAME, earlier_of
+from shoal.node.state.store import disk_errors
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.testnet.interruption import until_interrupted
+from shoal.testnet.nodes import Runtime
+from shoal.testnet.run_folder import replace_earlier_run, write_reports
+from shoal.testnet.zygote import zygote
+
+CERTIFY_SLACK_S: Final = 30.0
+"""Beyond its bound a faulted round is waited for so long before its swarm is given up."""
+ABREAST: Final = 2
+"""So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
+REPORT_NAME: Final = "campaign.json"
+_KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "agreement.log", "chain.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What to run. only: a single one of the runs, as the seed makes it among the others; None for all.
+
+    keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
+    most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
+    """
+
+    seed: int = 1
+    runs: int = 200
+    peers: tuple[int, ...] = PEERS
+    codecs: tuple[str, ...] = CODECS
+    mix: Mix | None = None
+    only: int | None = None
+    keep: bool = False
+    short: bool = False
+
+    def drawn(self) -> tuple[Run, ...]:
+        """Its runs. Raises ConfigError."""
+        groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
+        runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
+        if self.only is None:
+            return runs
+        if not 1 <= self.only <= self.runs:
+            raise ConfigError(f"--only: there is no run {self.only} among {self.runs}")
+        return (runs[self.only - 1],)
+
+
+async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecord], None]) -> CampaignReport:
+    """Do all runs in the folder `out`; `on_run` hears of each as it ends. The report is written to `out` as well.
+
+    Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
+    signal ended it. Cancellation: all processes are killed and reaped; no report.
+    """
+    runs = campaign.drawn()
+    out = await trio.to_thread.run_sync(_prepare_folder, out)
+    began = time.monotonic()
+    course = _Course(campaign, out, on_run)
+    async with _runtime(campaign) as runtime:
+        interrupted = await course.run(runs, runtime)
+    records = sorted(course.records, key=lambda record: record.run.number)
+    report = report_of(campaign.seed, runs, records, course.calm_s, wall_s=time.monotonic() - began)
+    await trio.to_thread.run_sync(write_reports, out, {REPORT_NAME: to_json(report) + "\n"})
+    if interrupted:
+        raise KeyboardInterrupt
+    return report
+
+
+@asynccontextmanager
+async def _runtime(campaign: Campaign) -> AsyncIterator[Runtime | None]:
+    """How its nodes are started."""
+    if campaign.short and sys.platform == "linux":
+        async with zygote() as runtime:
+            yield runtime
+    else:
+        yield None
+
+
+def _prepare_folder(out: Path) -> Path:
+    return replace_earlier_run(out, "campaign", folders=("groups", "failures"), files=(REPORT_NAME,))
+
+
+class _Course:
+    """One campaign under way."""
+
+    def __init__(self, campaign: Campaign, out: Path, on_run: Callable[[RunRecord], None]) -> None:
+        self.records: list[RunRecord] = []
+        self.calm_s: dict[str, float] = {}
+        self._campaign = campaign
+        self._out = out
+        self._on_run = on_run
+        self._interrupted = False
+
+    async def run(self, runs: Sequence[Run], runtime: Runtime | None) -> bool:
+        """All runs; True if a signal ended them."""
+        turns = trio.Semaphore(ABREAST if self._campaign.short else 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._heed_signals, nursery.cancel_scope)
+            async with trio.open_nursery() as groups:
+                for group, of_group in groupby(runs, key=lambda run: run.group):
+                    await turns.acquire()
+                    groups.start_soon(self._run_group, group, list(of_group), runtime, turns)
+            nursery.cancel_scope.cancel()
+        return self._interrupted
+
+    async def _heed_signals(self, scope: trio.CancelScope) -> None:
+        await until_interrupted()
+        self._interrupted = True
+        scope.cancel()
+
+    async def _run_group(self, group: Group, runs: list[Run], runtime: Runtime | None, turns: trio.Semaphore) -> None:
+        """The runs of one group, on one swarm; on another when that is not whole any more. Then others have a turn."""
+        manifest_of = short_manifest if self._campaign.short else None
+        swarms = 0
+        while runs:
+            swarms += 1
+            folder = self._out / "groups" / f"{group.name}-{swarms}"
+            failed = self._failed(group)
+            async with living_swarm(
+                folder, group, self._campaign.seed, manifest_of=manifest_of, runtime=runtime
+            ) as swarm:
+                await self._run_on(swarm, runs)
+            if self._failed(group) == failed and not self._campaign.keep:
+                await trio.to_thread.run_sync(shutil.rmtree, folder)
+        turns.release()
+
+    def _failed(self, group: Group) -> int:
+        return sum(record.failed for record in self.records if record.run.group == group)
+
+    async def _run_on(self, swarm: LivingSwarm, runs: list[Run]) -> None:
+        """Take runs off the list and do them, as long as the swarm recovers from them."""
+        gate = None
+        try:
+            await swarm.start()
+            gate = await swarm.gather(after=1)
+        except (Unrecovered, NetworkError) as error:
+            await self._record(swarm, RunRecord(run=runs.pop(0), unrecovered=1, problems=(str(error),)))
+        while runs and gate is not None:
+            self.calm_s[swarm.group.name] = round(swarm.calm_s, 3)
+            gate = await self._do(swarm, runs.pop(0), gate)
+
+    async def _do(self, swarm: LivingSwarm, run: Run, gate: int) -> int | None:
+        """One run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
+        await trio.to_thread.run_sync(swarm.forget, gate)
+        attempt = _Attempt(swarm, run, gate)
+        following = None
+        trouble: tuple[str, ...] = ()
+        try:
+            following = await attempt.carry_out()
+        except (Unrecovered, NetworkError) as error:
+            trouble = (str(error),)
+        last = gate if following is None else following - 1
+        record = await trio.to_thread.run_sync(attempt.record, last, trouble)
+        await self._record(swarm, record)
+        return following
+
+    async def _record(self, swarm: LivingSwarm, record: RunRecord) -> None:
+        self.records.append(record)
+        if record.failed:
+            await trio.to_thread.run_sync(self._save_failure, swarm, record)
+        self._on_run(record)
+
+    def _save_failure(self, swarm: LivingSwarm, record: RunRecord) -> None:
+        """What it takes to understand a failed run, and to do it again."""
+        folder = self._out / "failures" / str(record.run.number)
+        campaign = self._campaign
+        again = f"shoal campaign --runs {campaign.runs} --seed {campaign.seed} --only {record.run.number}"
+        again += "".join(f" --peers {count}" for count in campaign.peers)
+        again += "".join(f" --codecs {codec}" for codec in campaign.codecs)
+        again += " --short" if campaign.short else ""
+        with disk_errors(folder):
+            folder.mkdir(parents=True)
+            content = msgspec.to_builtins(record) | {"again": again}
+            (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            shutil.copy(swarm.folder / "swarm.toml", folder)
+            for node in swarm.nodes:
+                kept = folder / "nodes" / str(node.index)
+                kept.mkdir(parents=True)
+                for name in _KEPT_OF_A_NODE:
+                    if (node.folder / name).exists():
+                        shutil.copy(node.folder / name, kept)
+                if (node.folder / "rounds").exists():
+                    shutil.copytree(node.folder / "rounds", kept / "rounds")
+
+
+class _Attempt:
+    """One run being done."""
+
+    def __init__(self, swarm: LivingSwarm, run: Run, gate: int) -> None:
+        self._swarm = swarm
+        self._run = run
+        self._gate = gate
+        self._fault = Fault(run, swarm, gate)
+        self._calm_s = swarm.calm_s
+        self._bound_s = round_bound_s(
+            peers=run.group.peers,
+            faults=len(self._fault.strike.victims),
+            cut=run.kind in CUTS,
+            calm_s=self._calm_s,
+        )
+        self._released_at = 0.0
+        self._whole_s: float | None = None
+
+    async def carry_out(self) -> int:
+        """The fault, the certificate, everybody's return; returns where the next round begins.
+
+        Raises Unrecovered or NetworkError if the survivors or the whole swarm do not get there.
+        """
+        self._released_at = await self._fault.let_go()
+        trouble: list[NetworkError | Unrecovered] = []
+
+        async def noting(part: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await part()
+            except (NetworkError, Unrecovered) as error:
+                trouble.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(noting, self._fault.carry_out)
+            nursery.start_soon(noting, self._until_certified)
+        if trouble:
+            raise trouble[0]
+        await self._fault.take_back()
+        following = await self._swarm.gather(after=self._gate)
+        self._whole_s = time.time() - self._fault.strike.at
+        return following
+
+    async def _until_certified(self) -> None:
+        swarm, gate, survivors = self._swarm, self._gate, self._fault.survivors
+        await swarm.until(
+            lambda: all(swarm.is_past(node, gate) for node in survivors),
+            self._bound_s + CERTIFY_SLACK_S,
+            f"the survivors are past round {gate}",
+        )
+
+    def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:
+        """What came of it, the rounds up to `last` judged. Blocks."""
+        strike = self._fault.strike
+        struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
+        window = Window(
+            first=self._gate,
+            last=last,
+            released_at=self._released_at,
+            struck=struck,
+            cut=self._run.kind in CUTS,
+            bound_s=self._bound_s,
+            codec=self._run.group.codec,
+        )
+        found = examine(self._swarm.members, window)
+        ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
+        round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
+        return RunRecord(
+            run=self._run,
+            round=self._gate,
+            struck=strike.text(self._run),
+            released_at=self._released_at,
+            struck_at=strike.at,
+            round_s=round_s,
+            delay_s=None if round_s is None else round_s - self._calm_s,
+            evicted=found.evicted,
+            coverage=found.coverage,
+            whole_s=self._whole_s,
+            bound_s=self._bound_s,
+            rounds_checked=found.rounds_checked,
+            wrong_values=found.wrong_values,
+            forks=found.forks,
+            broken_votes=found.broken_votes,
+            late_rounds=found.late_rounds,
+            unverified=found.unverified,
+            unrecovered=int(bool(trouble)),
+            problems=(*trouble, *found.problems),
+        )

@@ -1,0 +1,242 @@
+"""Carries out the fault of one run on a living swarm: chosen, struck at its point, and taken back afterwards.
+
+A node that is to be struck in a phase holds at that very point, and no other does. A kill between vote and certificate
+has no point to hold at: the victim's log is watched instead, and the record says whether the certificate was faster.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from shoal.lab.campaigns.campaign_plan import CUTS, PAIRED, Run
+from shoal.lab.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm
+from shoal.node.reporting.event_files import LOG_NAME, LogFollower
+from shoal.protocol.certificate import lead
+from shoal.protocol.messages import Value
+from shoal.protocol.quorum import is_quorum
+from shoal.testnet.nodes import NodeProcess
+
+POINT_DEADLINE_S: Final = 30.0
+SECOND_POINT_S: Final = 0.5
+"""How long the first of two victims holds for the second, which may never come to its point without it."""
+WATCH_S: Final = 0.002
+CUT_PERIOD_S: Final = 0.03
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Strike:
+    """What a run's fault came to. at: wall clock; held_s: how long the first victim stood still for it before."""
+
+    victims: tuple[NodeProcess, ...]
+    point: str = ""
+    at: float = 0.0
+    held_s: float = 0.0
+
+    def text(self, run: Run) -> str:
+        """`kill_lead node 2 at reduce 0.41`."""
+        who = " and ".join(str(node.index) for node in self.victims)
+        return f"{run.kind} node {who} {self.point}"
+
+
+class Fault:
+    """The fault of one run, in the round `gate`, at whose beginning all nodes hold."""
+
+    def __init__(self, run: Run, swarm: LivingSwarm, gate: int) -> None:
+        self._run = run
+        self._swarm = swarm
+        self._gate = gate
+        head = swarm.head()
+        self.strike = Strike(victims=self._victims(head))
+        self._phases: list[str] = []
+        cut = run.kind in CUTS
+        self.survivors = tuple(n for n in swarm.nodes if cut or n not in self.strike.victims)
+
+    def _victims(self, head: Value) -> tuple[NodeProcess, ...]:
+        nodes, run = self._swarm.nodes, self._run
+        order = [nodes[index] for index in run.order]
+        if run.kind == "kill_lead":
+            return tuple(node for node in nodes if node.peer_id == lead(head, 0))
+        if run.kind in PAIRED:
+            pairs = [(a, b) for a in order for b in order if a is not b]
+            for pair in pairs:
+                if is_quorum(head, [node.peer_id for node in nodes if node not in pair]):
+                    return pair
+        return (order[0],)
+
+    # -- striking --------------------------------------------------------------------------------------------
+
+    async def let_go(self) -> float:
+        """Set the victims' holds and let all nodes go on; returns when (wall clock). Raises NetworkError."""
+        run, victims = self._run, self.strike.victims
+        points = [] if run.phase is None or run.kind == "kill_voter" else [run.phase] * len(victims)
+        if run.kind == "kill_repair":
+            points = ["reduce", "repair"][: len(victims)]
+        for node, phase in zip(victims, points, strict=False):
+            await self._swarm.order(node, "hold", f"{self._gate}:{phase}:{run.progress if phase == 'reduce' else 0}")
+        released_at = time.time()
+        await self._swarm.order_all(self._swarm.nodes, "release")
+        self._phases = points
+        return released_at
+
+    async def carry_out(self) -> None:
+        """Wait for the moment and strike. What lasts (a stop) has ended when this returns, but for `take_back`."""
+        await self._until_moment()
+        self.strike.at = time.time()
+        action = _ACTIONS[self._run.kind]
+        await action(self)
+
+    async def _until_moment(self) -> None:
+        run, strike = self._run, self.strike
+        if run.kind == "kill_voter":
+            voted = await until_voted(strike.victims[0].folder / LOG_NAME, self._gate)
+            strike.point = "after its vote" if voted else "after its certificate"
+        elif not self._phases:
+            wait_s = run.after * self._swarm.calm_s
+            strike.point = f"after {wait_s:.2f} s"
+            await trio.sleep(wait_s)
+        else:
+            strike.point = f"at {self._phases[0]}" + (f" {run.progress:.2f}" if self._phases[0] == "reduce" else "")
+            await self._until_holding()
+
+    async def _until_holding(self) -> None:
+        first, *second = self.strike.victims
+        met = partial(self._swarm.holding, first, self._gate, self._phases[0])
+        with trio.move_on_after(POINT_DEADLINE_S):
+            await self._swarm.journal.until(lambda: met() is not None or self._over())
+        holding = met()
+        if holding is None:
+            self.strike.point += ", which it never came to"
+            return
+        if second and self._phases[1] == self._phases[0]:
+            with trio.move_on_after(SECOND_POINT_S):
+                await self._swarm.journal.until(
+                    lambda: self._swarm.holding(second[0], self._gate, self._phases[1]) is not None
+                )
+        self.strike.held_s = time.time() - holding.at
+
+    def _over(self) -> bool:
+        """Whether the round was certified before the point was met."""
+        return any(self._swarm.certificate(node, self._gate) is not None for node in self.survivors)
+
+    async def _kill(self) -> None:
+        for node in self.strike.victims:
+            kill(node)
+
+    async def _kill_repair(self) -> None:
+        first, *second = self.strike.victims
+        kill(first)
+        for node in second:
+            at_repair = partial(self._swarm.holding, node, self._gate, "repair")
+            with trio.move_on_after(POINT_DEADLINE_S):
+                await self._swarm.journal.until(lambda met=at_repair: met() is not None or self._over())  # type: ignore[misc]
+            self.strike.point += " and at repair" if at_repair() is not None else ", with nothing to repair"
+            kill(node)
+
+    async def _stop(self) -> None:
+        for node in self.strike.victims:
+            node.signal(signal.SIGSTOP)
+
+    async def _stop_continue(self) -> None:
+        await self._stop()
+        await trio.sleep(self._run.stop_s)
+        await self.take_back()
+
+    async def _stop_kill(self) -> None:
+        await self._stop()
+        await trio.sleep(self._run.stop_s)
+        await self._kill()
+
+    async def _stop_two(self) -> None:
+        first, *second = self.strike.victims
+        first.signal(signal.SIGSTOP)
+        for node in second:
+            kill(node)
+
+    async def _cut(self) -> None:
+        (victim,) = self.strike.victims
+        others = [self._swarm.nodes[index] for index in self._run.order if index != victim.index]
+        peers = [node.peer_id for node in (others[:1] if self._run.kind == "cut_pair" else others)]
+        broken = 0
+        for cut in range(self._run.cuts):
+            await trio.sleep(CUT_PERIOD_S if cut else 0)
+            reply = await self._swarm.order(victim, "cut", *peers)
+            broken += len(msgspec.convert(reply["cut"], list[str]))
+        self.strike.point += f", lanes to peers cut {broken} times"
+        await self._swarm.release([victim])
+
+    # -- afterwards ------------------------------------------------------------------------------------------
+
+    async def take_back(self) -> None:
+        """Continue who is stopped, start who was killed. Raises Unrecovered, NetworkError."""
+        swarm = self._swarm
+        killed = [node for node in self.strike.victims if node.struck == "killed"]
+        quiet = self.survivors if killed and self._run.quiet else ()
+        if quiet:
+            await swarm.stand_still(quiet)
+        for node in self.strike.victims:
+            if node in killed:
+                await swarm.revive(node)
+                continue
+            if node.stopped:
+                node.signal(signal.SIGCONT)
+            await swarm.release([node])
+        if quiet:
+            await swarm.until(lambda: all(map(swarm.under_way, killed)), START_DEADLINE_S, "who was killed is back")
+            await swarm.release(quiet)
+
+
+def kill(node: NodeProcess) -> None:
+    """SIGKILL the node and its trainer."""
+    node.signal(signal.SIGKILL)
+    node.struck = "killed"
+
+
+_ACTIONS: Final = {
+    "kill": Fault._kill,
+    "kill_lead": Fault._kill,
+    "kill_voter": Fault._kill,
+    "kill_two": Fault._kill,
+    "kill_repair": Fault._kill_repair,
+    "stop": Fault._stop,
+    "stop_continue": Fault._stop_continue,
+    "stop_kill": Fault._stop_kill,
+    "stop_two": Fault._stop_two,
+    "cut_pair": Fault._cut,
+    "cut_all": Fault._cut,
+}
+
+
+class _Line(msgspec.Struct, frozen=True):
+    event: str
+    round: int = -1
+
+
+async def until_voted(log: Path, round: int) -> bool:
+    """Wait until the node of this log has voted in a round; False if it has its certificate already, or never votes.
+
+    Looks far more often than the journal does: between vote and certificate there are milliseconds.
+    """
+    follower, rest = LogFollower(log), b""
+    with trio.move_on_after(POINT_DEADLINE_S):
+        while True:
+            *lines, rest = (rest + follower.read()).split(b"\n")
+            told = {line.event for text in lines if (line := _parsed(text)).round == round}
+            if told & {"voted", "certified", "caught_up"}:
+                return "certified" not in told and "caught_up" not in told
+            await trio.sleep(WATCH_S)
+    return False
+
+
+def _parsed(text: bytes) -> _Line:
+    try:
+        return msgspec.json.decode(text, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Line(event="")

@@ -1,0 +1,154 @@
+"""What came of a campaign: a record per run, and the report over all of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shoal.lab.campaigns.campaign_plan import Run
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run.
+
+    released_at, struck_at: wall clock. round_s: from the beginning of the faulted round to its certificate, in the
+    median of the survivors, without the time that the victim stood still to be struck. delay_s: how much longer that
+    was than the group's undisturbed rounds. evicted: survivors that are no members after the round. coverage: of the
+    round, if only lanes were cut. whole_s: from the fault until all contributed again and had begun another round.
+    late_rounds: rounds that took somebody longer than `bound_s`. Each problem is also said in words.
+    """
+
+    run: Run
+    round: int = 0
+    struck: str = ""
+    released_at: float = 0.0
+    struck_at: float = 0.0
+    round_s: float | None = None
+    delay_s: float | None = None
+    evicted: int = 0
+    coverage: float | None = None
+    whole_s: float | None = None
+    bound_s: float = 0.0
+    rounds_checked: int = 0
+    wrong_values: int = 0
+    forks: int = 0
+    broken_votes: int = 0
+    late_rounds: int = 0
+    unverified: int = 0
+    unrecovered: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything about it was not as it should be."""
+        return bool(
+            self.wrong_values
+            or self.forks
+            or self.broken_votes
+            or self.late_rounds
+            or self.unverified
+            or self.unrecovered
+            or self.problems
+        )
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds over several runs; p90 is the least that nine in ten do not exceed."""
+
+    median: float
+    p90: float
+    max: float
+
+
+class KindReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one kind of fault; delay_s is None where no round of them was certified."""
+
+    runs: int
+    delay_s: Spread | None
+
+
+class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole campaign. runs: how many were done, of `runs_drawn`. calm_s: by group. failed_runs: their numbers.
+
+    cut_coverage: the least coverage of a round in which lanes were cut.
+    """
+
+    seed: int
+    runs: int
+    runs_drawn: int
+    peers: tuple[int, ...]
+    codecs: tuple[str, ...]
+    rounds_checked: int
+    wrong_values: int
+    forks: int
+    broken_votes: int
+    late_rounds: int
+    unverified: int
+    unrecovered: int
+    evicted_survivors: int
+    cut_coverage: float | None
+    failed_runs: tuple[int, ...]
+    by_fault: dict[str, KindReport]
+    calm_s: dict[str, float]
+    longest_round_share: float
+    wall_s: float
+
+
+def report_of(
+    seed: int, drawn: Sequence[Run], records: Sequence[RunRecord], calm_s: Mapping[str, float], *, wall_s: float
+) -> CampaignReport:
+    """The report over the runs that were done, of those that were drawn.
+
+    longest_round_share: the largest share of its bound that a faulted round took.
+    """
+    kinds: dict[str, list[RunRecord]] = defaultdict(list)
+    for record in records:
+        kinds[record.run.kind].append(record)
+    shares = [record.round_s / record.bound_s for record in records if record.round_s is not None]
+    return CampaignReport(
+        seed=seed,
+        runs=len(records),
+        runs_drawn=len(drawn),
+        peers=tuple(dict.fromkeys(run.group.peers for run in drawn)),
+        codecs=tuple(dict.fromkeys(run.group.codec for run in drawn)),
+        rounds_checked=sum(record.rounds_checked for record in records),
+        wrong_values=sum(record.wrong_values for record in records),
+        forks=sum(record.forks for record in records),
+        broken_votes=sum(record.broken_votes for record in records),
+        late_rounds=sum(record.late_rounds for record in records),
+        unverified=sum(record.unverified for record in records),
+        unrecovered=sum(record.unrecovered for record in records),
+        evicted_survivors=sum(record.evicted for record in records),
+        cut_coverage=min((record.coverage for record in records if record.coverage is not None), default=None),
+        failed_runs=tuple(record.run.number for record in records if record.failed),
+        by_fault={
+            kind: KindReport(runs=len(of_kind), delay_s=spread([r.delay_s for r in of_kind if r.delay_s is not None]))
+            for kind, of_kind in sorted(kinds.items())
+        },
+        calm_s=dict(calm_s),
+        longest_round_share=round(max(shares, default=0.0), 3),
+        wall_s=round(wall_s, 1),
+    )
+
+
+def ok(report: CampaignReport) -> bool:
+    """Whether all runs were done, and all were as they should be."""
+    return report.runs == report.runs_drawn and not report.failed_runs
+
+
+def spread(seconds: Sequence[float]) -> Spread | None:
+    """Median, 90th percentile (nearest rank) and maximum; None of nothing."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
+    return Spread(median=round(statistics.median(ordered), 2), p90=round(p90, 2), max=round(ordered[-1], 2))
+
+
+def to_json(report: CampaignReport) -> str:
+    """The report as one JSON document."""
+    return msgspec.json.format(msgspec.json.encode(report)).decode()

@@ -1,0 +1,170 @@
+"""A chaos campaign: drawn scenarios of real processes, one after the other until the time is over, all values judged.
+
+    run_chaos ── per scenario ── run_testnet ─► report ─► judged: values, forks, votes, deadlines ─► ScenarioRecord
+
+A scenario that failed leaves its folder; of the others only the report stays.
+The whole is in `chaos.json` and `chaos.html`, written anew after every scenario.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from shoal.lab.campaigns.campaign_check import Member, broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
+from shoal.lab.campaigns.chaos_report import (
+    ChaosReport,
+    ScenarioRecord,
+    late_rounds,
+    problems_of,
+    render_page,
+    report_of,
+    to_json,
+)
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId
+from shoal.testnet.links.namespaces import why_not
+from shoal.testnet.reports.report import Report
+from shoal.testnet.run_folder import replace_earlier_run, write_reports
+from shoal.testnet.scenario import ROUND_LIMIT, Scenario
+from shoal.testnet.swarm import run_testnet
+
+MINUTES_LIMIT: Final = 24 * 60.0
+REPORT_NAME: Final = "chaos.json"
+PAGE_NAME: Final = "chaos.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """What to run: scenarios for `minutes`, at most `scenarios` of them; or `only` a single one of them.
+
+    Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
+    """
+
+    seed: int = 1
+    minutes: float = 60.0
+    scenarios: int | None = None
+    only: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes <= MINUTES_LIMIT:
+            raise ConfigError(f"--minutes: more than 0 and at most {MINUTES_LIMIT:.0f}")
+        if self.scenarios is not None and self.scenarios < 1:
+            raise ConfigError("--scenarios: at least one")
+
+
+async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioRecord], None]) -> ChaosReport:
+    """Do scenarios in the folder `out` until the time is over; `on_scenario` hears of each as it ends.
+
+    Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
+    signal ended it. Cancellation: all processes are killed and reaped; the report is of the scenarios before.
+    """
+    without_links = why_not()
+    numbers = range(1, SCENARIO_LIMIT + 1) if chaos.only is None else (chaos.only,)
+    if chaos.only is not None:
+        _check_only(chaos.only, draw_scenario(chaos.seed, chaos.only), without_links)
+    out = await trio.to_thread.run_sync(_prepare_folder, out)
+    began = time.monotonic()
+    records: list[ScenarioRecord] = []
+    passed_over: list[int] = []
+
+    def told() -> ChaosReport:
+        wall_s = time.monotonic() - began
+        return report_of(
+            chaos.seed,
+            records,
+            minutes=chaos.minutes,
+            wall_s=wall_s,
+            without_links=without_links,
+            passed_over=passed_over,
+        )
+
+    for number in numbers:
+        if len(records) == chaos.scenarios or (records and time.monotonic() - began >= chaos.minutes * 60):
+            break
+        scenario = draw_scenario(chaos.seed, number)
+        if scenario.needs_namespaces and without_links is not None:
+            passed_over.append(number)
+            continue
+        folder = out / "scenarios" / str(number)
+        report = await run_testnet(scenario, folder)
+        record = await trio.to_thread.run_sync(judge, number, report, folder)
+        records.append(record)
+        if not record.failed:
+            await trio.to_thread.run_sync(shutil.rmtree, folder / "nodes")
+        await trio.to_thread.run_sync(_write, told(), out)
+        on_scenario(record)
+    return told()
+
+
+def _check_only(number: int, scenario: Scenario, without_links: str | None) -> None:
+    if scenario.needs_namespaces and without_links is not None:
+        raise ConfigError(
+            f"--only {number}: this scenario strikes links; run it where that can be done, or choose another: "
+            f"{without_links}"
+        )
+
+
+def _prepare_folder(out: Path) -> Path:
+    return replace_earlier_run(out, "chaos", folders=("scenarios",), files=(REPORT_NAME, PAGE_NAME))
+
+
+def _write(report: ChaosReport, out: Path) -> None:
+    write_reports(out, {REPORT_NAME: to_json(report) + "\n", PAGE_NAME: render_page(report)})
+
+
+def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
+    """What came of a scenario, from its report and what its nodes left in `folder`. Blocks."""
+    load = load_per_core()
+    broken = [line for member in _members(report, folder) for line in broken_votes(member, 1, ROUND_LIMIT)]
+    bound_s = bound_of(report, load)
+    longest_s, late = late_rounds(report, bound_s)
+    return ScenarioRecord(
+        number=number,
+        nodes=report.scenario.nodes,
+        codec=report.scenario.codec,
+        rounds=report.scenario.rounds,
+        rounds_certified=report.rounds_certified,
+        wall_s=report.wall_s,
+        load=round(load, 2),
+        faults=report.faults,
+        wrong_values=report.wrong_values,
+        forks=report.forks,
+        broken_votes=len(broken),
+        late_rounds=len(late),
+        unverified=len(report.unverified),
+        longest_round_s=round(longest_s, 3),
+        bound_s=round(bound_s, 3),
+        problems=problems_of(report, broken=broken, late=late),
+    )
+
+
+def _members(report: Report, folder: Path) -> list[Member]:
+    folders = {node.index: folder / "nodes" / str(node.index) for node in report.nodes}
+    return [
+        Member(index=node.index, peer_id=PeerId(node.peer_id), folder=folders[node.index])
+        for node in report.nodes
+        if (folders[node.index] / LOG_NAME).exists()
+    ]
+
+
+def bound_of(report: Report, load: float) -> float:
+    """Within how many seconds one round must come after another in this scenario, whatever was done.
+
+    As a campaign's bound of two faults that strike together, one of them to the links; with what the longest fault
+    lasts, and a machine's share of the time that grows with its load (runnable processes a core).
+    """
+    scenario = report.scenario
+    calm = sorted(entry.total_s for entry in report.rounds)
+    calm_s = calm[len(calm) // 2] if calm else 0.0
+    lasting_s = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
+    bound_s = round_bound_s(peers=scenario.nodes, faults=2, cut=True, calm_s=calm_s)
+    return bound_s + lasting_s + machine_s(load)

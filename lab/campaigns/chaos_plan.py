@@ -1,0 +1,188 @@
+"""What a chaos campaign does: scenarios of a few faults each, whose kinds and phases come from one shuffled deck.
+
+A *move* is a fault of some kind in some phase with whatever has to go with it: a repair needs a loss in the same round,
+a transfer somebody who joins, and who was stopped for an open time is continued. Every pair of kind and phase is a card
+of the deck; the deck is dealt out before it is shuffled again, so that no pair is left out. Scenario 7 of a seed is the
+same whether the others are run or not, and on whatever machine: where links cannot be struck, the scenarios that strike
+some are left out and the others are what they are elsewhere.
+
+A swarm must be able to survive what is drawn: so many nodes that those who are lost for good, or until some later
+round, are never half of those that are left.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final, get_args
+
+from msgspec.structs import replace
+
+from shoal.lab.campaigns.campaign_plan import CODECS
+from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME
+from shoal.protocol.errors import ConfigError
+from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
+
+Card = tuple[Kind, Phase]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""A move named `continue` is a stop that lasts until then, one named `heal` a partition that does."""
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+LOSING: Final = ("kill", "leave", "continue")
+"""Moves in which a node is gone for good, or until some later round."""
+LASTING: Final = ("stop", "restart", "slow")
+"""Kinds of a single node that are undone after a while."""
+ENDING: Final = ("continue", "heal")
+"""Kinds that end what began some rounds before."""
+
+NODES: Final = (4, 5)
+MOVES: Final = 3
+FIRST_ROUND: Final = 2
+GAP: Final = 4
+"""Rounds from one move to the next."""
+LATER: Final = 2
+"""So many rounds after its beginning a stop or a partition ends, and who was corrupted starts again on its disk."""
+ROUNDS: Final = FIRST_ROUND + GAP * MOVES + LATER
+SCENARIO_LIMIT: Final = 100_000
+
+AWAY_S: Final = (1.0, 10.0)
+SLOW_MBIT: Final = (1.0, 8.0)
+LANES_SHARE: Final = 0.3
+"""Which share of the partitions keeps only lanes apart."""
+INNER_STEPS: Final = 20
+MODEL: Final = {"inputs": 320, "outputs": 128, "step_s": 0.1}
+"""41,088 parameters: eleven chunks of CHUNK_VALUES, and rounds of two or three seconds."""
+CHUNK_VALUES: Final = 4096
+
+
+DECK: Final[tuple[Card, ...]] = tuple((kind, phase) for kind in KINDS for phase in PHASES)
+
+
+def hand(seed: int, number: int) -> tuple[Card, ...]:
+    """The cards of scenario `number`, counted from 1. Raises ConfigError."""
+    if not 1 <= number <= SCENARIO_LIMIT:
+        raise ConfigError(f"--only: the scenarios of a campaign are 1 to {SCENARIO_LIMIT}, not {number}")
+    drawn = []
+    for at in range((number - 1) * MOVES, number * MOVES):
+        deals, place = divmod(at, len(DECK))
+        drawn.append(random.Random(f"{seed}:chaos:deck:{deals}").sample(DECK, len(DECK))[place])
+    return tuple(drawn)
+
+
+def draw_scenario(seed: int, number: int) -> Scenario:
+    """Scenario `number` of a campaign. Raises ConfigError."""
+    drawn = hand(seed, number)
+    draw = random.Random(f"{seed}:chaos:{number}")
+    losses = sum(kind in LOSING for kind, _ in drawn)
+    nodes = NODES[losses > 1 or any(phase == "repair" for _, phase in drawn)]
+    cast = _Cast(nodes=nodes, order=draw.sample(range(nodes), nodes), draw=draw)
+    for move, card in enumerate(sorted(drawn, key=lambda card: card[1] != "transfer")):  # who joins takes its time
+        cast.move(card, FIRST_ROUND + move * GAP)
+    return Scenario(
+        nodes=nodes,
+        rounds=ROUNDS,
+        seed=draw.randrange(2**31),
+        codec=draw.choice(CODECS),
+        workload=WORKLOAD_NAME,
+        options=dict(MODEL),
+        inner_steps=INNER_STEPS,
+        round={"chunk_values": CHUNK_VALUES},
+        faults=tuple(cast.faults),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cast:
+    """Who is struck. order: the nodes in the order in which they are; who is lost is not struck again."""
+
+    nodes: int
+    order: list[int]
+    draw: random.Random
+    faults: list[Fault] = field(default_factory=list)
+    joined: int = 0
+
+    def move(self, card: Card, round: int) -> None:
+        """The faults of one move, which begins in `round`."""
+        kind, phase = card
+        at = round + LATER if kind in ENDING else round
+        progress = {
+            "reduce": self._between(0.05, 0.95),
+            "transfer": self._between(0.0, 0.9),
+        }.get(phase)
+        target = None
+        if phase == "repair":
+            self._lose_another(at)
+        elif phase == "transfer":
+            newcomer = self._newcomer(at)
+            target = None if kind in (*ENDING, "corrupt") else newcomer
+        self._strike(kind, round, Fault(kind="join", round=at, phase=phase, progress=progress), target)
+
+    def _lose_another(self, round: int) -> None:
+        """A loss to repair: a node that comes back by itself."""
+        away_s = self._between(*AWAY_S)
+        progress = self._between(0.1, 0.6)
+        self._add(
+            Fault(kind="restart", node=self._next(), round=round, phase="reduce", progress=progress, duration_s=away_s)
+        )
+
+    def _newcomer(self, round: int) -> int:
+        """Somebody who joins, and has a state to fetch."""
+        self.joined += 1
+        index = self.nodes + self.joined - 1
+        self._add(Fault(kind="join", node=index, round=round, phase="train"))
+        return index
+
+    def _strike(self, kind: Kind, round: int, at: Fault, target: int | None) -> None:
+        """A fault of this kind at the point of `at`, with what has to come before and after it."""
+        away_s = self._between(*AWAY_S)
+        if kind == "join":
+            self.joined += 1
+            self._add(replace(at, node=self.nodes + self.joined - 1))
+        elif kind == "heal":
+            self._add(Fault(kind="partition", round=round, phase="train", groups=self._one_and_others(self._last())))
+            self._add(replace(at, kind=kind))
+        elif kind == "partition":
+            what = "lanes" if self.draw.random() < LANES_SHARE else "all"
+            groups = self._halves() if target is None else self._one_and_others(target)
+            self._add(replace(at, kind=kind, groups=groups, traffic=what, duration_s=away_s))
+        else:
+            self._strike_one(kind, round, at, self._next() if target is None else target, away_s)
+
+    def _strike_one(self, kind: Kind, round: int, at: Fault, node: int, away_s: float) -> None:
+        """The same, of a kind that strikes a single node."""
+        if kind == "continue":
+            self._add(Fault(kind="stop", node=node, round=round, phase="train"))
+        rate_mbit = self._between(*SLOW_MBIT) if kind == "slow" else None
+        lasts_s = away_s if kind in LASTING else None
+        self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, rate_mbit=rate_mbit))
+        if kind == "corrupt":
+            self._add(Fault(kind="restart", node=node, round=at.round + LATER, duration_s=AWAY_S[0]))
+        if kind in ("kill", "leave") and node in self.order:
+            self.order.remove(node)
+
+    def _add(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+    def _next(self) -> int:
+        """Whom to strike: of those that are not lost, who was not for the longest time."""
+        node = self.order.pop(0)
+        self.order.append(node)
+        return node
+
+    def _last(self) -> int:
+        """The same, but never the node that holds for faults that strike no single one: the first of those left."""
+        node = max(self.order)
+        self.order.remove(node)
+        self.order.append(node)
+        return node
+
+    def _halves(self) -> tuple[tuple[int, ...], ...]:
+        if self.draw.random() < 1 / 2:
+            return self._one_and_others(self._next())
+        some = self.draw.sample(range(self.nodes), self.nodes // 2)
+        return tuple(sorted(some)), tuple(index for index in range(self.nodes) if index not in some)
+
+    def _one_and_others(self, node: int) -> tuple[tuple[int, ...], ...]:
+        return (node,), tuple(index for index in range(self.nodes) if index != node)
+
+    def _between(self, least: float, most: float) -> float:
+        return round(self.draw.uniform(least, most), 2)

@@ -1,0 +1,78 @@
+"""What came of a soak."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.lab.campaigns.soak_measures import Verdict
+from shoal.lab.campaigns.soak_plan import Strike
+
+
+class StrikeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. struck_at_s: after the swarm began to train; round: under way then.
+
+    whole_s: from when it was undone until all contributed to one round again. error: why it could not be done.
+    """
+
+    strike: Strike
+    struck_at_s: float
+    round: int
+    whole_s: float
+    error: str | None = None
+
+
+class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole soak. seconds: how long it really trained. without_links: why nothing was done to links, if so.
+
+    longest_gap_s: between the first certificates of two rounds, of at most `gap_bound_s`. load: the most runnable
+    processes a core that there were. problems: whatever was not as it should be, in words, other
+    than growth, which the verdicts tell; trouble: why the soak ended before its time.
+    """
+
+    seed: int
+    nodes: int
+    minutes: float
+    period_s: float
+    seconds: float
+    faults_drawn: int
+    faults: tuple[StrikeRecord, ...]
+    without_links: str | None
+    rounds: int
+    rounds_checked: int
+    wrong_values: int
+    forks: int
+    broken_votes: int
+    unverified: int
+    longest_gap_s: float
+    gap_bound_s: float
+    load: float
+    digests_equal: bool
+    verdicts: tuple[Verdict, ...]
+    problems: tuple[str, ...]
+    trouble: str | None = None
+
+    @property
+    def grown(self) -> tuple[Verdict, ...]:
+        """The verdicts that do not hold."""
+        return tuple(verdict for verdict in self.verdicts if not verdict.holds)
+
+
+def ok(report: SoakReport) -> bool:
+    """Whether it went to its end, nothing grew, and every round was exact."""
+    return (
+        report.trouble is None
+        and not report.problems
+        and not report.grown
+        and report.digests_equal
+        and report.rounds_checked > 0
+        and not (report.wrong_values or report.forks or report.broken_votes or report.unverified)
+    )
+
+
+def to_json(report: SoakReport) -> str:
+    """The report as one JSON document; a verdict says itself whether it holds."""
+    content = msgspec.to_builtins(report)
+    for told, verdict in zip(content["verdicts"], report.verdicts, strict=True):
+        told |= {"growth": verdict.growth, "holds": verdict.holds}
+    content["ok"] = ok(report)
+    return msgspec.json.format(msgspec.json.encode(content)).decode()

@@ -1,0 +1,1 @@
+"""The laboratory's commands, which `shoal` shows where it is installed."""

@@ -1,0 +1,151 @@
+"""`shoal bench allreduce`, and `shoal bench compare`, which sets it beside others and writes the page of benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from shoal.cli.options import ReportOptions, option, parse_numbers
+from shoal.cli.render import progress_display
+from shoal.cli.text import number, quantity
+
+if TYPE_CHECKING:
+    from shoal.lab.bench.allreduce import Allreduce
+    from shoal.lab.bench.compare import Comparison
+
+Numel = Annotated[int, option("--numel", help="How many values.")]
+Iters = Annotated[int, option("--iters", help="Measured rounds; two more warm up.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllreduceOptions(ReportOptions):
+    """What the user asked `shoal bench allreduce` for."""
+
+    peers: Annotated[int, option("--peers", help="How many nodes, each a process of its own.")] = 4
+    numel: Numel = 25_000_000
+    codec: Annotated[str, option("--codec", help="fp32, bf16, int8 or int4.")] = "fp32"
+    iters: Iters = 5
+    fault: Annotated[
+        Literal["none", "sigkill", "sigstop"],
+        option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often."),
+    ] = "none"
+    durability: Annotated[
+        Literal["disk", "memory"], option("--durability", help="Where results wait for the certificate.")
+    ] = "disk"
+    sockets: Annotated[
+        bool, option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
+    ] = False
+
+
+def allreduce(options: AllreduceOptions) -> None:
+    """Measure rounds of real nodes on loopback, undisturbed or struck; exits 1 if any value is wrong."""
+    from shoal.lab.bench.allreduce import Bench, measure, to_json
+
+    bench = Bench(
+        peers=options.peers,
+        numel=options.numel,
+        codec=options.codec,
+        iters=options.iters,
+        fault=options.fault,
+        durability=options.durability,
+        sockets=options.sockets,
+    )
+    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
+        result = _run(partial(measure, bench, show_now))
+    typer.echo(to_json(result) if options.as_json else "\n".join(_summary(result)))
+    raise typer.Exit(0 if result.ok else 1)
+
+
+def _summary(result: Allreduce) -> list[str]:
+    """What was measured, a fact a line."""
+    parts = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {s:.3f}" for name, s in result.breakdown.items())
+    error = "not measured" if result.max_abs_error is None else f"{result.max_abs_error:.2e}"
+    exact = {True: "exact", False: "NOT EXACT", None: "not recomputed"}[result.exact]
+    peak = "not measured" if result.peak_extra_bytes is None else quantity(result.peak_extra_bytes, "B")
+    lines = [
+        f"reduce     {number(result.median_s)} s, median of {len(result.times_s)}; {result.peers} peers, "
+        f"{result.numel} values, {result.codec}",
+        f"round      {number(result.round_s)} s: {parts}",
+        f"wire       {quantity(result.wire_bytes_per_peer, 'B')} sent per peer and round",
+        f"memory     {peak} at the peak, beyond input and output",
+        f"values     {'identical' if result.identical else 'NOT IDENTICAL'}, {exact}, largest error {error}",
+    ]
+    if result.fault.kind != "none":
+        same = "identical" if result.fault.survivors_identical else "NOT IDENTICAL"
+        exact = "exact" if result.fault.exact else "NOT EXACT"
+        lines.append(f"fault      {result.fault.kind}: +{result.fault.delay_s:.3f} s, survivors {same}, {exact}")
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions(ReportOptions):
+    """What the user asked `shoal bench compare` for, as written."""
+
+    repeat: Annotated[int, option("--repeat", help="How often everything runs, in turn.")] = 3
+    peers: Annotated[str, option("--peers", help="Numbers of nodes, like 2,4.", metavar="N,N…")] = "2,4"
+    numel: Numel = 25_000_000
+    iters: Iters = 5
+    fault_iters: Annotated[int, option("--fault-iters", help="Strikes of each kind of fault; 0 for none.")] = 3
+    rival: Annotated[
+        list[str],
+        option(
+            "--rival",
+            help="A command that prints JSON with median_s; {peers} and {numel} are filled in. Repeatable.",
+            metavar="NAME=COMMAND",
+        ),
+    ] = field(default_factory=list)
+    rival_regex: Annotated[
+        list[str],
+        option(
+            "--rival-regex",
+            help="For a rival that prints text: group 1 is a repetition's seconds, the first warms up. Repeatable.",
+            metavar="NAME=REGEX",
+        ),
+    ] = field(default_factory=list)
+    campaign: Annotated[
+        Path | None, option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
+    ] = None
+    out: Annotated[Path | None, option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
+
+
+def compare(options: CompareOptions) -> None:
+    """Run ours beside gloo and other systems, in turn, and write the page of benchmarks."""
+    import msgspec
+
+    from shoal.lab.bench.compare import Compare
+    from shoal.lab.bench.compare import compare as run_comparison
+    from shoal.lab.bench.page import load_campaign, render
+    from shoal.lab.bench.rivals import parse_rivals
+    from shoal.node.state.store import write_atomically
+
+    wanted = Compare(
+        repeat=options.repeat,
+        peers=parse_numbers(options.peers, "--peers"),
+        numel=options.numel,
+        iters=options.iters,
+        fault_iters=options.fault_iters,
+        rivals=parse_rivals(options.rival, options.rival_regex),
+    )
+    campaign = None if options.campaign is None else load_campaign(options.campaign)
+    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
+        found: Comparison = _run(partial(run_comparison, wanted, show_now))
+    page = render(found, campaign)
+    if options.out is not None:
+        write_atomically(options.out, page.encode())
+    if options.as_json:
+        typer.echo(msgspec.json.encode(found))
+    elif options.out is None:
+        typer.echo(page)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _run(job: Callable[[], Any]) -> Any:
+    """Run an async job to its end. Raises ShoalError, KeyboardInterrupt, or an ExceptionGroup of its tasks'."""
+    import trio
+
+    return trio.run(job)

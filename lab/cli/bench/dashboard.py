@@ -1,0 +1,49 @@
+"""`shoal bench dashboard`: what the page of a node costs, with as many peers as one likes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import typer
+
+from shoal.cli.options import AsJson, option
+from shoal.protocol.errors import ConfigError
+
+PEER_LIMIT = 500
+SECONDS_LIMIT = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardOptions:
+    """What is served and measured."""
+
+    peers: Annotated[int, option("--peers", help="Nodes beside the one whose page it is.")] = 200
+    seconds: Annotated[float, option("--seconds", help="How long each of three measurements takes.")] = 10.0
+    seed: Annotated[int, option("--seed", help="Of the made-up swarm.")] = 1
+    serve: Annotated[bool, option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
+    rollouts: Annotated[bool, option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
+    as_json: AsJson = False
+
+
+def dashboard(options: DashboardOptions) -> None:
+    """Measure the page of a made-up swarm in headless Chromium: first paint, bytes, processor, scrapes."""
+    if not 0 <= options.peers <= PEER_LIMIT:
+        raise ConfigError(f"--peers: {options.peers} is not in 0..{PEER_LIMIT}")
+    if not 1 <= options.seconds <= SECONDS_LIMIT:
+        raise ConfigError(f"--seconds: {options.seconds:g} is not in 1..{SECONDS_LIMIT:g}")
+    from shoal.lab.bench.dashboard import measure, serve
+
+    if options.serve:
+        import trio
+
+        trio.run(partial(serve, peers=options.peers, seed=options.seed, rollouts=options.rollouts))
+        return
+    found = measure(peers=options.peers, seconds=options.seconds, seed=options.seed)
+    if options.as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    for name, value in msgspec.structs.asdict(found).items():
+        typer.echo(f"{name:<18} {value:,}")

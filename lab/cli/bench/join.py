@@ -1,0 +1,63 @@
+"""`shoal bench join`: how fast a newcomer gets the state from several donors, and what that costs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, option
+
+if TYPE_CHECKING:
+    from shoal.lab.bench.join import JoinSpeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """What the user asked `shoal bench join` for."""
+
+    state_mb: Annotated[int, option("--state-mb", help="Size of the state: 8 bytes per parameter.")] = 1000
+    donors: Annotated[int, option("--donors", help="How many serve it, each a process of its own.")] = 3
+    repetitions: Annotated[int, option("--repetitions", help="Measured transfers; one more warms up.")] = 9
+    training: Annotated[
+        bool,
+        option(
+            "--training/--no-training",
+            help="Also measure the donors' training rate while they serve at 100 MB/s each at most.",
+        ),
+    ] = True
+    as_json: AsJson = False
+
+
+def join(options: JoinOptions) -> None:
+    """Fetch a state from several donor processes over loopback, beside bare frames over the same lanes."""
+    import msgspec
+
+    from shoal.lab.bench.join import measure_join
+    from shoal.lab.bench.join_joiner import JoinBench
+
+    speed = measure_join(
+        JoinBench(
+            state_mb=options.state_mb,
+            donors=options.donors,
+            repetitions=options.repetitions,
+            training=options.training,
+        )
+    )
+    typer.echo(msgspec.json.encode(speed) if options.as_json else "\n".join(to_lines(speed)))
+
+
+def to_lines(speed: JoinSpeed) -> list[str]:
+    """What was measured, a fact a line."""
+    lines = [
+        f"join       {speed.seconds:.2f} s: {speed.state_mb:.0f} MB from {speed.donors} donors, every chunk verified",
+        f"rate       {speed.mb_per_s:.0f} MB/s, {speed.lane_ratio:.2f} of the lanes' {speed.lane_mb_per_s:.0f} MB/s",
+        f"memory     {speed.extra_mb:.0f} MB beyond the state, at the joiner's peak",
+    ]
+    if speed.donor_rate_ratio is not None and speed.capped_mb_per_s is not None:
+        lines.append(
+            f"training   {speed.donor_rate_ratio:.2f} of the undisturbed rate of {speed.capped_donors} donor(s), "
+            f"while the joiner got {speed.capped_mb_per_s:.0f} MB/s of {speed.cap_mb_per_s:.0f} under their caps"
+        )
+    return lines

@@ -1,0 +1,73 @@
+"""`shoal bench uneven`: what one slow node costs a swarm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from shoal.cli.options import AsJson, option
+
+if TYPE_CHECKING:
+    from shoal.lab.bench.train_swarm import Speeds
+    from shoal.lab.bench.uneven import UnevenResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenOptions:
+    """What the user asked `shoal bench uneven` for."""
+
+    nodes: Annotated[int, option("--nodes", help="How many nodes, each a process of its own.")] = 4
+    slow: Annotated[float, option("--slow", help="How many times slower the last of them is.")] = 4.0
+    inner_steps: Annotated[int, option("--inner-steps", help="H: optimizer steps between two rounds.")] = 200
+    step_s: Annotated[float, option("--step-s", help="What a step of the others takes, in seconds.")] = 0.02
+    rounds: Annotated[int, option("--rounds", help="How many rounds, of each kind.")] = 8
+    strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
+    seed: Annotated[int, option("--seed", help="Of the parameters and the data.")] = 1
+    as_json: AsJson = False
+
+
+def uneven(options: UnevenOptions) -> None:
+    """Train with one node slower than the others: with shares of the steps by speed, and with equal ones.
+
+    The steps wait instead of computing, so that the machine's own load does not count. The command ends with exit code
+    1 if the swarm makes less than 0.9 of the sum of its nodes' speeds, or any value is wrong.
+    """
+    from shoal.lab.bench.uneven import UnevenBench, bench_uneven
+
+    result = bench_uneven(
+        UnevenBench(
+            nodes=options.nodes,
+            slow=options.slow,
+            inner_steps=options.inner_steps,
+            step_s=options.step_s,
+            rounds=options.rounds,
+            strategy=options.strategy,
+            seed=options.seed,
+        )
+    )
+    if options.as_json:
+        typer.echo(json.dumps({**msgspec.to_builtins(result), "holds": result.holds}))
+    else:
+        typer.echo("\n".join(to_lines(result)))
+    raise typer.Exit(0 if result.holds else 1)
+
+
+def to_lines(result: UnevenResult) -> list[str]:
+    """The result for people."""
+
+    def line(speeds: Speeds) -> str:
+        rate = f"{speeds.tokens_per_s:.0f} of {speeds.ideal_tokens_per_s:.0f} tokens/s: {speeds.ratio:.2f}"
+        return rate if speeds.blocked_fraction is None else f"{rate}; blocked {100 * speeds.blocked_fraction:.1f} %"
+
+    bench = result.bench
+    return [
+        f"nodes      {bench.nodes}, one {bench.slow:g} times slower; {bench.strategy}, {bench.inner_steps} steps of "
+        f"{bench.step_s:g} s, {bench.rounds} rounds",
+        f"by speed   {line(result.fair)}",
+        f"equal      {line(result.equal)}",
+        "all is as it should be" if result.holds else "FAILED     this is not as it should be",
+    ]

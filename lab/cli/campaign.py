@@ -1,0 +1,105 @@
+"""`shoal campaign`: many seeded faults in swarms of real processes on this machine, every round recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count
+
+if TYPE_CHECKING:
+    from shoal.lab.campaigns.campaign import Campaign
+    from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignOptions(LongRunOptions):
+    """What the user asked `shoal campaign` for."""
+
+    runs: Annotated[int, option("--runs", help="How many faulted rounds.")] = 200
+    seed: Annotated[int, option("--seed", help="Which faults, where and when.")] = 1
+    peers: Annotated[list[int], option("--peers", help="A number of nodes. Repeatable; 3, 4, 5 and 6 if left out.")] = (
+        field(default_factory=list)
+    )
+    codecs: Annotated[list[str], option("--codecs", help="A codec. Repeatable; all if left out.")] = field(
+        default_factory=list
+    )
+    only: Annotated[
+        int | None, option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
+    ] = None
+    short: Annotated[
+        bool, option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
+    ] = False
+    keep: Annotated[bool, option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
+
+
+def campaign(options: CampaignOptions) -> None:
+    """Strike swarms of real nodes with kills, stops and cut lanes, and check every round that they certify."""
+    from shoal.lab.campaigns.campaign import Campaign
+    from shoal.lab.campaigns.campaign_plan import CODECS, PEERS
+    from shoal.lab.campaigns.campaign_report import ok, to_json
+
+    chosen = Campaign(
+        seed=options.seed,
+        runs=options.runs,
+        peers=tuple(options.peers) or PEERS,
+        codecs=tuple(options.codecs) or CODECS,
+        only=options.only,
+        keep=options.keep,
+        short=options.short,
+    )
+    run_and_report(options, "campaign", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
+
+
+def run_to_end(chosen: Campaign, out: Path, _: ShowNow) -> CampaignReport:
+    """Do the campaign. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
+    import trio
+
+    from shoal.lab.campaigns.campaign import run_campaign
+
+    def tell_run(record: RunRecord) -> None:
+        tell(run_line(record, chosen.runs), failed=record.failed, problems=record.problems)
+
+    return trio.run(partial(run_campaign, chosen, out, tell_run))
+
+
+def run_line(record: RunRecord, runs: int) -> str:
+    """`run 12 of 200, 4xint8: kill_lead node 2 at reduce 0.41, round 57 +1.31 s, whole after 5.1 s, 4 rounds exact`."""
+    parts = [record.struck or record.run.kind]
+    if record.delay_s is not None:
+        parts.append(f"round {record.round} {record.delay_s:+.2f} s of at most {record.bound_s:.1f} s")
+    if record.evicted:
+        parts.append(f"went on without {count(record.evicted, 'survivor')}")
+    if record.whole_s is not None:
+        parts.append(f"whole after {record.whole_s:.1f} s")
+    parts.append("FAILED" if record.failed else f"{count(record.rounds_checked, 'round')} exact")
+    return f"run {record.run.number} of {runs}, {record.run.group.name}: {', '.join(parts)}"
+
+
+def summary(report: CampaignReport, out: Path) -> list[str]:
+    """What came of it, a fact a line; the last says whether all was as it should be."""
+    lines = [
+        f"runs       {report.runs} of {report.runs_drawn}, {count(report.rounds_checked, 'round')} recomputed, "
+        f"in {report.wall_s:.0f} s",
+        f"exactness  {count(report.wrong_values, 'wrong value')}, {count(report.forks, 'fork')}, "
+        f"{count(report.broken_votes, 'broken vote')}, {report.unverified} not verified",
+        f"deadlines  {count(report.late_rounds, 'late round')}, {report.unrecovered} not recovered; the longest round "
+        f"took {report.longest_round_share:.0%} of what it may, {count(report.evicted_survivors, 'survivor')} evicted",
+    ]
+    for kind, found in report.by_fault.items():
+        delay = found.delay_s
+        took = (
+            "" if delay is None else f", {delay.median:+.2f} s median, {delay.p90:+.2f} s p90, {delay.max:+.2f} s max"
+        )
+        lines.append(f"fault      {kind}: {count(found.runs, 'run')}{took}")
+    if report.failed_runs:
+        numbers = ", ".join(str(number) for number in report.failed_runs)
+        return [*lines, f"FAILED     runs {numbers}; see {out / 'failures'}"]
+    if report.runs != report.runs_drawn:
+        return [*lines, "FAILED     not all runs were done"]
+    return [*lines, f"report     {out / 'campaign.json'}", "all is as it should be"]

@@ -1,0 +1,288 @@
+"""`shoal explore agreement|rules|repair`: walks every schedule of a small round, and shows the one that breaks it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from shoal.cli.options import AsJson, option
+from shoal.cli.text import count
+from shoal.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.lab.explore.agreement import Exploration
+    from shoal.lab.explore.repair import RepairExploration
+    from shoal.lab.explore.rules import RulesExploration
+    from shoal.lab.explore.rules_bugs import Bug
+    from shoal.lab.explore.scope import Scope
+    from shoal.lab.explore.search import Finding
+    from shoal.protocol.quorum import FaultModel
+
+    AnyExploration = Exploration | RulesExploration | RepairExploration
+
+PROGRESS_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploreOptions:
+    """What the user asked `shoal explore` for."""
+
+    what: Annotated[str, typer.Argument(metavar="agreement|rules|repair", help="What to explore.")] = "agreement"
+    members: Annotated[int, option("--members", help="Members of the electorate; member v leads view v.")] = 3
+    views: Annotated[int, option("--views", help="How many views there may be, from view 0 on.")] = 3
+    crashes: Annotated[int, option("--crashes", help="How often a member may be killed and return.")] = 1
+    returning: Annotated[
+        str | None,
+        option("--returning", help="Of a repair: only these return, each as often as named.", metavar="M,M…"),
+    ] = None
+    leaves: Annotated[int, option("--leaves", help="How many members may leave.")] = 0
+    plans: Annotated[int, option("--plans", help="How many values a free lead may choose from.")] = 2
+    planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
+    rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
+    unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
+    quorum: Annotated[str, option("--quorum", help="The fault model, and so the quorum.", metavar="crash|lying")] = (
+        "crash"
+    )
+    liars: Annotated[
+        int, option("--liars", help="How many members say anything at any time; one, but of the rules.")
+    ] = 0
+    liar: Annotated[int, option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
+    careless: Annotated[
+        bool, option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
+    ] = False
+    bug: Annotated[str | None, option("--bug", help="Of the rules: one to break, to see it found.", metavar="NAME")] = (
+        None
+    )
+    attempts: Annotated[int, option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
+    chunks: Annotated[int, option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
+    shift: Annotated[int, option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
+    late: Annotated[int | None, option("--late", help="Of a repair: the member that is late.", metavar="MEMBER")] = None
+    codec: Annotated[str, option("--codec", help="Of a repair: how contributions are encoded.")] = "int8"
+    stale: Annotated[bool, option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
+    limit: Annotated[int | None, option("--limit", help="Stop after so many states.", metavar="STATES")] = None
+    walk: Annotated[
+        int | None, option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
+    ] = None
+    seed: Annotated[int, option("--seed", help="Of the random steps.")] = 1
+    as_json: AsJson = False
+
+
+def explore(options: ExploreOptions) -> None:
+    """Search the schedules of a small agreement or repair, over the machines that nodes run, for one that breaks it.
+
+    Of `rules`, over a small model of the rules of agreement, with members that lie.
+    """
+    explored: dict[str, Callable[[ExploreOptions], AnyExploration]] = {
+        "agreement": _explored_agreement,
+        "rules": _explored_rules,
+        "repair": _explored_repair,
+    }
+    if options.what not in explored:
+        raise ConfigError(
+            f"there is no {options.what!r} to explore; write `shoal explore agreement`, `… rules` or `… repair`"
+        )
+    for name, bound in (("--limit", options.limit), ("--walk", options.walk)):
+        if bound is not None and bound < 1:
+            raise ConfigError(f"{name} {bound}: must be 1 or more")
+    exploration = explored[options.what](options)
+    typer.echo(to_json(exploration) if options.as_json else "\n".join(lines_of(exploration)))
+    raise typer.Exit(1 if exploration.violations else 0)
+
+
+def _explored_agreement(options: ExploreOptions) -> Exploration:
+    from shoal.lab.explore.agreement import Explorer
+    from shoal.lab.explore.scope import Scope
+    from shoal.lab.explore.walk import walk
+
+    scope = Scope(
+        members=options.members,
+        views=options.views,
+        crashes=options.crashes,
+        leaves=options.leaves,
+        plans=options.plans,
+        planner=options.planner,
+        rollbacks=options.rollbacks,
+        liars=options.liars,
+        liar=options.liar,
+        faults=_faults(options.quorum),
+        reduced=not options.unreduced,
+    )
+    if scope.liars:
+        return _explored_with_liar(options, scope)
+    if options.walk is None:
+        return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration:
+    from shoal.lab.explore.liar_search import LiarExplorer
+    from shoal.lab.explore.liar_walk import walk_with_liar
+
+    if options.walk is None:
+        return LiarExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_with_liar(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _faults(quorum: str) -> FaultModel:
+    from shoal.protocol.quorum import FaultModel
+
+    if quorum not in {faults.value for faults in FaultModel}:
+        raise ConfigError(f"--quorum {quorum}: must be crash or lying")
+    return FaultModel(quorum)
+
+
+def _explored_rules(options: ExploreOptions) -> RulesExploration:
+    from shoal.lab.explore.rules import RulesExplorer
+    from shoal.lab.explore.rules_scope import RulesScope
+    from shoal.lab.explore.rules_walk import walk_rules
+
+    scope = RulesScope(
+        quorum=options.quorum,
+        members=options.members,
+        views=options.views,
+        liars=options.liars,
+        liar=options.liar,
+        planner=options.planner,
+        plans=options.plans,
+        leaves=options.leaves,
+        crashes=options.crashes,
+        careless=options.careless,
+        reduced=not options.unreduced,
+    )
+    bug = _bug(options.bug)
+    if options.walk is None:
+        return RulesExplorer(scope, bug).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_rules(scope, options.walk, options.seed, bug, on_progress=ProgressLines())
+
+
+def _bug(name: str | None) -> Bug | None:
+    from shoal.lab.explore.rules_bugs import Bug
+
+    names = {bug.name.lower().replace("_", "-"): bug for bug in Bug}
+    if name is not None and name not in names:
+        raise ConfigError(f"--bug {name}: there are {', '.join(names)}")
+    return None if name is None else names[name]
+
+
+def _explored_repair(options: ExploreOptions) -> RepairExploration:
+    from shoal.lab.explore.repair import RepairExplorer
+    from shoal.lab.explore.repair_scope import RepairScope
+    from shoal.lab.explore.repair_walk import walk_repair
+
+    scope = RepairScope(
+        members=options.members,
+        views=options.views,
+        attempts=options.attempts,
+        crashes=options.crashes,
+        returning=_members(options.returning),
+        chunks=options.chunks,
+        shift=options.shift,
+        late=options.late,
+        codec=options.codec,
+        stale=options.stale,
+        reduced=not options.unreduced,
+    )
+    if options.walk is None:
+        return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
+    return walk_repair(scope, options.walk, options.seed, on_progress=ProgressLines())
+
+
+def _members(listed: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, listed.split(","))) if listed is not None else ()
+    except ValueError:
+        raise ConfigError(f"--returning {listed}: write members as in 0,1") from None
+
+
+class ProgressLines:
+    """A line on stderr every `PROGRESS_PERIOD_S`, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._wanted = sys.stderr.isatty()
+        self._told = time.monotonic()
+
+    def __call__(self, states: int, transitions: int) -> None:
+        """Tell how far it is."""
+        if self._wanted and time.monotonic() - self._told >= PROGRESS_PERIOD_S:
+            self._told = time.monotonic()
+            typer.echo(f"{states:,} states, {transitions:,} transitions", err=True)
+
+
+def to_json(exploration: AnyExploration) -> str:
+    """The scope, the figures and the findings as one object."""
+    document = asdict(exploration.scope) | {
+        "states": exploration.states,
+        "transitions": exploration.transitions,
+        "member_states": exploration.member_states,
+        "seconds": round(exploration.seconds, 3),
+        "states_per_s": round(exploration.states / exploration.seconds),
+        "complete": exploration.complete,
+        **_found(exploration),
+        "violations": [asdict(finding) for finding in exploration.violations],
+    }
+    return msgspec.json.format(msgspec.json.encode(document)).decode()
+
+
+def _found(exploration: AnyExploration) -> dict[str, object]:
+    """What some schedule led to, and so was exercised."""
+    certified = exploration.certified
+    if isinstance(certified, int):
+        names = ("plans", "revisions", "repaired", "certified")
+        return {name: getattr(exploration, name) for name in names}
+    return {"certified": sorted({name for names in certified for name in names})}
+
+
+def lines_of(exploration: AnyExploration) -> Iterator[str]:
+    """The same for people."""
+    seconds, found = exploration.seconds, _found(exploration)
+    yield f"scope      {_told_scope(exploration)}"
+    yield (
+        f"visited    {exploration.states:,} states, {exploration.transitions:,} transitions, "
+        f"{exploration.member_states:,} states of single members"
+    )
+    yield f"time       {seconds:.1f} s, {exploration.states / seconds:,.0f} states/s"
+    if "plans" in found:
+        yield (
+            f"exercised  {found['plans']} plans, {found['revisions']} of them revisions, {found['repaired']} of these "
+            f"reduced to the end; {found['certified']} values certified: each in some schedule"
+        )
+    else:
+        names = found["certified"]
+        assert isinstance(names, list)
+        yield f"certified  {', '.join(names) or 'nothing'}: each in some schedule"
+    yield from _told_findings(exploration.violations, complete=exploration.complete)
+
+
+def _told_scope(exploration: AnyExploration) -> str:
+    from shoal.lab.explore.repair_scope import RepairScope
+    from shoal.lab.explore.rules_scope import RulesScope
+
+    scope = exploration.scope
+    told = f"{count(scope.members, 'member')}, views 0 to {scope.views - 1}, at most {count(scope.crashes, 'restart')}"
+    if isinstance(scope, RepairScope):
+        told += f" (of {', '.join(map(str, scope.returning))})" if scope.returning else ""
+        return f"{told}, {count(scope.attempts, 'plan')} in a view, {scope.codec}"
+    if isinstance(scope, RulesScope):
+        who = "nobody lies"
+        if scope.liars:
+            who = f"{count(scope.liars, 'liar')} from member {scope.liar} on" + (", careless" if scope.careless else "")
+        told = f"quorums of `{scope.quorum}`, {who}, {told}"
+        return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from"
+    if scope.liars:
+        told = f"quorums of `{scope.faults.value}`, member {scope.liar} lies, {told}"
+    back = f", {count(scope.rollbacks, 'round')} to go back to" if scope.rollbacks else ""
+    return f"{told} and {count(scope.leaves, 'promise')} to leave, {count(scope.plans, 'plan')} to choose from{back}"
+
+
+def _told_findings(violations: tuple[Finding, ...], *, complete: bool) -> Iterator[str]:
+    for finding in violations:
+        yield f"VIOLATION  {finding.kind}, by these steps:"
+        yield from (f"{number:>9}  {step}" for number, step in enumerate(finding.schedule, 1))
+    if not violations:
+        yield f"violations none in {'any schedule' if complete else 'what was visited, which is not all'}"

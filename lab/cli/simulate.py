@@ -1,0 +1,120 @@
+"""`shoal simulate`: the protocol machines of many nodes in virtual time, and whether what must hold held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from shoal.cli.options import AsJson, option
+from shoal.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.outcome import Outcome
+    from shoal.lab.simulate.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What the user asked `shoal simulate` for."""
+
+    peers: Annotated[int, option("--peers", help="How many nodes there are at the start.")] = 8
+    rounds: Annotated[int, option("--rounds", help="How many rounds are to be certified.")] = 20
+    faults: Annotated[
+        Path | None, option("--faults", help="A TOML file of what befalls them: loss, churn, faults.", metavar="FILE")
+    ] = None
+    churn: Annotated[
+        float, option("--churn", help="Share of the peers that crash, and of newcomers, in a round's time.")
+    ] = 0.0
+    loss: Annotated[float, option("--loss", help="Share of control messages that the network loses.")] = 0.0
+    seed: Annotated[int, option("--seed", help="Of everything random; the same seed gives the same trace.")] = 1
+    real_keys: Annotated[bool, option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
+    shrink: Annotated[bool, option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
+    as_json: AsJson = False
+
+
+def simulate(options: SimulateOptions) -> None:
+    """Run the protocol machines of many nodes in virtual time over a modelled network, and judge what they do."""
+    from shoal.lab.simulate.shrink import as_test, shrink
+
+    scenario = scenario_of(options)
+    outcome = _outcome(scenario)
+    typer.echo(to_json(outcome) if options.as_json else "\n".join(lines_of(outcome, rollouts=scenario.rollouts)))
+    if outcome.violation and options.shrink:
+        smallest = shrink(scenario, lambda shorter: _outcome(shorter).violation)
+        typer.echo(as_test(smallest, outcome.violation), err=True)
+    failed = bool(outcome.violation) or outcome.rounds_certified < scenario.rounds
+    raise typer.Exit(1 if failed else 0)
+
+
+def scenario_of(options: SimulateOptions) -> Scenario:
+    """What is to be simulated. Raises ConfigError."""
+    from shoal.lab.simulate.scenario import Churn, FaultFile, Scenario, load_faults
+    from shoal.testnet.ranges import check_option
+
+    check_option("--peers", options.peers, Scenario, "peers")
+    check_option("--rounds", options.rounds, Scenario, "rounds")
+    check_option("--seed", options.seed, Scenario, "seed")
+    check_option("--loss", options.loss, Scenario, "loss")
+    check_option("--churn", options.churn, Churn, "share_per_round")
+    found = FaultFile() if options.faults is None else load_faults(options.faults)
+    churn = msgspec.structs.replace(found.churn, share_per_round=options.churn or found.churn.share_per_round)
+    try:
+        return msgspec.convert(
+            msgspec.to_builtins(
+                Scenario(
+                    peers=options.peers,
+                    rounds=options.rounds,
+                    seed=options.seed,
+                    loss=options.loss or found.loss,
+                    churn=Churn() if churn == Churn() else churn,
+                    fault=found.fault,
+                    rollouts=found.rollouts,
+                    real_keys=options.real_keys,
+                )
+            ),
+            Scenario,
+        )
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{error}; see `shoal simulate --help`") from None
+
+
+def _outcome(scenario: Scenario) -> Outcome:
+    from shoal.lab.simulate.cells import Crowd
+    from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS
+    from shoal.lab.simulate.simulation import run_scenario
+
+    return run_scenario(scenario) if scenario.peers <= FLAT_LIMIT_PEERS else Crowd(scenario).run()
+
+
+def to_json(outcome: Outcome) -> str:
+    """All figures as one object."""
+    return msgspec.json.format(msgspec.json.encode(asdict(outcome))).decode()
+
+
+def lines_of(outcome: Outcome, *, rollouts: bool) -> Iterator[str]:
+    """The same for people; `rollouts`: they were shared, so that each agent made rounds of its own."""
+    yield f"peers      {outcome.peers:,}, {outcome.virtual_s:,.1f} s of virtual time in {outcome.wall_s:,.1f} s"
+    if rollouts:
+        yield f"rounds     {outcome.rounds_certified} made by each agent at least, none of them certified"
+        yield f"rollouts   {outcome.groups_trained:,} groups of others trained on, {outcome.wrong_values} wrong"
+    else:
+        yield from _rounds_of(outcome)
+    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
+    yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
+    yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"
+
+
+def _rounds_of(outcome: Outcome) -> Iterator[str]:
+    yield f"rounds     {outcome.rounds_certified} certified, {outcome.stalled_rounds} stalled, {outcome.forks} forks"
+    yield f"values     {outcome.wrong_values} wrong"
+    yield (
+        f"detector   {outcome.deaths_found:,} deaths found, 99 of 100 within {outcome.detect_s_p99} s; "
+        f"{outcome.false_evictions} living peers given up"
+    )
+    if outcome.states_fetched:
+        yield f"transfers  {outcome.states_fetched} states fetched"

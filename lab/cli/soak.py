@@ -1,0 +1,107 @@
+"""`shoal soak`: a swarm of real nodes that trains for hours with a fault a minute, and whether anything grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
+from shoal.cli.options import option
+from shoal.cli.render import ShowNow
+from shoal.cli.text import count, in_one_line, quantity
+
+if TYPE_CHECKING:
+    from shoal.lab.campaigns.soak import Soak
+    from shoal.lab.campaigns.soak_measures import Verdict
+    from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord
+
+PROBLEMS_SHOWN = 10
+_IN_BYTES = ("rss", "disk", "kept")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakOptions(LongRunOptions):
+    """What the user asked `shoal soak` for."""
+
+    minutes: Annotated[float, option("--minutes", help="How long.")] = 120.0
+    nodes: Annotated[int, option("--nodes", help="How many nodes.")] = 4
+    seed: Annotated[int, option("--seed", help="Which faults, and whom they strike.")] = 1
+    period: Annotated[float, option("--period", help="Seconds from one fault to the next.")] = 60.0
+
+
+def soak(options: SoakOptions) -> None:
+    """Let a swarm of real nodes train for hours with a fault a minute, and see whether anything grows.
+
+    Memory, threads and open descriptors of every process and the size of every data folder are sampled; every round is
+    computed again. The command ends with exit code 1 if anything grows or any value is wrong.
+    """
+    from shoal.lab.campaigns.soak import Soak
+    from shoal.lab.campaigns.soak_report import ok, to_json
+
+    chosen = Soak(minutes=options.minutes, nodes=options.nodes, seed=options.seed, period_s=options.period)
+    run_and_report(options, "soak", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
+
+
+def run_to_end(chosen: Soak, out: Path, _: ShowNow) -> SoakReport:
+    """Do it. Raises ShoalError, KeyboardInterrupt if interrupted, or an ExceptionGroup of its tasks'."""
+    import trio
+
+    from shoal.lab.campaigns.soak import run_soak
+
+    def tell_strike(record: StrikeRecord) -> None:
+        tell(strike_line(record), failed=record.error is not None)
+
+    return trio.run(partial(run_soak, chosen, out, tell_strike))
+
+
+def strike_line(record: StrikeRecord) -> str:
+    """`fault 12, minute 12.0: kill node 2 for 8.1 s in round 168; whole 6.2 s afterwards`."""
+    strike = record.strike
+    who = " and ".join(str(node) for node in strike.nodes)
+    lasting = f" for {strike.lasts_s:.1f} s" if strike.lasts_s else ""
+    failed = "" if record.error is None else f"; not done: {in_one_line(record.error)}"
+    return (
+        f"fault {strike.number}, minute {record.struck_at_s / 60:.1f}: {strike.kind} node {who}{lasting} "
+        f"in round {record.round}; whole {record.whole_s:.1f} s afterwards{failed}"
+    )
+
+
+def summary(report: SoakReport, out: Path) -> list[str]:
+    """What came of it, a fact a line; the last says whether all was as it should be."""
+    from shoal.lab.campaigns.soak_report import ok
+
+    lines = [
+        f"soak       {count(report.nodes, 'node')}, {report.seconds / 60:.1f} minutes, "
+        f"{count(report.rounds, 'round')}, {count(len(report.faults), 'fault')} of {report.faults_drawn}",
+        f"exactness  {count(report.rounds_checked, 'round')} recomputed, {count(report.wrong_values, 'wrong value')}, "
+        f"{count(report.forks, 'fork')}, {count(report.broken_votes, 'broken vote')}, {report.unverified} not verified",
+        f"longest    {report.longest_gap_s:.1f} s between two rounds, of at most {report.gap_bound_s:.1f} s",
+    ]
+    if report.without_links is not None:
+        lines.append(f"links      left alone: {in_one_line(report.without_links)}")
+    lines += [verdict_line(verdict) for verdict in report.verdicts]
+    if ok(report):
+        return [*lines, f"report     {out / 'soak.json'}", "all is as it should be"]
+    reasons = [] if report.trouble is None else [in_one_line(report.trouble)]
+    reasons += [f"{v.measure} of node {v.node}'s {v.role} grows" for v in report.grown]
+    reasons += [in_one_line(problem) for problem in report.problems[:PROBLEMS_SHOWN]]
+    return [*lines, *(f"FAILED     {reason}" for reason in reasons or ["nothing was checked"])]
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """`rss        node 0 daemon: 181.2 MB → 182.0 MB, +0.8 MB of at most 16.8 MB`."""
+
+    def shown(value: float) -> str:
+        return quantity(int(value), "B") if verdict.measure in _IN_BYTES else f"{value:.0f}"
+
+    compared = "" if verdict.lives == 1 else f", {verdict.lives} lives at equal age"
+    each = " a round" if verdict.measure == "kept" else ""
+    sign = "-" if verdict.growth < 0 else "+"
+    mark = "" if verdict.holds else "  GROWS"
+    return (
+        f"{verdict.measure:<12}node {verdict.node} {verdict.role}: "
+        f"{shown(verdict.before)} → {shown(verdict.after)}{each}, "
+        f"{sign}{shown(abs(verdict.growth))} of at most {shown(verdict.limit)}{compared}{mark}"
+    )

@@ -1,0 +1,288 @@
+"""A transfer of a simulated peer: what `shoal.node.state.fetching` is around the same scheduler, in virtual time.
+
+`Transfer` decides which chunk is asked of whom, who stalls and who takes over; `DonorScores` who is not to be asked.
+Here donors are introduced, requests and frames travel, and wrong bytes are told from right ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from shoal.lab.simulate.talk import Answer, ChunkFrame, ChunkRequest, GetFinals, GetHeader
+from shoal.node.state.fetching import (
+    DONOR_LIMIT,
+    INTRODUCTION_LIMIT,
+    LOOK_S,
+    REST_LIMIT_S,
+    REST_MIN_S,
+    REST_SHARE,
+)
+from shoal.node.state.librarian import REQUEST_DEADLINE_S
+from shoal.node.state.transfer import DonorScores
+from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes.chunks import RUN_LIMIT
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.peer import SimulatedPeer
+
+REQUEST_BYTES = 300
+"""Of a request and of a short answer, the sealed envelope included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to fetch: chunks of `sizes` bytes, named by `scope`; those in `here` are here.
+
+    question: asks a donor whether it holds the thing. agrees: looks at the answer; raises NetworkError if the donor
+    does not hold it, RemoteError if it holds something else. known: donors that need not be asked. accept: takes a
+    chunk; raises RemoteError if the bytes are wrong. ended: called once, with whether all is here.
+    """
+
+    scope: bytes
+    sizes: Sequence[int]
+    here: Collection[int] = ()
+    question: GetHeader | GetFinals
+    agrees: Callable[[int, Answer], None]
+    known: Collection[int] = ()
+    accept: Callable[[int, bytes], None]
+    ended: Callable[[bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A chunk came, or will not; without a chunk, the lane broke."""
+
+    donor: int
+    chunk: int | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A chunk that was asked of somebody, of which so many bytes lack."""
+
+    lacking: int
+
+
+@dataclass(eq=False)
+class Fetching:
+    """One transfer under way."""
+
+    peer: SimulatedPeer
+    job: Job
+    scores: DonorScores
+    over: bool = False
+    _introductions: dict[int, int] = field(default_factory=dict)
+    _pending: dict[int, float] = field(default_factory=dict)
+    _incoming: dict[tuple[int, int], _Incoming] = field(default_factory=dict)
+    _moved: dict[PeerId, int] = field(default_factory=dict)
+    _events: list[_Event] = field(default_factory=list)
+    _resting: bool = False
+
+    def __post_init__(self) -> None:
+        self.transfer = self.peer.swarm.kit.transfer(self.job.sizes, here=frozenset(self.job.here))
+
+    @property
+    def _now(self) -> float:
+        return self.peer.swarm.timeline.now
+
+    def _id(self, number: int) -> PeerId:
+        return self.peer.swarm.peers[number].id
+
+    @property
+    def owed(self) -> int:
+        """Chunks that were asked for and are still to come."""
+        return len(self._incoming)
+
+    def begin(self, others: Sequence[int]) -> None:
+        """Introduce the donors, the fastest first."""
+        ranked = self.scores.ranked([self._id(other) for other in others], self._now)[:DONOR_LIMIT]
+        for donor in ranked:
+            self._introduce(self.peer.swarm.numbers[donor])
+        self._work()
+        self._look(self.peer.life)
+
+    def stop(self) -> None:
+        """Nobody wants it any more, or the process ended."""
+        self.over = True
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def told(self, sender: int, answer: Answer) -> None:
+        """A donor said whether it holds the thing."""
+        if self.over or self._pending.pop(sender, None) is None:
+            return
+        donor = self._id(sender)
+        try:
+            self.job.agrees(sender, answer)
+        except NetworkError as error:
+            self.transfer.never(donor, str(error))
+        except RemoteError as error:
+            self._offended(sender, error)
+            self.transfer.never(donor, str(error))
+        else:
+            self._join(sender)
+        self._work()
+
+    def frame(self, sender: int, frame: ChunkFrame) -> None:
+        """Bytes of a chunk came, or that there are none."""
+        key = sender, frame.chunk
+        incoming = self._incoming.get(key)
+        if self.over or incoming is None:
+            return
+        donor = self._id(sender)
+        self._moved[donor] = self._moved.get(donor, 0) + frame.length
+        self.peer.swarm.donations.moved(self.peer, sender)
+        if frame.data is None:
+            del self._incoming[key]
+            self._happened(_Event(sender, frame.chunk, NetworkError("does not hold it (any more)")))
+            return
+        incoming.lacking -= frame.length
+        if incoming.lacking > 0:
+            return
+        del self._incoming[key]
+        try:
+            self.job.accept(frame.chunk, frame.data)
+        except RemoteError as error:
+            self.peer.swarm.donations.wrong(self.peer, sender)
+            self._happened(_Event(sender, frame.chunk, error))
+        else:
+            self._happened(_Event(sender, frame.chunk))
+
+    def lane_broke(self, other: int) -> None:
+        """What was asked of `other` may never come."""
+        if not self.over and any(donor == other for donor, _ in self._incoming):
+            self._happened(_Event(other))
+
+    def linked(self, other: int) -> None:
+        """There is a lane to `other` (again): it can be asked what it holds."""
+        if not self.over and other in self._pending:
+            self._question(other)
+
+    def _happened(self, event: _Event) -> None:
+        self._events.append(event)
+        if not self._resting:
+            self._work()
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take all events, ask for what the scheduler wants, and rest."""
+        if self.over:
+            return
+        events, self._events = self._events, []
+        for event in events:
+            self._handle(event)
+        if self.transfer.done or not (self.transfer.donors or self._pending):
+            self._end()
+            return
+        self._ask()
+        rest = min(REST_LIMIT_S, REST_SHARE * self.transfer.busy_s(self._now))
+        if rest >= REST_MIN_S and not self._resting:
+            self._resting = True
+            self.peer.swarm.timeline.after(rest, self._rested, self.peer.life)
+
+    def _rested(self, life: int) -> None:
+        self._resting = False
+        if self._events and life == self.peer.life and self.peer.running:
+            self._work()
+
+    def _ask(self) -> None:
+        peer, swarm = self.peer, self.peer.swarm
+        asks = self.transfer.requests(self._now)
+        for donor, chunks in ((d, [ask.chunk for ask in row]) for d, row in groupby(asks, lambda ask: ask.donor)):
+            number = swarm.numbers[donor]
+            if number not in peer.watch.links:
+                self._drop(number, "there is no lane")
+                continue
+            for chunk in chunks:
+                self._incoming[number, chunk] = _Incoming(self.job.sizes[chunk])
+            for first in range(0, len(chunks), RUN_LIMIT):
+                request = ChunkRequest(self.job.scope, tuple(chunks[first : first + RUN_LIMIT]))
+                swarm.call(peer, number, request, REQUEST_BYTES)
+            swarm.donations.asked(peer, number, {(self.job.scope, c): self.job.sizes[c] for c in chunks})
+
+    def _look(self, life: int) -> None:
+        """Now and then, measure the donors, and drop who stalls."""
+        peer, now = self.peer, self._now
+        if self.over or life != peer.life:
+            return
+        peer.swarm.timeline.after(LOOK_S, self._look, life)
+        if peer.hung:
+            return
+        for donor in self.transfer.donors:
+            anything = int(peer.course.moved(donor).received)
+            self.transfer.moved(donor, self._moved.get(donor, 0), anything, now)
+        for donor in self.transfer.look(now):
+            self._forget(peer.swarm.numbers[donor])
+        for other in [other for other, until in self._pending.items() if now >= until]:
+            del self._pending[other]
+            self.transfer.never(self._id(other), f"did not answer within {REQUEST_DEADLINE_S:g} s")
+        self._work()
+
+    def _handle(self, event: _Event) -> None:
+        other, donor = event.donor, self._id(event.donor)
+        if event.chunk is None:
+            self._drop(other, "its lane broke")
+            self._introduce(other)
+        elif event.error is None:
+            self._settled(other, event.chunk)
+            for slower in self.transfer.arrived(donor, event.chunk):
+                self._forget(self.peer.swarm.numbers[slower], event.chunk)
+        else:
+            self._settled(other, event.chunk)
+            if isinstance(event.error, RemoteError) and donor in self.transfer.donors:
+                self._offended(other, event.error)
+            self._drop(other, str(event.error))
+
+    def _offended(self, other: int, error: RemoteError) -> None:
+        self.scores.offended(self._id(other), self._now)
+        self.peer.swarm.blamed(self.peer.number, other, str(error))
+
+    def _drop(self, other: int, reason: str) -> None:
+        self.transfer.drop(self._id(other), reason)
+        self._forget(other)
+
+    def _forget(self, other: int, chunk: int | None = None) -> None:
+        for key in [key for key in self._incoming if key[0] == other and chunk in (None, key[1])]:
+            del self._incoming[key]
+            self._settled(*key)
+
+    def _settled(self, other: int, chunk: int) -> None:
+        self.peer.swarm.donations.settled(self.peer, other, self.job.scope, chunk)
+
+    # -- donors ------------------------------------------------------------------------------------------------
+
+    def _introduce(self, other: int) -> None:
+        count = self._introductions.get(other, 0)
+        if count >= INTRODUCTION_LIMIT or self.scores.banned(self._id(other), self._now):
+            return
+        self._introductions[other] = count + 1
+        if other in self.job.known and other in self.peer.watch.links:
+            self._join(other)
+            return
+        self._pending[other] = self._now + REQUEST_DEADLINE_S
+        if other in self.peer.watch.links:
+            self._question(other)
+
+    def _question(self, other: int) -> None:
+        self.peer.swarm.call(self.peer, other, self.job.question, REQUEST_BYTES)
+
+    def _join(self, other: int) -> None:
+        donor = self._id(other)
+        if donor not in self.transfer.donors:
+            self.transfer.add(donor, self._now, rate=self.scores.rate(donor))
+
+    def _end(self) -> None:
+        self.over = True
+        for other in {other for other, _ in self._incoming}:
+            self._forget(other)
+        for donor in self.transfer.donors:
+            rate = self.transfer.rate(donor)
+            if rate:
+                self.scores.measured(donor, rate)
+        self.job.ended(self.transfer.done)

@@ -1,0 +1,222 @@
+"""What must hold in every simulated run, judged from outside: it sees all that is said and asks no machine's opinion.
+
+    no fork              of a round no two values ever have the votes of a quorum, counted as they are sent
+    the reference        a certified digest is that of the state which a plain computation makes of the contributions
+    nothing left out     a contribution that does not count everywhere is of one that was evicted at some point of that
+                         reduction, or that sent something else than it announced
+    no double vote       a member prepares and votes once in a view, votes with a quorum's prepares behind it, and never
+                         below a view to which it moved without saying so
+    one proposal         a view has one value
+    views                a member's view of a round never goes back, restarts included
+    no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
+                         fell silent is given up by everyone who watched it, undisturbed, within the detector's bound,
+                         and is on its row's list no more soon after
+    no false eviction    who lives is given up by nobody later than `simulation.SETTLED_S` after the last fault, where
+                         nobody lies and of control messages no more than `LOSS_BORNE_SHARE` are lost
+    bounded queues       see `peer.QUEUES`
+    transfers            see `donations`, with what may go with a peer that leaves
+    progress             `PROGRESS_S` after the last fault a round has been certified
+
+The first that does not hold raises `Violation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.commitment import bitmaps_root
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.collectives.reference import reference
+from shoal.lab.simulate.states import next_state, state_digest
+from shoal.protocol.certificate import check_certificate
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import (
+    Certificate,
+    Evict,
+    Leave,
+    Message,
+    Plan,
+    Prepare,
+    Propose,
+    Value,
+    ViewChange,
+    Vote,
+)
+
+STANDSTILL_S = 120.0
+PROGRESS_S = 120.0
+LOSS_BORNE_SHARE = 0.05
+
+
+class Violation(Exception):
+    """Something that must never happen has happened. `kind` names the promise, `detail` what broke it."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
+    """The rule of quorums in words of its own: more than half, or exactly half and the last planner among them."""
+    electorate = set(previous.members) - set(leaves)
+    inside = electorate & set(supporters)
+    return 2 * len(inside) > len(electorate) or (
+        bool(inside) and 2 * len(inside) == len(electorate) and previous.planner in inside
+    )
+
+
+class Judge:
+    """Knows everything that was said, and the reference of every round."""
+
+    def __init__(self, genesis: Value, state: F32) -> None:
+        self.values = {genesis.hash: genesis}
+        self.states = {genesis.hash: state}
+        self.certified: dict[bytes, bytes] = {}
+        self.forks = 0
+        self.wrong_values = 0
+        self.liars: set[str] = set()
+        self._contributions: dict[bytes, EncodedContribution] = {}
+        self._plans: dict[bytes, Plan] = {}
+        self._evicted: dict[bytes, set[str]] = {}
+        self._bitmaps: dict[bytes, tuple[bytes, ...]] = {}
+        self._votes: dict[tuple[bytes, int, bytes], set[PeerId]] = {}
+        self._prepares: dict[tuple[bytes, int, bytes], set[PeerId]] = {}
+        self._prepared: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
+        self._cast: dict[tuple[bytes, PeerId], dict[int, bytes]] = {}
+        self._promised: dict[tuple[bytes, PeerId], dict[int, int]] = {}
+        self._proposed: dict[tuple[bytes, int], bytes] = {}
+        self._views: dict[tuple[bytes, PeerId], int] = {}
+
+    # -- what is said ------------------------------------------------------------------------------------------
+
+    def sent(self, sender: PeerId, message: Message) -> None:
+        """`sender` let `message` out."""
+        if isinstance(message, Prepare):
+            self._prepare(sender, message)
+        elif isinstance(message, Vote):
+            self._vote(sender, message)
+        elif isinstance(message, Propose):
+            self.values[message.value.hash] = message.value
+            known = self._proposed.setdefault((message.base, message.view), message.value.hash)
+            if known != message.value.hash:
+                raise Violation("one proposal", f"two values in view {message.view} of round {message.round}")
+        elif isinstance(message, ViewChange):
+            self._change(sender, message)
+        elif isinstance(message, Leave):
+            signed = (self._prepared, self._cast, self._promised)
+            if any(said.get((message.base, sender)) for said in signed):
+                raise Violation("no double vote", f"a leave after a signature in round {message.round}")
+        elif isinstance(message, Plan):
+            self._plans[message.hash] = message
+            self._evicted.setdefault(message.lineage, set()).update(message.evicted)
+        elif isinstance(message, Evict):
+            self._evicted.setdefault(message.lineage, set()).update(message.evicted)
+
+    def _prepare(self, sender: PeerId, prepare: Prepare) -> None:
+        said = self._prepared.setdefault((prepare.base, sender), {})
+        if prepare.view not in said and any(
+            prepare.view < view for view in self._promised.get((prepare.base, sender), {})
+        ):
+            raise Violation("no double vote", f"a prepare in view {prepare.view} after a move beyond it")
+        if said.setdefault(prepare.view, prepare.value) != prepare.value:
+            raise Violation("no double vote", f"two prepares in view {prepare.view} of round {prepare.round}")
+        self._prepares.setdefault((prepare.base, prepare.view, prepare.value), set()).add(sender)
+
+    def _vote(self, sender: PeerId, vote: Vote) -> None:
+        cast = self._cast.setdefault((vote.base, sender), {})
+        if cast.setdefault(vote.view, vote.value) != vote.value:
+            raise Violation("no double vote", f"two values in view {vote.view} of round {vote.round}")
+        for view, carried in self._promised.get((vote.base, sender), {}).items():
+            if carried < vote.view < view:
+                raise Violation("no double vote", f"a vote in view {vote.view} after a move to {view}")
+        value, previous = self.values.get(vote.value), self.values.get(vote.base)
+        if value is None or previous is None:
+            raise Violation("no double vote", "a vote for what nobody proposed")
+        preparing = self._prepares.get((vote.base, vote.view, vote.value), set())
+        if not outweighs(previous, preparing, value.leaves):
+            raise Violation("no double vote", "a vote without a prepare certificate")
+        voters = self._votes.setdefault((vote.base, vote.view, vote.value), set())
+        voters.add(sender)
+        if outweighs(previous, voters, value.leaves):
+            self._certify(value)
+
+    def _change(self, sender: PeerId, change: ViewChange) -> None:
+        self.view(sender, change.base, change.view)
+        carried = -1 if change.prepared is None else change.prepared.prepared.view
+        self._promised.setdefault((change.base, sender), {})[change.view] = carried
+        if change.prepared is not None:
+            self.values[change.prepared.value.hash] = change.prepared.value
+        for view in self._cast.get((change.base, sender), {}):
+            if carried < view < change.view:
+                raise Violation("no double vote", f"a move to {change.view} that hides the vote in {view}")
+
+    def decided(self, certificate: Certificate) -> None:
+        """A peer holds this to be the outcome of a round."""
+        previous = self.values[certificate.value.base]
+        try:
+            check_certificate(certificate, previous)
+        except RemoteError as error:
+            raise Violation("no fork", f"a certificate that does not hold: {error}") from None
+        if not outweighs(previous, certificate.signers, certificate.value.leaves):
+            raise Violation("no fork", "a certificate by less than a quorum")
+        self.values[certificate.value.hash] = certificate.value
+        self._certify(certificate.value)
+
+    def _certify(self, value: Value) -> None:
+        known = self.certified.get(value.base)
+        if known == value.hash:
+            return
+        if known is not None:
+            self.forks += 1
+            raise Violation("no fork", f"two values of round {value.round}")
+        self.certified[value.base] = value.hash
+        self._check_value(value)
+
+    def view(self, peer: PeerId, base: bytes, view: int) -> None:
+        """Where a member stands in the round after `base`."""
+        before = self._views.get((base, peer), 0)
+        if view < before:
+            raise Violation("views", f"a member went back from view {before} to {view}")
+        self._views[base, peer] = view
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def contributed(self, contribution: EncodedContribution) -> None:
+        """A peer committed to this."""
+        self._contributions[contribution.root] = contribution
+
+    def completed(self, finals: Finals) -> None:
+        """A peer has all finals of a plan."""
+        self._plans[finals.plan.hash] = finals.plan
+        bitmaps = self._bitmaps.setdefault(finals.plan.hash, finals.bitmaps)
+        if bitmaps != finals.bitmaps:
+            raise Violation("the reference", "two sets of contributors for one plan")
+
+    def _check_value(self, value: Value) -> None:
+        plan, bitmaps = self._plans.get(value.plan), self._bitmaps.get(value.plan)
+        if plan is None or bitmaps is None:
+            raise Violation("the reference", "a certified value whose finals nobody has")
+        self._check_nothing_left_out(plan, bitmaps)
+        given = {
+            p.peer: self._contributions[p.root].concatenated()
+            for p in plan.participants
+            if p.weight and p.root in self._contributions
+        }
+        update = reference(plan, given, bitmaps).update
+        state = next_state(self.states[value.base], update)
+        if state_digest(value.base, state) != value.digest or bitmaps_root(bitmaps) != value.bitmaps:
+            self.wrong_values += 1
+            raise Violation("the reference", f"round {value.round} was certified with another value")
+        self.states[value.hash] = state
+
+    def _check_nothing_left_out(self, plan: Plan, bitmaps: Sequence[bytes]) -> None:
+        for place in plan.contributors():
+            peer = plan.participants[place].peer
+            everywhere = all(int.from_bytes(bits, "little") >> place & 1 for bits in bitmaps)
+            gone = self._evicted.get(plan.lineage, set()) | self.liars
+            if not everywhere and peer not in gone:
+                raise Violation("nothing left out", f"a contribution to round {plan.round} does not count everywhere")

@@ -1,0 +1,73 @@
+"""What goes into a simulation beside its scenario, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.collectives.reduce import Reduction
+from shoal.lab.simulate.donations import Donations
+from shoal.lab.simulate.judge import Judge
+from shoal.node.state.transfer import Transfer
+from shoal.protocol.group_pull import GroupPull
+from shoal.protocol.offer_book import OfferBook
+from shoal.protocol.offer_catch_up import OfferCatchUp
+from shoal.protocol.round import RoundMachine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a round is made of: bytes of an encoded contribution, in so many chunks; how long training takes.
+
+    reduce_deadline_s: as in a manifest. state_bytes: of a whole state; one who is behind by up to `replayed_rounds`
+    replays them instead.
+    """
+
+    chunks: int = 5
+    model_bytes: float = 1e6
+    train_s: tuple[float, float] = (0.8, 2.4)
+    reduce_deadline_s: float = 20.0
+    state_bytes: float = 20e6
+    replayed_rounds: int = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What peers are made of; tests put machines with a bug in here."""
+
+    work: Workload = Workload()
+    machine: Callable[..., RoundMachine] = RoundMachine
+    reduction: Callable[..., Reduction] = Reduction
+    transfer: Callable[..., Transfer] = Transfer
+    judge: type[Judge] = Judge
+    donations: type[Donations] = Donations
+    offer_book: Callable[..., OfferBook] = OfferBook
+    catch_up: Callable[..., OfferCatchUp] = OfferCatchUp
+    pull: Callable[..., GroupPull] = GroupPull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run. `violation` is empty if nothing was violated; see `judge` for the names.
+
+    rounds_certified: where rollouts are shared, the rounds that the slowest has made.
+    """
+
+    peers: int
+    rounds_certified: int
+    forks: int
+    wrong_values: int
+    stalled_rounds: int
+    detect_s_p99: float
+    control_bytes_per_peer_per_s: float
+    events: int
+    wall_s: float
+    trace_digest: str
+    virtual_s: float
+    deaths_found: int
+    false_evictions: int
+    blamed: int
+    states_fetched: int = 0
+    groups_trained: int = 0
+    violation: str = ""
+    detail: str = ""

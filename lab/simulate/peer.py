@@ -1,0 +1,176 @@
+"""One simulated peer: what of it survives a crash, what runs, and what it is told to lie about."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.finals import Finals
+from shoal.lab.simulate.course import Course
+from shoal.lab.simulate.judge import Violation
+from shoal.lab.simulate.watch import LinkTalk, Watch
+from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES
+from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
+from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.gathering import READIES_LIMIT
+from shoal.protocol.identity import Identity
+from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
+from shoal.protocol.messages import MEMBER_LIMIT, Certificate, Message, Ready, Value
+from shoal.protocol.round import RoundMachine
+from shoal.swarm.lanes.chunks import FETCH_LIMIT, REQUEST_LIMIT
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.simulation import Simulation
+
+ASLEEP_LIMIT_MESSAGES = 8192
+"""What the sockets of a process that does not run take before they are full; the rest is lost."""
+SERVED_LIMIT_FRAMES = 2 * WINDOW_LIMIT_CHUNKS
+"""Frames that one peer may have to come from another: a window of it, and one that it has given up."""
+
+Queue = Callable[["SimulatedPeer"], int]
+
+
+@dataclass
+class Disk:
+    """What survives a crash. held: the hash of the value whose state `state` is. blank: it has none but the first."""
+
+    chain: list[Value]
+    state: F32
+    known: set[int]
+    held: bytes
+    blank: bool = False
+    finals: dict[bytes, Finals] = field(default_factory=dict)
+    log: list[DurableRecord] = field(default_factory=list)
+    certificates: dict[bytes, Certificate] = field(default_factory=dict)
+    contribution: EncodedContribution | None = None
+    ready: Ready | None = None
+    incarnation: int = 0
+
+    @property
+    def height(self) -> int:
+        """How many rounds of the chain are here."""
+        return len(self.chain) - 1
+
+    def take(self, value: Value, state: F32) -> None:
+        """Hold the state that `value` certifies."""
+        self.state, self.held, self.blank = state, value.hash, False
+
+
+class SimulatedPeer:
+    """A peer by number. `up`: its process is there; `host_up`: its machine is; `hung`: it is there and does not run."""
+
+    def __init__(self, swarm: Simulation, number: int, identity: Identity, disk: Disk, train_s: float) -> None:
+        self.swarm = swarm
+        self.number = number
+        self.identity = identity
+        self.id = identity.peer_id
+        self.disk = disk
+        self.train_s = train_s
+        self.life = 0
+        self.up = self.hung = self.gone = False
+        self.host_up = True
+        self.silent_since = 0.0
+        self.disturbed_at = 0.0
+        self.lies: set[str] = set()
+        self.asleep: deque[tuple[int, object]] = deque(maxlen=ASLEEP_LIMIT_MESSAGES)
+        self.watch: Watch
+        self.course: Course
+
+    @property
+    def running(self) -> bool:
+        """Whether it does anything."""
+        return self.up and not self.hung
+
+    def start(self) -> None:
+        """Bring the process up, with what is on disk."""
+        self.up = self.host_up = True
+        self.hung = False
+        self.life += 1
+        self.disk.incarnation += 1
+        self.watch = Watch(self)
+        self.course = Course(self)
+        self.course.start()
+
+    def stop(self) -> None:
+        """The process is gone."""
+        self.up = self.hung = False
+        self.life += 1
+        self.asleep.clear()
+        self.watch.links.clear()
+        self.course.stop()
+        self.swarm.donations.ended(self)
+
+    def tick(self, life: int) -> None:
+        """Do what is due, and come again."""
+        if life != self.life or not self.up:
+            return
+        swarm = self.swarm
+        if not self.hung:
+            now = swarm.timeline.now
+            self.watch.tick(now)
+            self.course.tick(now)
+            self.check_queues()
+        swarm.timeline.after(swarm.tick_s, self.tick, life)
+
+    def receive(self, sender: int, message: object) -> None:
+        """A message arrived over the link to `sender`, if there is one."""
+        if self.hung:
+            self.asleep.append((sender, message))
+        elif isinstance(message, LinkTalk):
+            self.watch.receive(sender, message)
+        elif self.course.takes(message):
+            self.watch.seen(sender)
+            self.course.take(sender, message)
+        else:
+            assert isinstance(message, Message)
+            self.watch.seen(sender)
+            self.course.hear(sender, message)
+
+    def wake(self) -> None:
+        """It runs again, and reads first what has arrived meanwhile."""
+        self.hung = False
+        waiting = list(self.asleep)
+        self.asleep.clear()
+        for sender, message in waiting:
+            self.receive(sender, message)
+
+    def check_queues(self) -> None:
+        """Raises Violation for a table that is longer than its limit."""
+        for name, (limit, size) in QUEUES.items():
+            found = size(self)
+            if found > limit:
+                raise Violation("bounded queues", f"{found} {name} at peer {self.number}; the limit is {limit}")
+
+
+def _readies(peer: SimulatedPeer) -> int:
+    machine: RoundMachine | None = peer.course.machine
+    return 0 if machine is None else len(machine._gathering._readies)
+
+
+def _votes(peer: SimulatedPeer) -> int:
+    machine: RoundMachine | None = peer.course.machine
+    return 0 if machine is None else sum(len(row) for row in machine.agreement._votes.values())
+
+
+def _reports(peer: SimulatedPeer) -> int:
+    machine: RoundMachine | None = peer.course.machine
+    return 0 if machine is None else sum(len(row) for row in machine._facts.reports.values())
+
+
+QUEUES: dict[str, tuple[int, Queue]] = {
+    "messages of later rounds": (EARLY_LIMIT_MESSAGES, lambda peer: len(peer.course.early)),
+    "messages to a process that does not run": (ASLEEP_LIMIT_MESSAGES, lambda peer: len(peer.asleep)),
+    "pings sent for others": (RELAY_LIMIT, lambda peer: len(peer.watch.machine._relays)),
+    "watched peers": (PEER_LIMIT, lambda peer: len(peer.watch.machine._peers)),
+    "announcements": (READIES_LIMIT + MEMBER_LIMIT, _readies),
+    "votes": (64 * MEMBER_LIMIT, _votes),
+    "transfers": (FETCH_LIMIT, lambda peer: len(peer.course.transfers)),
+    "chunks asked for": (REQUEST_LIMIT, lambda peer: sum(one.owed for one in peer.course.transfers)),
+    "frames to be served": (MEMBER_LIMIT * SERVED_LIMIT_FRAMES, lambda peer: peer.course.serving.waiting),
+    "reports": (64 * MEMBER_LIMIT, _reports),
+}
+"""Every table of a peer that others can make longer: its name, its limit in entries, and how long it is."""

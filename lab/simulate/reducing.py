@@ -1,0 +1,203 @@
+"""The reductions of one simulated peer: what `node.reducing` is around the same reduction and the same pace."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shoal.collectives.arrivals import Kept
+from shoal.collectives.finals import Finals
+from shoal.collectives.reduce import Reduction
+from shoal.lab.simulate.serving import Serving
+from shoal.lab.simulate.talk import Lacking, Payload, wrong
+from shoal.node.rounds.pace import STALL_S, Pace, Stall
+from shoal.protocol.effects import CloseOff, Effect, Repair
+from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import ChunkResults, Plan
+from shoal.protocol.round import RoundMachine
+from shoal.swarm.lanes.frame import FrameKind
+from shoal.swarm.lanes.moved import Moved
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.peer import SimulatedPeer
+
+MEND_S = 1.0
+"""A peer from which nothing came for so long is asked for what it owes again."""
+LACKING_BYTES = 400
+NOBODY = Stall(frozenset(), frozenset())
+
+
+class Reducing(ABC):
+    """One reduction at a time, of the round that `machine` is in."""
+
+    machine: RoundMachine | None
+    serving: Serving
+
+    def __init__(self, peer: SimulatedPeer) -> None:
+        self._peer = peer
+        self._swarm = peer.swarm
+        self._disk = peer.disk
+        self.machine = None
+        self._reduction: Reduction | None = None
+        self._kept: dict[bytes, Kept] = {}
+        self._closed_to: dict[bytes, frozenset[PeerId]] = {}
+        self._posted: dict[tuple[PeerId, FrameKind, int], bytes] = {}
+        self._there_at: dict[tuple[PeerId, FrameKind, int], float] = {}
+        self._heard_at: dict[PeerId, float] = {}
+        self._mended_at: dict[PeerId, float] = {}
+        self._received: dict[PeerId, float] = {}
+        self._pace: Pace | None = None
+        self._stall = self._told = NOBODY
+        self._told_at = 0.0
+        self._plans = 0
+
+    @property
+    def _now(self) -> float:
+        return self._swarm.timeline.now
+
+    @abstractmethod
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what the machine asks for."""
+
+    @abstractmethod
+    def _computed(self, finals: Finals) -> None:
+        """All finals of a plan are here."""
+
+    @abstractmethod
+    def _has_finals(self, plan: bytes) -> bool:
+        """Whether they were here before."""
+
+    def _start_reduce(self, plan: Plan) -> None:
+        peer = self._peer
+        self._stop_reduction()
+        place = plan.number(peer.id)
+        counted = place is not None and plan.participants[place].weight > 0
+        self._reduction = self._swarm.kit.reduction(
+            plan=plan,
+            identity=peer.identity,
+            contribution=self._disk.contribution if counted else None,
+            post=partial(self._post, plan.lineage),
+            on_progress=lambda progress: None,
+            kept=self._kept.setdefault(plan.lineage, Kept()),
+        )
+        if plan.lineage in self._closed_to:
+            self._reduction.close_off(self._closed_to[plan.lineage])
+        self._begin_pace(self._reduction)
+        self._reduction.start()
+        self._look_at_reduction()
+
+    def _repair(self, repair: Repair) -> None:
+        plan, reduction = repair.plan, self._reduction
+        if reduction is None or reduction.lineage != plan.lineage:
+            self._start_reduce(plan)
+            return
+        reduction.follow(plan)
+        reduction.repair(plan, dict(repair.held))
+        self._begin_pace(reduction)
+        self._look_at_reduction()
+
+    def _begin_pace(self, reduction: Reduction) -> None:
+        self._heard_at = dict.fromkeys(reduction.plan.remaining(), self._now)
+        self._pace = Pace(reduction, self, self._peer.id, self._now, earlier=self._plans)
+        self._plans += 1
+        self._stall, self._told, self._told_at = NOBODY, NOBODY, self._now
+
+    def _close_off(self, asked: CloseOff) -> None:
+        reduction, lineage = self._reduction, asked.lineage
+        self._closed_to[lineage] = self._closed_to.get(lineage, frozenset()) | asked.evicted
+        told: tuple[ChunkResults, ...] = ()
+        if reduction is not None and reduction.lineage == lineage:
+            told = reduction.close_off(asked.evicted)
+        if self.machine is not None:
+            self._carry_out(self.machine.closed_off(asked, told, self._now))
+
+    def _stop_reduction(self) -> None:
+        if self._reduction is not None:
+            self._reduction.close()
+        self._reduction = self._pace = None
+        self._posted.clear()
+        self._there_at.clear()
+
+    def _post(self, lineage: bytes, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
+        data = bytes(payload)
+        if kind is FrameKind.CONTRIBUTION and "contribution" in self._peer.lies:
+            data = wrong(data)
+        self._posted[to, kind, chunk] = data
+        self._ship(to, Payload(lineage, kind, chunk, data))
+
+    def _ship(self, to: PeerId, payload: Payload) -> None:
+        self._swarm.donations.check_duties(self._peer, self.serving.ahead(self._now))
+        there_at = self._swarm.ship(self._peer, self._swarm.numbers[to], payload, self._swarm.chunk_bytes)
+        self._there_at[to, payload.kind, payload.chunk] = there_at
+
+    def _take_payload(self, sender: int, payload: Payload) -> None:
+        reduction, peer = self._reduction, self._swarm.peers[sender].id
+        if reduction is None or reduction.lineage != payload.lineage:
+            return
+        final = payload.kind is FrameKind.FINAL
+        where = reduction.final_region if final else reduction.contribution_region
+        received = reduction.final_received if final else reduction.contribution_received
+        try:
+            region = where(peer, payload.chunk, 0, len(payload.data))
+            if region is None:
+                return
+            region[:] = payload.data
+            received(peer, payload.chunk, 0, region)
+        except RemoteError as error:
+            self._swarm.blamed(self._peer.number, sender, str(error))
+            return
+        self._heard_at[peer] = self._now
+        self._received[peer] = self._received.get(peer, 0.0) + self._swarm.chunk_bytes
+        self._look_at_reduction()
+
+    def _look_at_reduction(self) -> None:
+        reduction = self._reduction
+        if reduction is None or reduction.final_chunks != reduction.plan.chunks:
+            return
+        if not self._has_finals(reduction.plan.hash) and not reduction.verify():
+            self._computed(reduction.result())
+
+    def _brings(self, plan: bytes) -> bool:
+        """Whether the reduction under way will have the finals of `plan` by itself."""
+        under_way = self._reduction is not None and self._reduction.plan.hash == plan
+        return under_way and not (self._stall.peers | self._stall.late) - {self._peer.id}
+
+    def _look_at_stalls(self, machine: RoundMachine, now: float) -> None:
+        """Ask again for what is owed, and accuse who moves nothing for the stall deadline."""
+        reduction = self._reduction
+        if reduction is None or reduction.final_chunks == reduction.plan.chunks:
+            return
+        waiting = reduction.waiting_for()
+        for peer in sorted((waiting.contributions | waiting.finals) - {self._peer.id}):
+            if now - max(self._heard_at.get(peer, 0.0), self._mended_at.get(peer, 0.0)) >= MEND_S:
+                self._mended_at[peer] = now
+                contributions, finals = reduction.lacking(peer)
+                asked = Lacking(reduction.lineage, frozenset(contributions), frozenset(finals))
+                self._swarm.send(self._peer, self._swarm.numbers[peer], asked, LACKING_BYTES)
+        if self._pace is None:
+            return
+        stall = self._stall = self._pace.look(now)
+        if stall != self._told or (now - self._told_at >= STALL_S and (stall.peers or stall.late)):
+            self._told, self._told_at = stall, now
+            self._carry_out(machine.stalled(stall.peers, stall.late, now))
+
+    def moved(self, peer: PeerId) -> Moved:
+        """Bytes that came from `peer` over its lane; what it takes is not modelled."""
+        return Moved(received=int(self._received.get(peer, 0)), taken=0)
+
+    def queued_bytes(self, peer: PeerId) -> int:
+        """Every kernel takes what is posted."""
+        return 0
+
+    def _send_again(self, sender: int, asked: Lacking) -> None:
+        if self._reduction is None or self._reduction.lineage != asked.lineage:
+            return
+        peer = self._swarm.peers[sender].id
+        for kind, chunks in ((FrameKind.CONTRIBUTION, asked.contributions), (FrameKind.FINAL, asked.finals)):
+            for chunk in sorted(chunks):
+                data = self._posted.get((peer, kind, chunk))
+                if data is not None and self._there_at[peer, kind, chunk] <= self._now:
+                    self._ship(peer, Payload(asked.lineage, kind, chunk, data))

@@ -1,0 +1,500 @@
+"""The deterministic simulator: a swarm of the project's own machines in virtual time over a modelled network.
+
+    scenario ─► peers (disk, watch, course) ─► messages and payloads over `Network`, in the order of `Timeline`
+                                            └─► everything that is said is judged by `Judge`
+
+What runs is what nodes run, unchanged: the failure detector, the round machine with its lead, its repair and its
+agreement, the reduction and its pace, patience, solitude and parting. What is modelled is around them: links and their
+loss, bandwidth, training as a time, disks. A scenario and its seed give the same events in the same order, and so the
+same `trace_digest`; no clock is read but for `wall_s`.
+
+Not simulated: amendments, rollbacks and rebases (the exhaustive explorer walks those), and forwarding through a third
+peer. Peers that share rollouts have no common rounds; `rollouts` simulates those.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+from blake3 import blake3
+
+from shoal.collectives.codecs import F32
+from shoal.collectives.grid import Grid
+from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, PROGRESS_S, Violation, outweighs
+from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Timeline, Wall
+from shoal.lab.simulate.outcome import Kit, Outcome
+from shoal.lab.simulate.peer import Disk, SimulatedPeer
+from shoal.lab.simulate.rollouts import RolloutSwarm
+from shoal.lab.simulate.scenario import Fault, Scenario
+from shoal.lab.simulate.standins import KeyRing
+from shoal.lab.simulate.states import chunks_of
+from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
+from shoal.lab.simulate.undo import Undo
+from shoal.lab.simulate.watch import Hello, Reset
+from shoal.protocol.certificate import genesis
+from shoal.protocol.identity import PeerId
+from shoal.protocol.liveness import State
+from shoal.protocol.membership import TICK_S, detection_bound_s
+from shoal.protocol.messages import Message, Report, Value, domain_hash
+from shoal.protocol.planning import RoundSettings
+from shoal.protocol.wire import canonical
+
+SIMULATED_TICK_S = 0.2
+CHUNK_VALUES = 4
+ROUND_LIMIT_S = 60.0
+"""Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
+UNDER_WAY_LIMIT = 8192
+"""Messages and timers of one peer."""
+SETTLED_S = IN_FLIGHT_S + 10
+"""So long after a fault nobody has a reason any more to give a living peer up: who is given up was silent for no longer
+than the detector's bound (7.8 s, with the simulator's ticks), and what it said before had `IN_FLIGHT_S` to arrive. That
+holds of one that was slow as well: control messages wait behind nothing, so once it is quick again it is heard."""
+
+
+class NoQuorum(Exception):
+    """Members left or died for good, and the rest cannot certify without them: that is for a rebase to mend.
+
+    A promise to leave counts where everyone who could certify has heard it, and only there: whoever knows nothing of it
+    may hold the leaver for one that was merely cut off, and signs elsewhere. A promise that was lost is no violation.
+    """
+
+
+@dataclass
+class Simulation:
+    """A run of one scenario. `run` gives its outcome; everything is public for tests to look at."""
+
+    scenario: Scenario
+    kit: Kit = field(default_factory=Kit)
+
+    def __post_init__(self) -> None:
+        scenario = self.scenario
+        self.tick_s = SIMULATED_TICK_S
+        self.rng = random.Random(f"swarm {scenario.seed}")
+        self.timeline = Timeline()
+        self.network = Network(self.timeline, random.Random(f"network {scenario.seed}"), loss=scenario.loss)
+        self.keys = KeyRing(scenario.seed, real=scenario.real_keys)
+        self.peers: list[SimulatedPeer] = []
+        self.numbers: dict[str, int] = {}
+        work = self.kit.work
+        self.chunk_bytes = work.model_bytes / work.chunks
+        self.state_bytes = work.state_bytes
+        self.grid = Grid(work.chunks * CHUNK_VALUES - 1, CHUNK_VALUES)
+        self.settings = RoundSettings(
+            numel=self.grid.numel,
+            chunk_values=CHUNK_VALUES,
+            codec=("fp32", "int8", "bf16")[scenario.seed % 3],
+            grace_s=3.0,
+            reduce_deadline_s=work.reduce_deadline_s,
+            weight_cap=4.0,
+        )
+        self.quiet_at = scenario.quiet_at_s
+        self.disturbed_at = 0.0
+        self.found_after_s: list[float] = []
+        self.false_evictions = 0
+        self.blames: dict[str, int] = {}
+        self.decided_at: dict[int, float] = {}
+        self._sizes: dict[type, int] = {}
+        self._encoded: dict[int, tuple[Message, int, int]] = {}
+        self._best = 0
+        swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
+        founders = [self.keys.identity(number) for number in range(scenario.peers)]
+        self.genesis = genesis(swarm_id, [identity.peer_id for identity in founders])
+        self.zero = np.zeros(self.grid.numel, np.float32)
+        self.judge = self.kit.judge(self.genesis, self.zero)
+        self.donations = self.kit.donations(self.tick_s)
+        for _ in founders:
+            self._add()
+        for peer in self.peers:
+            peer.disk.known |= set(range(scenario.peers)) - {peer.number}
+
+    # -- peers -------------------------------------------------------------------------------------------------
+
+    def _add(self) -> SimulatedPeer:
+        number, rng = len(self.peers), self.rng
+        self.network.settle(rng)
+        disk = Disk(chain=[self.genesis], state=self.zero, known=set(), held=self.genesis.hash)
+        peer = SimulatedPeer(self, number, self.keys.identity(number), disk, rng.uniform(*self.kit.work.train_s))
+        self.peers.append(peer)
+        self.numbers[peer.id] = number
+        return peer
+
+    def start(self, peer: SimulatedPeer) -> None:
+        """The process of `peer` starts."""
+        peer.start()
+        peer.disturbed_at = self.timeline.now
+        self.timeline.after(self.tick_s * (peer.number % 10) / 10, peer.tick, peer.life)
+
+    def join(self) -> None:
+        """A newcomer starts, who knows the addresses of everyone and the genesis."""
+        peer = self._add()
+        peer.disk.known |= set(range(len(self.peers))) - {peer.number}
+        peer.disk.blank = True
+        self.start(peer)
+
+    def depart(self, number: int, life: int) -> None:
+        """A peer that asked to leave says goodbye and goes."""
+        peer = self.peers[number]
+        if peer.life != life or not peer.up:
+            return
+        links = sorted(peer.watch.links)
+        peer.stop()
+        peer.gone = True
+        self._falls_silent(peer)
+        for other in links:
+            if self.peers[other].running:
+                self.timeline.after(self.network.delay_s(number, other), self._goodbye, number, other)
+
+    def _goodbye(self, number: int, other: int) -> None:
+        if self.peers[other].running:
+            self.peers[other].watch.left(number)
+
+    @property
+    def state_chunk_bytes(self) -> int:
+        """Payload of a chunk of a state."""
+        return max(1, int(self.state_bytes / len(chunks_of(self.zero))))
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def size_of(self, message: object) -> int:
+        """Bytes of a sealed message of this kind."""
+        size = self._sizes.get(type(message))
+        if size is None:
+            size = self._sizes[type(message)] = len(canonical(message)) + ENVELOPE_BYTES
+        return size
+
+    def _measured(self, message: Message) -> tuple[int, int]:
+        """Sealed size and a mark of the contents; remembered, for peers say the same thing again and again."""
+        known = self._encoded.get(id(message))
+        if known is None or known[0] is not message:
+            data = canonical(message)
+            mark = int.from_bytes(blake3(data).digest(8), "little", signed=True)
+            if len(self._encoded) > 4096:
+                self._encoded.clear()
+            known = self._encoded[id(message)] = (message, len(data) + ENVELOPE_BYTES, mark)
+        return known[1], known[2]
+
+    def say(self, peer: SimulatedPeer, message: Message) -> None:
+        """To everyone linked."""
+        self.tell(peer, sorted(peer.watch.links), message)
+
+    def tell(self, peer: SimulatedPeer, to: Iterable[int], message: Message) -> None:
+        """To some, as a liar may have it."""
+        self.judge.sent(peer.id, message)
+        if isinstance(message, Report) and "report" in peer.lies:
+            message = with_flipped_digest(message)
+        self._post(peer, to, message)
+
+    def say_falsely(self, peer: SimulatedPeer, messages: Iterable[Message]) -> None:
+        """What no machine said."""
+        for message in messages:
+            self._post(peer, sorted(peer.watch.links), message)
+
+    def _post(self, peer: SimulatedPeer, to: Iterable[int], message: Message) -> None:
+        size, mark = self._measured(message)
+        for other in to:
+            delay = self.network.message_delay_s(peer.number, other, size)
+            if delay < 1e9:
+                self.timeline.after(delay, self._arrive, peer.number, peer.life, other, message, mark)
+
+    def send(self, peer: SimulatedPeer, to: int, message: object, size: int) -> None:
+        """One message of the links, or a request, to one peer."""
+        delay = self.network.message_delay_s(peer.number, to, size)
+        if delay < 1e9:
+            self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
+
+    def call(self, peer: SimulatedPeer, to: int, message: LaneMessage, size: int) -> None:
+        """A short request, or its answer, over a stream of its own: nothing of it is lost but to a partition."""
+        delay = self.network.call_delay_s(peer.number, to, size)
+        self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, size)
+
+    def ship(self, peer: SimulatedPeer, to: int, message: object, size: float) -> float:
+        """What goes over a lane; it is lost where a partition stands when it arrives, the time of which is returned."""
+        delay = self.network.payload_delay_s(peer.number, to, size)
+        self.timeline.after(delay, self._arrive, peer.number, peer.life, to, message, int(size))
+        return self.timeline.now + delay
+
+    def _is_lost(self, sender: int, life: int, to: int) -> bool:
+        """Whether bulk does not arrive: a partition stands, or the process that sent it ended while it was queued."""
+        source, now = self.peers[sender], self.timeline.now
+        ended = (source.life != life or not source.up) and now - source.silent_since > IN_FLIGHT_S
+        return ended or (bool(self.network.walls) and not self.network.passes(sender, to))
+
+    def _arrive(self, sender: int, life: int, to: int, message: object, mark: int) -> None:
+        target = self.peers[to]
+        if isinstance(message, LaneMessage) and self._is_lost(sender, life, to):
+            return
+        self.timeline.note(_kind_of(message), sender, to, mark)
+        if self.timeline.waiting > UNDER_WAY_LIMIT * len(self.peers):
+            raise Violation("bounded queues", f"{self.timeline.waiting} messages under way")
+        if not target.up:
+            if target.host_up:
+                self._refuse(sender, life, to)
+        elif isinstance(message, Hello):
+            target.receive(sender, message)
+        elif isinstance(message, Reset):
+            if target.running and target.life == mark:
+                target.watch.reset(sender, message)
+        elif target.watch.links.get(sender) == life:
+            target.receive(sender, message)
+        elif target.running and not isinstance(message, LaneMessage) and not target.watch.keep(sender, life, message):
+            self._refuse(sender, life, to)
+
+    def _refuse(self, sender: int, life: int, to: int) -> None:
+        """There is no such connection, says the machine of `to`."""
+        delay, target = self.network.message_delay_s(to, sender, 0), self.peers[to]
+        if self.peers[sender].running and delay < 1e9:
+            self.timeline.after(delay, self._arrive, to, target.life, sender, Reset(not target.up), life)
+
+    # -- what training is --------------------------------------------------------------------------------------
+
+    def trained_at(self, peer: SimulatedPeer) -> float:
+        """When the contribution that a peer begins now is made; infinity if that is not known yet."""
+        took_s = peer.train_s * self.rng.uniform(0.9, 1.1)
+        return self.timeline.now + took_s * self.network.slowed.get(peer.number, 1.0)
+
+    def made(self, peer: SimulatedPeer, round: int) -> tuple[F32, int]:
+        """What training made: the values, (numel,) float32, and the tokens."""
+        seed = [self.scenario.seed, peer.number, round, peer.life]
+        values = np.random.default_rng(seed).standard_normal(self.grid.numel)
+        return values.astype(np.float32), 100 + 7 * peer.number
+
+    # -- what peers tell ---------------------------------------------------------------------------------------
+
+    def decided(self, peer: SimulatedPeer, value: Value) -> None:
+        """A peer extended its chain to `value`."""
+        self._best = max(self._best, value.round)
+        self.decided_at.setdefault(value.round, self.timeline.now)
+
+    def blamed(self, number: int, sender: int, why: str) -> None:
+        """A peer refused what another sent: only liars may be refused, or those who were behind."""
+        self.blames[why] = self.blames.get(why, 0) + 1
+
+    def found_dead(self, observer: SimulatedPeer, number: int) -> None:
+        """A peer gives another up."""
+        target, now = self.peers[number], self.timeline.now
+        if not target.running:
+            if observer.disturbed_at < target.silent_since:
+                self.found_after_s.append(now - target.silent_since)
+        elif not self.network.walls and now - max(target.disturbed_at, self.disturbed_at) > SETTLED_S:
+            self.false_evictions += 1
+            if now - max(observer.disturbed_at, self.quiet_at) > SETTLED_S and not self._may_look_dead():
+                raise Violation("no false eviction", f"peer {observer.number} gives up peer {number}, which lives")
+
+    def _may_look_dead(self) -> bool:
+        """Whether something goes on that may make a living peer look dead after the last fault."""
+        return self.scenario.loss > LOSS_BORNE_SHARE or bool(self.network.lossy or self.judge.liars)
+
+    def is_troubled(self, now: float) -> bool:
+        """Whether some fault is not over, or has been for a moment only."""
+        return now < self.quiet_at
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        peer = None if fault.peer is None or fault.peer >= len(self.peers) else self.peers[fault.peer]
+        self.disturbed_at = self.timeline.now
+        self.timeline.note(1000, _FAULTS.index(fault.kind), fault.peer or 0, int(fault.at_s * 1000))
+        if fault.kind == "partition":
+            self._part(fault)
+        elif fault.kind == "join":
+            self.join()
+        elif peer is not None and not peer.gone:
+            self._strike_peer(fault, peer)
+
+    def _part(self, fault: Fault) -> None:
+        one, rest = fault.groups[0], [i for group in fault.groups[1:] for i in group]
+        walls = [self.network.part(one, rest)]
+        if not fault.one_way:
+            walls.append(self.network.part(rest, one))
+            walls += [self.network.part(a, b) for a in fault.groups[1:] for b in fault.groups[1:] if a != b]
+        if fault.duration_s is not None:
+            self.timeline.after(fault.duration_s, self._heal, walls)
+
+    def _heal(self, walls: list[Wall]) -> None:
+        self.disturbed_at = self.timeline.now
+        self.network.walls = [wall for wall in self.network.walls if not any(wall is gone for gone in walls)]
+
+    def _strike_peer(self, fault: Fault, peer: SimulatedPeer) -> None:
+        network, undo = self.network, Undo(self, peer)
+        if fault.kind in ("kill", "crash"):
+            if not peer.up:
+                return
+            self._kill(peer, silently=fault.kind == "crash", forgets=fault.forgets)
+            action: Callable[[], None] = undo.restart
+        elif fault.kind == "stop":
+            if not peer.running:
+                return
+            peer.hung = True
+            self._falls_silent(peer)
+            undo.life = peer.life
+            action = undo.resume
+        elif fault.kind == "slow":
+            network.slowed[peer.number] = fault.factor
+            action = undo.quicken
+        elif fault.kind == "lossy":
+            network.lossy[peer.number] = fault.share
+            action = undo.mend
+        elif fault.kind == "lie":
+            assert fault.lie is not None
+            peer.lies.add(fault.lie)
+            self.judge.liars.add(peer.id)
+            action = undo.come_clean
+        else:
+            if peer.up:
+                peer.course.ask_to_leave()
+            return
+        if fault.duration_s is not None:
+            self.timeline.after(fault.duration_s, action)
+
+    def _kill(self, peer: SimulatedPeer, *, silently: bool, forgets: bool) -> None:
+        links, life = sorted(peer.watch.links), peer.life
+        peer.stop()
+        peer.host_up = not silently
+        if forgets:
+            peer.disk.contribution = peer.disk.ready = None
+        self._falls_silent(peer)
+        for other in () if silently else links:
+            self.hang_up(peer.number, life, other)
+
+    def hang_up(self, number: int, life: int, other: int) -> None:
+        """A connection of that life of a peer is closed; the other end sees it unless a partition stands between."""
+        if self.network.passes(number, other):
+            self.timeline.after(self.network.delay_s(number, other), self._break, number, life, other)
+
+    def _break(self, number: int, life: int, other: int) -> None:
+        if self.peers[other].running:
+            self.peers[other].watch.broke(number, life)
+
+    def _falls_silent(self, peer: SimulatedPeer) -> None:
+        """From here on everyone who watches it has the detector's bound to give it up."""
+        now = self.timeline.now
+        peer.silent_since = peer.disturbed_at = now
+        bound_s = detection_bound_s(len(self.peers)) + 4 * max(0.0, self.tick_s - TICK_S) + IN_FLIGHT_S
+        for observer in self.peers:
+            if observer.running and observer.watch.machine.state_of(peer.id) is State.ALIVE:
+                self.timeline.after(bound_s, self._check_found, observer, observer.life, peer, now)
+
+    def _check_found(self, observer: SimulatedPeer, life: int, peer: SimulatedPeer, since: float) -> None:
+        silent = peer.silent_since == since and not peer.running
+        undisturbed = (
+            observer.life == life and observer.running and max(observer.disturbed_at, self.disturbed_at) <= since
+        )
+        if silent and undisturbed and not self.judge.liars:
+            state = observer.watch.machine.state_of(peer.id)
+            if state is not State.DEAD and state is not None:
+                took = self.timeline.now - since
+                raise Violation(
+                    "no wait too long",
+                    f"peer {observer.number} holds peer {peer.number} for {state.value} {took:.1f} s after its silence",
+                )
+
+    # -- the run -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Let it happen, to the last round or the first violation."""
+        began = time.perf_counter()
+        violation = detail = ""
+        with self.keys.in_use():
+            try:
+                self._run()
+            except NoQuorum:
+                pass
+            except Violation as broken:
+                violation, detail = broken.kind, broken.detail
+        return self._outcome(time.perf_counter() - began, violation, detail)
+
+    def _run(self) -> None:
+        for peer in self.peers:
+            self.start(peer)
+        for fault in self.scenario.fault:
+            self.timeline.at(fault.at_s, self._strike, fault)
+        timeline, rounds = self.timeline, self.scenario.rounds
+        timeline.run(self.quiet_at, lambda: False)
+        limit = self.quiet_at
+        while not self._done():
+            if timeline.now >= limit:
+                if limit > self.quiet_at:
+                    self.stands_still(PROGRESS_S)
+                limit = timeline.now + PROGRESS_S + ROUND_LIMIT_S * (rounds if self._best >= rounds else 0)
+            height = self._best
+            timeline.run(limit, lambda height=height: self._best > height or self._done())  # type: ignore[misc]
+            if self._best > height and self._best < rounds:
+                limit = timeline.now + PROGRESS_S
+
+    def stands_still(self, waited_s: float) -> NoReturn:
+        """Nothing came of so long a time. Raises Violation if there is a quorum, else NoQuorum."""
+        head = max((peer.disk.chain[-1] for peer in self.peers), key=lambda value: value.round)
+        if outweighs(head, [peer.id for peer in self.peers if peer.running], self._leaves_heard_by_all(head)):
+            behind = [peer.number for peer in self.peers if peer.running and not self._has(peer, self._best)]
+            raise Violation("progress", f"none for {waited_s} s after round {self._best}; behind are {behind}")
+        raise NoQuorum
+
+    def _leaves_heard_by_all(self, head: Value) -> set[PeerId]:
+        """The promises to leave in the round after `head` that every running member of it has heard."""
+        members = [peer for peer in self.peers if peer.running and peer.id in head.members]
+        machines = [peer.course.machine for peer in members]
+        heard = [m.agreement.leaves if m is not None and m.previous.hash == head.hash else set() for m in machines]
+        return set.intersection(*heard) if heard else set()
+
+    def _done(self) -> bool:
+        rounds = self.scenario.rounds
+        if self._best < rounds:
+            return False
+        return all(self._has(peer, rounds) for peer in self.peers if peer.running)
+
+    @staticmethod
+    def _has(peer: SimulatedPeer, round: int) -> bool:
+        """Whether a peer has the state of a round, or of a later one."""
+        return peer.disk.height >= round and peer.course.obtaining.current
+
+    def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
+        now = max(self.timeline.now, 1e-9)
+        times = [0.0, *(self.decided_at[r] for r in sorted(self.decided_at))]
+        gaps = [b - max(a, min(self.quiet_at, b)) for a, b in pairwise(times)]
+        found = sorted(self.found_after_s)
+        control = sum(place.control_bytes for place in self.network.places)
+        return Outcome(
+            peers=self.scenario.peers,
+            rounds_certified=min(self._best, self.scenario.rounds),
+            forks=self.judge.forks,
+            wrong_values=self.judge.wrong_values,
+            stalled_rounds=sum(1 for gap in gaps if gap > ROUND_LIMIT_S) + max(0, self.scenario.rounds - self._best),
+            detect_s_p99=round(found[min(len(found) - 1, int(0.99 * len(found)))], 3) if found else 0.0,
+            control_bytes_per_peer_per_s=round(control / len(self.peers) / now, 1),
+            events=self.timeline.events,
+            wall_s=round(wall_s, 3),
+            trace_digest=self.timeline.digest(),
+            virtual_s=round(now, 3),
+            deaths_found=len(found),
+            false_evictions=self.false_evictions,
+            blamed=sum(self.blames.values()),
+            states_fetched=self.donations.obtained,
+            violation=violation,
+            detail=detail,
+        )
+
+
+_FAULTS = ("kill", "crash", "stop", "slow", "lossy", "partition", "lie", "leave", "join")
+_KINDS: dict[type, int] = {}
+
+
+def _kind_of(message: Any) -> int:
+    """A number for the kind of a message that is the same in every run: a hash of its name."""
+    kind = type(message)
+    known = _KINDS.get(kind)
+    if known is None:
+        known = _KINDS[kind] = int.from_bytes(blake3(kind.__name__.encode()).digest(2), "little") % 1000
+    return known
+
+
+def run_scenario(scenario: Scenario, kit: Kit | None = None) -> Outcome:
+    """The outcome of one scenario of up to `FLAT_LIMIT_PEERS` peers."""
+    if scenario.rollouts:
+        return RolloutSwarm(scenario, kit).run()
+    return Simulation(scenario, kit or Kit()).run()

@@ -1,0 +1,43 @@
+"""How faults of a simulated peer end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.lab.simulate.peer import SimulatedPeer
+    from shoal.lab.simulate.simulation import Simulation
+
+
+@dataclass
+class Undo:
+    """How a fault of a peer ends."""
+
+    swarm: Simulation
+    peer: SimulatedPeer
+    life: int = 0
+
+    def restart(self) -> None:
+        """The process is started again."""
+        if not self.peer.up and not self.peer.gone:
+            self.swarm.disturbed_at = self.swarm.timeline.now
+            self.swarm.start(self.peer)
+
+    def resume(self) -> None:
+        """It runs again."""
+        if self.peer.hung and self.peer.life == self.life:
+            self.peer.disturbed_at = self.swarm.timeline.now
+            self.peer.wake()
+
+    def quicken(self) -> None:
+        """It is as fast as ever."""
+        self.swarm.network.slowed.pop(self.peer.number, None)
+
+    def mend(self) -> None:
+        """Its connection loses nothing of its own any more."""
+        self.swarm.network.lossy.pop(self.peer.number, None)
+
+    def come_clean(self) -> None:
+        """It tells no more lies."""
+        self.peer.lies.clear()

@@ -1,0 +1,310 @@
+"""Ours beside others: how a rival's time is read, which ratios are taken, and a page that shows a miss as a miss."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from shoal.collectives.codecs import codec as codec_named
+from shoal.lab.bench.allreduce import Allreduce, FaultResult
+from shoal.lab.bench.bare import CHUNK_VALUES, Exchange, _Coded, _Peer
+from shoal.lab.bench.bare import measure as measure_bare
+from shoal.lab.bench.compare import (
+    CODECS,
+    FLOORS,
+    Compare,
+    Comparison,
+    LaneSpeeds,
+    Row,
+    Sample,
+    Spread,
+    rows_of,
+)
+from shoal.lab.bench.machine import this_machine
+from shoal.lab.bench.page import load_campaign, render
+from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
+from shoal.lab.cli.bench import allreduce as bench_allreduce
+from shoal.lab.cli.bench.allreduce import CompareOptions
+from shoal.protocol.errors import ConfigError, NetworkError
+
+MIB = 1 << 20
+NUMEL = 25_000_000
+
+HIVEMIND = """\
+start: 4 DHT+p2pd 2.1s, averagers 0.50s
+round 0: group=[4, 4, 4, 4] total 4.00s (matchmaking etc 1.00s) allreduce max 2.90s min 2.80s span 3.00s -> 33 MB/s
+round 1: group=[4, 4, 4, 4] total 3.00s (matchmaking etc 1.00s) allreduce max 1.90s min 1.80s span 2.00s -> 50 MB/s
+round 2: group=[4, 4, 4, 4] total 3.00s (matchmaking etc 1.00s) allreduce max 1.90s min 1.80s span 1.50s -> 66 MB/s
+"""
+
+
+# --- rivals ---
+
+
+def test_a_rivals_time_is_its_last_json_line_or_what_its_pattern_says() -> None:
+    plain = Rival(name="x", command="x")
+    assert read_time(plain, 'starting\n{"median_s": 2.0}\n{"median_s": 1.5, "more": [1]}\n{"other": 1}\nbye\n') == 1.5
+    text = Rival(name="hivemind", command="x", pattern=re.compile(r"span ([0-9.]+)s"))
+    assert read_time(text, HIVEMIND) == 1.75  # the first warms up
+    assert read_time(text, HIVEMIND.splitlines()[1]) == 3.0
+    for rival in (plain, text):
+        with pytest.raises(NetworkError, match="printed no time"):
+            read_time(rival, "nothing\n")
+
+
+def test_rivals_are_named_commands() -> None:
+    rivals = parse_rivals(["a=run {peers}", "b=b --x=1"], [r"b=took ([0-9.]+)"])
+    assert [(r.name, r.command, r.pattern is not None) for r in rivals] == [
+        ("a", "run {peers}", False),
+        ("b", "b --x=1", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("commands", "patterns"),
+    [(["nameless"], []), (["a="], []), (["a b=c"], []), (["a=c"], ["a=no group"]), (["a=c"], ["a=("]), ([], ["b=(x)"])],
+)
+def test_rivals_that_cannot_be_run_are_refused(commands: list[str], patterns: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--rival"):
+        parse_rivals(commands, patterns)
+
+
+@pytest.mark.parametrize("name", ["gloo", "fp32", "twice"])
+def test_rivals_cannot_take_a_name_that_is_taken(name: str) -> None:
+    rival = Rival(name=name, command="x")
+    with pytest.raises(ConfigError, match="names must differ"):
+        Compare(rivals=(rival, Rival(name="twice", command="y")))
+
+
+def test_a_rival_is_run_with_the_numbers_filled_in() -> None:
+    script = "import sys, json; print(json.dumps({'median_s': float(sys.argv[1]) + float(sys.argv[2])}))"
+    rival = Rival(name="sum", command=f'{sys.executable} -c "{script}" {{peers}} {{numel}}')
+    assert trio.run(partial(run_rival, rival, peers=4, numel=1000)) == 1004.0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("/nonexistent/rival", "No such file"),
+        (f"{sys.executable} -c 'print(1); raise SystemExit(3)'", "exited with 3"),
+    ],
+)
+def test_a_rival_that_fails_is_a_network_error(command: str, says: str) -> None:
+    with pytest.raises(NetworkError, match=says):
+        trio.run(partial(run_rival, Rival(name="bad", command=command), peers=2, numel=10))
+
+
+def test_the_yardstick_runs_and_tells_its_time() -> None:
+    seconds = trio.run(partial(run_rival, gloo(2), peers=2, numel=20_000))
+    assert 0 < seconds < 5
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_the_floor_is_an_all_reduce(codec: str, sealed: bool) -> None:
+    """Its own check of the mean would fail it; three peers, and a chunk that is cut short."""
+    exchange = Exchange(peers=3, numel=3 * CHUNK_VALUES - 5, iters=1, sealed=sealed, codec=codec)
+    (times,) = measure_bare(exchange)
+    assert times.reduce_s > 0
+    assert times.code_s > 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_floor_runs_and_tells_its_time(codec: str) -> None:
+    floor = bare(1, codec)
+    assert floor.name == FLOORS[codec] == f"bare, {codec}"
+    assert 0 < trio.run(partial(run_rival, floor, peers=2, numel=20_000)) < 30
+
+
+def test_the_floor_in_int8_reduces_as_a_node_does() -> None:
+    """To the bit what the slow reference makes of the same contributions."""
+    exchange = Exchange(peers=3, numel=CHUNK_VALUES + 4097, iters=1, codec="int8")
+    peers = [_Coded(exchange, rank) for rank in range(3)]
+    for peer in peers:
+        peer.encode()
+    how, first = codec_named("int8"), peers[0]
+    for number, chunk in enumerate(exchange.chunks):
+        first.reduce(number, {rank: peer.sent[number] for rank, peer in enumerate(peers)})
+        total = np.zeros(chunk.stop - chunk.start, np.float32)
+        for peer in peers:
+            decoded = np.empty_like(total)
+            how.decode_into(peer.sent[number], decoded)
+            total = total + decoded
+        assert first.final[number].tobytes() == how.encode(total / np.float32(3)).tobytes()
+
+
+def test_a_wrong_mean_fails_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Exchange(peers=2, numel=10_000, iters=1, codec="int8")
+    peer = _Peer(exchange, 0, {})
+    halves = np.full(10_000, np.float32(0.5))
+    expected = np.mean([np.random.default_rng(rank).random(10_000, dtype=np.float32) for rank in (0, 1)], axis=0)
+    for mean, right in ((expected, True), (halves, False), (expected + np.float32(0.01), False)):
+        monkeypatch.setattr(peer, "mean", lambda mean=mean: mean)
+        assert peer.check() is right
+
+
+# --- rows ---
+
+
+def sample(system: str, peers: int, repetition: int, median_s: float, whole_s: float | None = None) -> Sample:
+    return Sample(system=system, peers=peers, repetition=repetition, median_s=median_s, whole_s=whole_s)
+
+
+SAMPLES = (
+    *(sample("gloo", 4, r, s) for r, s in enumerate((0.1, 0.2, 0.1))),
+    *(sample("fp32", 4, r, s, 1.5 * s) for r, s in enumerate((0.3, 0.4, 0.18))),
+    *(sample("int8", 4, r, 0.1, 0.2) for r in range(3)),
+    sample("gloo", 2, 0, 0.1),
+    sample("fp32", 2, 0, 0.15, 0.2),
+    *(sample("hivemind", 4, r, s) for r, s in enumerate((3.0, 2.8))),
+    sample("other", 4, 0, 0.9),
+)
+DETAIL = Allreduce(
+    peers=4, numel=NUMEL, codec="fp32", durability="disk", median_s=0.3, times_s=(0.3,), decode_s=0.0, round_s=0.5,
+    rounds_s=(0.5,), beyond_reduce_s=0.2, breakdown={"reduce_s": 0.3, "apply_s": 0.2}, wire_bytes_per_peer=150_000_000,
+    peak_extra_bytes=80 * MIB, peak_growth_bytes=175 * MIB, max_abs_error=3e-8, identical=True, exact=True,
+    encrypted=True, fault=FaultResult(kind="none"),
+)  # fmt: skip
+FAULTS = (
+    FaultResult(kind="sigkill", delay_s=0.4, delays_s=(0.3, 0.4, 2.5)),
+    FaultResult(kind="sigstop", delay_s=7.0, delays_s=(7.0,)),
+)
+LANE = LaneSpeeds(
+    encrypted_runs_mb_per_s=(1700.0, 1500.0, 1600.0),
+    shared_runs_mb_per_s=(1800.0, 1900.0, 1500.0),
+    plaintext_runs_mb_per_s=(2000.0, 2000.0, 2000.0),
+)
+
+
+def rows() -> dict[str, Row]:
+    found = rows_of(SAMPLES, (DETAIL,), FAULTS, LANE, ["hivemind", "other"])
+    return {row.name: row for row in found}
+
+
+def median(name: str) -> float:
+    measured = next(row for key, row in rows().items() if key.startswith(name)).measured
+    assert measured is not None
+    return measured.median
+
+
+def test_rows_are_ratios_within_a_repetition() -> None:
+    assert median("fp32, 4 peers, beside gloo") == pytest.approx(2.0)  # of 3, 2 and 1.8, not 0.3 over 0.1
+    assert median("fp32, 2 peers") == pytest.approx(1.5)
+    assert median("int8, 4 peers") == pytest.approx(1.0)
+    assert median("the round beyond") == pytest.approx(0.5)
+    assert median("one encrypted lane beside") == pytest.approx(0.9)
+    assert median("one encrypted lane, sockets") == pytest.approx(0.8)
+    assert median("hivemind") == pytest.approx((10 + 7) / 2)
+    assert median("SIGKILL") == pytest.approx(0.4)
+    assert median("peak memory") == pytest.approx(80)
+    spread = rows()["fp32, 4 peers, beside gloo"].measured
+    assert spread is not None
+    assert (spread.least, spread.most) == (pytest.approx(1.8), pytest.approx(3.0))
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    found = rows_of((), (), (), None, ())
+    assert [(row.measured, row.met) for row in found] == [(None, None)] * 22
+
+
+@pytest.mark.parametrize(
+    ("least", "value", "met", "aim_met"),
+    [(False, 2.0, True, False), (False, 2.1, False, False), (False, 0.5, True, True), (True, 2.0, True, True)],
+)
+def test_a_target_is_reached_at_its_edge(least: bool, value: float, met: bool, aim_met: bool) -> None:
+    row = Row(name="x", unit="s", target=2.0, aim=1.0, measured=Spread.of([value]), least=least)
+    assert (row.met, row.aim_met) == (met, aim_met)
+
+
+# --- the page ---
+
+
+def comparison(**changes: object) -> Comparison:
+    found = Comparison(
+        machine=this_machine(), repeat=3, peers=(2, 4), numel=NUMEL, iters=5, fault_iters=3,
+        rivals={"hivemind": r"span ([0-9.]+)s", "other": ""}, samples=SAMPLES, details=(DETAIL,),
+        faults=FAULTS, lane=LANE, rows=tuple(rows().values()), ok=True, notes=(),
+    )  # fmt: skip
+    return msgspec.structs.replace(found, **changes)
+
+
+def verdicts(page: str) -> dict[str, str]:
+    """The last cell of each row of the targets, by its first."""
+    table = page.partition("## Targets\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines() if "|" in line]
+    return {row[0]: row[-1] for row in cells[2:]}
+
+
+def test_page_shows_misses_as_misses() -> None:
+    said = verdicts(render(comparison()))
+    assert said["fp32, 4 peers, beside gloo"] == "met"
+    assert said["int8, 4 peers, beside gloo in fp32"] == "met, and the aim"
+    assert said["SIGSTOP of one of 4 in mid-reduce: added delay"] == "**missed**"
+    assert said["other, fp32, 4 peers, beside ours"] == "–"
+    assert set(verdicts(render(comparison(rows=rows_of((), (), (), None, ())))).values()) == {"not measured"}
+
+
+def test_page_names_the_command_with_the_rivals_that_somebody_gave() -> None:
+    floors = (sample("bare, fp32", 4, 0, 0.2), sample("bare, int8, sockets", 4, 0, 0.3))
+    said = render(comparison(samples=(*SAMPLES, *floors)))
+    given = "--rival 'hivemind=…' --rival 'other=…' --rival-regex 'hivemind=span ([0-9.]+)s'"
+    assert f"--fault-iters 3 {given}` on" in said
+    assert "| bare, int8, sockets | 0.3 |" in said
+
+
+def test_page_has_the_machine_the_times_and_what_was_wrong() -> None:
+    wrong = msgspec.structs.replace(DETAIL, exact=False)
+    page = render(
+        comparison(details=(wrong,), notes=("WRONG VALUES: fp32 | really",)), {"kills": 50, "by": {"stop": 9}}
+    )
+    machine = this_machine()
+    for part in (machine.cpu, machine.kernel, machine.date, "hivemind", "150", "WRONG VALUES: fp32 \\| really"):
+        assert part in page
+    assert "| fp32, 4 peers, disk | 0.30 + 0.20 | 150.0 | 80 | 3.0e-08 | **no** |" in page
+    assert "| Shoal, fp32 | 0.3 (0.18–0.4) |" in page
+    assert "| by.stop | 9 |" in page
+    assert "| kills | 50 |" in page
+
+
+def test_campaign_must_be_a_json_object(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.json"
+    path.write_text('{"rounds": 100}')
+    assert load_campaign(path) == {"rounds": 100}
+    for text in ("[1]", "{"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="--campaign"):
+            load_campaign(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_campaign(tmp_path / "none")
+
+
+def test_compare_writes_the_page_and_prints_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fake(wanted: Compare, tell: object) -> Comparison:
+        assert (wanted.peers, wanted.repeat, [r.name for r in wanted.rivals]) == ((4,), 2, ["hivemind"])
+        return comparison(ok=False)
+
+    monkeypatch.setattr("shoal.lab.bench.compare.compare", fake)
+    options = CompareOptions(
+        peers="4", repeat=2, rival=["hivemind=h"], out=tmp_path / "page.md", as_json=True, log_level="error"
+    )
+    with pytest.raises(bench_allreduce.typer.Exit) as ended:
+        bench_allreduce.compare(options)
+    assert ended.value.exit_code == 1
+    assert json.loads(capsys.readouterr().out)["peers"] == [2, 4]
+    assert (tmp_path / "page.md").read_text().startswith("# Benchmarks\n")
+
+
+@pytest.mark.parametrize("wrong", [{"peers": "two"}, {"peers": ""}, {"peers": "1,4"}, {"repeat": 0}])
+def test_compare_refuses_what_it_cannot_do(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        bench_allreduce.compare(CompareOptions(**wrong))  # type: ignore[arg-type]

@@ -1,0 +1,31 @@
+"""`shoal bench find`, with a swarm of two real nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.lab.bench.find import STAGES
+from shoal.lab.cli.bench.find import FindOptions, find
+from shoal.protocol.errors import ConfigError
+
+
+@pytest.mark.long
+def test_bench_find_times_a_newcomer_from_its_start_to_its_first_contribution(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    find(FindOptions(nodes=2, repetitions=1, as_json=True))
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"nodes", "linked_s", "linked_all_s", "contributed_s", "newcomers"}
+    (times,) = found["newcomers"]
+    assert tuple(times) == STAGES
+    assert 0 < times["started"] <= times["listening"] <= times["linked"] <= times["linked_all"]
+    assert times["linked"] < times["contributed"]
+    assert found["linked_s"] == times["linked"]
+
+
+@pytest.mark.parametrize("options", [FindOptions(nodes=0), FindOptions(nodes=65), FindOptions(repetitions=0)])
+def test_bench_find_refuses_what_makes_no_measurement(options: FindOptions) -> None:
+    with pytest.raises(ConfigError, match=r"^--nodes must be 1 to 64"):
+        find(options)

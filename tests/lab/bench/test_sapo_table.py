@@ -1,0 +1,134 @@
+"""Several settings and seeds of `shoal bench sapo` in one go: what is measured once, and the table of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.lab.bench import sapo_table as bench_sapo_table
+from shoal.lab.bench.machine import this_machine
+from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, SapoWords, bench_of
+from shoal.lab.bench.sapo_table import measure_all, read_results, table
+from shoal.lab.cli.bench.sapo import SapoTableOptions
+from shoal.lab.cli.bench.sapo import sapo_table as write_page
+from shoal.protocol.errors import ConfigError
+
+WORDS = SapoWords(agents=4, rounds=2)
+BENCHES = [bench_of(WORDS, local=local, external=8 - local) for local in (8, 4)]
+
+
+def result_of(bench: SapoBench, seed: int, *, reward: float = 10.0, tokens: int = 1000) -> SapoResult:
+    return SapoResult(
+        **bench.facts,  # type: ignore[arg-type]
+        cumulative_reward=reward,
+        final_reward=0.25,
+        generated_tokens=tokens,
+        wire_bytes=0,
+        rejected={},
+        reward_per_million_tokens=1e6 * reward / tokens,
+        pulled_bytes=0,
+        trained_bytes=0,
+        informative_groups=0.0,
+        external_groups=0.0,
+        reward_by_round=(0.25, 0.25),
+        warm_up_updates=(1,) * bench.honest,
+        warm_up_rewards=(0.1,) * bench.honest,
+        seed=seed,
+        cpu_s=1.0,
+        machine=this_machine(),
+    )
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[SapoBench, int, object]]:
+    """The runs that are made, each with the warm starts that it was given."""
+    runs: list[tuple[SapoBench, int, object]] = []
+
+    def measure(bench: SapoBench, *, seed: int, on_round: object, starts: object) -> SapoResult:
+        runs.append((bench, seed, starts))
+        return result_of(bench, seed)
+
+    monkeypatch.setattr(bench_sapo_table, "measure_sapo", measure)
+    return runs
+
+
+def all_of(path: Path | None, benches: list[SapoBench], *seeds: int) -> list[SapoResult]:
+    return list(measure_all(benches, seeds, results=path, on_run=lambda bench, seed: lambda made, reward: None))
+
+
+def test_what_the_file_has_is_not_measured_again(tmp_path: Path, made: list[tuple[SapoBench, int, object]]) -> None:
+    path = tmp_path / "runs.jsonl"
+    first = all_of(path, BENCHES[:1], 1)
+    assert all_of(path, BENCHES, 1, 2)[0] == first[0]
+    assert [(bench, seed) for bench, seed, _ in made] == [
+        (BENCHES[0], 1),
+        (BENCHES[1], 1),
+        (BENCHES[0], 2),
+        (BENCHES[1], 2),
+    ]
+    assert len(read_results(path)) == 4
+    other = bench_of(replace(WORDS, learning_rate=2e-3), local=8, external=0)
+    all_of(path, [other], 1)
+    assert made[-1][:2] == (other, 1)  # another setting of any kind is another run
+
+
+def test_settings_of_one_seed_share_their_warm_starts(made: list[tuple[SapoBench, int, object]]) -> None:
+    all_of(None, BENCHES, 1, 2)
+    starts = [one for _, _, one in made]
+    assert starts[0] is starts[1] is not starts[2] is starts[3]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"reward": 3}\n')
+    with pytest.raises(ConfigError, match="--results"):
+        read_results(path)
+
+
+def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
+    alone, shared = BENCHES
+    attacked = bench_of(SapoWords(agents=4, rounds=2, attackers=0.25), local=4, external=4)
+    results = [
+        result_of(alone, 1, reward=10.0),
+        result_of(shared, 1, reward=12.0, tokens=500),
+        result_of(alone, 2, reward=20.0),
+        result_of(shared, 2, reward=21.0, tokens=500),
+        result_of(attacked, 1, reward=9.0, tokens=500),
+    ]
+    assert table(results)[2:] == [
+        "| 8/0 | 15.0 | 1.00 (1.00 to 1.00) | 0.250 | 15000 | 1.00 (1.00 to 1.00) | 2 |",
+        "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) | 0.250 | 33000 | 2.25 (2.10 to 2.40) | 2 |",
+        "| 4/4, 1 attack | 9.0 | 1.20 | 0.250 | 18000 | 1.80 | 1 |",  # three honest agents, in place of four
+    ]
+
+
+def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(tmp_path: Path) -> None:
+    alone, shared = BENCHES
+    attacked = replace(shared, agents=6, attackers=1 / 3)
+    results = [
+        result_of(alone, 1, reward=10, tokens=1000),
+        result_of(shared, 1, reward=12, tokens=500),
+        result_of(alone, 2, reward=20, tokens=1000),
+        result_of(shared, 2, reward=21, tokens=500),
+        result_of(attacked, 1, reward=11.4),
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in results))
+    write_page(SapoTableOptions(results=[path], out=tmp_path / "sapo.md"))
+    page = (tmp_path / "sapo.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 4/4 | 1, 2 |"))
+    assert "| 12.0, 21.0 | 1.12 (1.05–1.20) (≥ 1.1, **missed**) |" in row
+    assert "| 2.25 (2.10–2.40) (≥ 1.5, met) |" in row
+    assert row.endswith("| 1093.31 | 1.95 |")
+    assert "| 1 | 4/4 | 4 | 2 | 11.4 | 12.0 | 0.950 |" in page
+    assert "0.950 times that of as many without attackers, in the median (≥ 0.95, met)" in page
+    picture = re.search(r"!\[Reward by round\]\((\S+)\)", page)
+    assert picture is not None
+    assert (tmp_path / picture[1]).read_bytes().startswith(b"\x89PNG")
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="no results"):
+        write_page(SapoTableOptions(results=[path]))

@@ -1,0 +1,483 @@
+"""Training compared: the baseline against gradients computed directly, the one-process swarm against real nodes.
+
+One run of real nodes serves the command's figures and the digests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import trio
+import typer
+
+from shoal.collectives.schedule import learning_rate
+from shoal.lab.bench import train_swarm as bench_train_swarm
+from shoal.lab.bench.train import TrainResult, load_result, measure, merged, to_json
+from shoal.lab.bench.train_local import LocalSwarm, train_locally
+from shoal.lab.bench.train_page import LOSS_VS_BYTES, LOSS_VS_TOKENS, render
+from shoal.lab.bench.train_spec import Point, TrainBench
+from shoal.lab.bench.train_swarm import read_run
+from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
+from shoal.lab.cli.bench.train import RESULT, TrainOptions, TrainTableOptions, train, train_table
+from shoal.node.training.adamw import AdamW
+from shoal.node.training.trainer_messages import Assignment, InnerSettings
+from shoal.node.workloads.text import TextWorkload
+from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import load_manifest
+from shoal.testnet.reports.report import (
+    BytesReport,
+    LossReport,
+    NodeReport,
+    Report,
+    RoundReport,
+    allreduce_bytes,
+    ok,
+)
+from shoal.testnet.swarm import run_testnet
+
+KEYS = {
+    "strategy", "nodes", "tokens", "val_loss", "sync_val_loss", "wire_bytes", "sync_wire_bytes", "blocked_fraction",
+}  # fmt: skip
+TINY = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4}
+STEP_TOKENS = 64
+STEPS = 5
+ROUND_TOKENS = 2 * STEPS * STEP_TOKENS
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(**changes: Any) -> TrainBench:
+    fields: dict[str, Any] = {"nodes": 2, "tokens": 3 * ROUND_TOKENS, "inner_steps": STEPS, "options": TINY}
+    return TrainBench(**(fields | changes))
+
+
+# -- synchronous data parallel -------------------------------------------------------------------------------
+
+
+def directly(workload: TextWorkload, inner: InnerSettings, *, members: int, rounds: int, steps: int) -> torch.nn.Module:
+    """The same training written down plainly: the gradient of the mean loss of all members' batches, concatenated."""
+    torch.manual_seed(7)
+    model = workload.build()
+    optimizer = AdamW(model.parameters(), betas=inner.betas, weight_decay=inner.weight_decay)
+    tokens = 0
+    for number in range(1, rounds + 1):
+        shares = [workload.batches(Assignment(seed=7, round=number, member=m, members=members)) for m in range(members)]
+        for _ in range(steps):
+            loss, count = workload.loss(model, torch.cat([next(share) for share in shares]))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
+            tokens += count
+            optimizer.step(learning_rate(inner, tokens))
+    return model
+
+
+def test_synchronous_training_averages_the_gradients_of_all_members_batches() -> None:
+    workload, inner = TextWorkload(**TINY), InnerSettings(lr=0.01, warmup_tokens=1000)  # type: ignore[arg-type]
+    training = SynchronousTraining(workload, seed=7, inner=inner, members=3)
+    training.train_round(STEPS)
+    training.train_round(STEPS)
+    expected = directly(workload, inner, members=3, rounds=2, steps=STEPS)
+    assert training.tokens == 2 * STEPS * 3 * STEP_TOKENS
+    for (name, mine), (_, theirs) in zip(training.model.named_parameters(), expected.named_parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6, msg=name)
+    torch.manual_seed(7)
+    moved = [
+        (a - b).detach().abs().max() for a, b in zip(expected.parameters(), workload.build().parameters(), strict=True)
+    ]
+    assert min(float(distance) for distance in moved) > 1e-3  # so that 1e-6 says something
+
+
+class Uneven:
+    """Least squares, in which member m draws m + 1 samples a step."""
+
+    metric = "mean squared error"
+
+    def build(self) -> torch.nn.Module:
+        return torch.nn.Linear(3, 1)
+
+    def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
+        generator = torch.Generator().manual_seed(assignment.stream_seed)
+        while True:
+            yield torch.randn(assignment.member + 1, 3, generator=generator)
+
+    def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return (model(batch) - batch.sum(dim=1, keepdim=True)).square().mean(), len(batch)
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        return float(self.loss(model, torch.eye(3))[0])
+
+
+def test_synchronous_gradients_weigh_by_tokens() -> None:
+    workload = Uneven()
+    model, share = workload.build(), Assignment(seed=1, round=1, member=0, members=3)
+    batch = next(JoinedWorkload(workload, 3).batches(share))
+    assert [len(part) for part in batch] == [1, 2, 3]
+    whole, count = workload.loss(model, torch.cat(batch))
+    joined, tokens = JoinedWorkload(workload, 3).loss(model, batch)
+    assert tokens == count == 6
+    expected = torch.autograd.grad(whole, list(model.parameters()))
+    for mine, theirs in zip(torch.autograd.grad(joined, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_synchronous_training_with_one_member_and_one_step_a_round_is_an_ordinary_loop() -> None:
+    workload, inner = TextWorkload(**TINY), InnerSettings(lr=0.01)  # type: ignore[arg-type]
+    training = SynchronousTraining(workload, seed=7, inner=inner, members=1)
+    for _ in range(3):
+        training.train_round(1)
+    expected = directly(workload, inner, members=1, rounds=3, steps=1)
+    with torch.no_grad():
+        assert training.evaluate() == pytest.approx(float(workload.evaluate(expected)), abs=1e-6)
+
+
+def test_synchronous_curve_counts_tokens_and_the_bytes_of_an_allreduce_at_every_step() -> None:
+    bench = tiny()
+    manifest = bench.manifest(1, [Identity.generate().peer_id])
+    points = train_synchronously(manifest, members=2, rounds=2)
+    numel = sum(value.numel() for value in TextWorkload(**TINY).build().parameters())  # type: ignore[arg-type]
+    assert [point.round for point in points] == [0, 1, 2]
+    assert [point.tokens for point in points] == [0, ROUND_TOKENS, 2 * ROUND_TOKENS]
+    # A ring: each of n nodes sends (n − 1)/n of 4 bytes a value to scatter, and as much again to gather.
+    assert points[2].wire_bytes == 2 * STEPS * 2 * (2 * 0.5 * 4 * numel)
+    assert allreduce_bytes(nodes=4, steps=1, numel=100) == 4 * (2 * 3 / 4 * 100 * 4)
+    assert points[0].val_loss == pytest.approx(8.0, abs=1e-4)  # bits per byte of an untrained model
+    assert points[2].val_loss < points[0].val_loss
+
+
+# -- the swarm in one process --------------------------------------------------------------------------------
+
+
+def test_local_swarm_repeats_itself_and_depends_on_the_seed() -> None:
+    first, again, other = (train_locally(tiny(tokens=2 * ROUND_TOKENS), seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first[-1].val_loss != other[-1].val_loss
+    assert [point.tokens for point in first] == [0, ROUND_TOKENS, 2 * ROUND_TOKENS]
+
+
+def test_local_swarm_counts_payloads_only() -> None:
+    bench = tiny(tokens=ROUND_TOKENS, codec="fp32")
+    numel = sum(value.numel() for value in TextWorkload(**TINY).build().parameters())  # type: ignore[arg-type]
+    sent = train_locally(bench, 1)[-1].wire_bytes
+    # Of 2 nodes each chunk is contributed by the one that does not own it, and comes back as a final.
+    assert 2 * 4 * numel <= sent < 2 * 4 * numel + 200
+
+
+def test_local_swarm_replaces_nodes_and_goes_on_until_all_tokens_are_certified() -> None:
+    bench = tiny(nodes=4, inner_steps=1, tokens=12 * 4 * STEP_TOKENS, churn=0.25)
+    assert [bench.replacements(number) for number in (1, 5, 6, 11)] == [(), (), [(0, 4)], [(1, 5)]]
+    points = train_locally(bench, 1)
+    gained = [b.tokens - a.tokens for a, b in pairwise(points)]
+    full = 4 * STEP_TOKENS
+    assert gained == [full] * 5 + [full * 3 // 4] + [full] * 4 + [full * 3 // 4] + [full] * 2
+    assert points[-1].tokens >= bench.tokens > points[-2].tokens
+    faults = [(fault.kind, fault.node, fault.round) for fault in bench.scenario(1).faults if fault.round <= 12]
+    assert faults == [("kill", 0, 6), ("kill", 1, 11), ("join", 4, 6), ("join", 5, 11)]
+
+
+# -- real nodes ----------------------------------------------------------------------------------------------
+
+
+def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"{key}={value}" for key, value in TINY.items()]
+    asked = TrainOptions(
+        nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, as_json=True, out=tmp_path
+    )
+    with pytest.raises(typer.Exit) as ended:
+        train(asked)
+    printed = json.loads(capsys.readouterr().out)
+    assert ended.value.exit_code == 0
+    assert printed.keys() >= KEYS
+    assert (printed["strategy"], printed["nodes"], printed["tokens"]) == ("diloco", 2, 3 * ROUND_TOKENS)
+    assert printed["rate_ratio"] > 0
+
+    folder = tmp_path / "seed-1"
+    report = json.loads((folder / "report.json").read_text())
+    identities = [Identity.load_or_create(folder / "nodes" / str(index) / "node.key") for index in range(2)]
+    swarm = LocalSwarm(load_manifest(folder / "swarm.toml"), identities)
+    for number in range(1, 4):
+        swarm.run_round()
+        assert swarm.header is not None
+        assert {node["digests"][str(number)] for node in report["nodes"]} == {swarm.header.digest.hex()}
+        assert printed["seeds"][0]["curve"][number]["val_loss"] == swarm.evaluate()
+    assert printed["val_loss"] == swarm.evaluate()
+    assert swarm.wire_bytes < printed["wire_bytes"]  # frames and control come on top
+
+    sync = printed["seeds"][0]["sync_curve"]
+    assert sync[-1]["tokens"] == printed["tokens"]
+    assert printed["sync_wire_bytes"] == report["bytes"]["fp32_allreduce_every_step"]
+    assert load_result(tmp_path / RESULT).seeds[0].seed == 1
+    for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec", "keys"),
+    [
+        (
+            "streaming",
+            "int8",
+            {"round": {"chunk_values": 4096}, "sync": {"fragments": 2, "overlap_steps": 1, "late_steps": 0}},
+        ),
+        pytest.param("sparse", None, {}, marks=pytest.mark.long),
+        pytest.param("ddp", "int8", {"sync": {"inner_steps": 1}}, marks=pytest.mark.long),
+    ],
+)
+def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(
+    strategy: str, codec: str | None, keys: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    bench = tiny(strategy=strategy, codec=codec, keys=keys, inner_steps=4, options=TINY | {"width": 32}, tokens=1)
+    bench = dataclasses.replace(bench, tokens=3 * bench.round_tokens)
+    report = trio.run(run_testnet, bench.scenario(1), tmp_path)
+    assert ok(report)
+    identities = [Identity.load_or_create(tmp_path / "nodes" / str(index) / "node.key") for index in range(2)]
+    swarm = LocalSwarm(load_manifest(tmp_path / "swarm.toml"), identities)
+    for number in range(1, bench.rounds + 1):
+        swarm.run_round()
+        assert swarm.header is not None
+        assert {node.digests[str(number)] for node in report.nodes} == {swarm.header.digest.hex()}
+    assert swarm.state.tokens >= bench.tokens  # though each fragment of a stream had to have its first round
+
+
+def log_of(folder: Path, index: int, lives: Sequence[Sequence[dict[str, Any]]]) -> None:
+    path = folder / "nodes" / str(index) / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    events = [event for life in lives for event in ({"at": 0.0, "event": "started"}, *life)]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events) + '{"at": 1, "eve')
+
+
+def certified(round: int, at: float, lanes: int, control: int) -> dict[str, Any]:
+    numbers = {"round": round, "tokens": ROUND_TOKENS, "lanes_sent": lanes, "control_sent": control}
+    return {"at": at, "event": "certified", **numbers}
+
+
+def contributed(seconds: float) -> dict[str, Any]:
+    return {"at": 0.0, "event": "contributed", "round": 1, "tokens": STEPS * STEP_TOKENS, "seconds": seconds}
+
+
+def report_of(bench: TrainBench, losses: Sequence[float | None]) -> Report:
+    rounds = range(1, len(losses) + 1)
+    return Report(
+        scenario=bench.scenario(1),
+        wall_s=1.0,
+        rounds_certified=len(losses),
+        forks=0,
+        wrong_values=0,
+        digests_equal=True,
+        nodes=tuple(NodeReport(index=i, peer_id="", outcome="running", rounds=0, digests={}) for i in range(2)),
+        loss=LossReport(metric="bits per byte", first=8.0, last=losses[-1], by_round=tuple(losses)),
+        faults=(),
+        rounds=tuple(
+            RoundReport(
+                round=number, members=2, contributors=2, coverage=1.0, tokens=ROUND_TOKENS, reduce_s=0.0, total_s=0.0
+            )
+            for number in rounds
+        ),
+        bytes=BytesReport(lanes_sent=0, control_sent=0, fp32_allreduce_every_step=0),
+    )
+
+
+def test_read_run_adds_up_bytes_over_lives_and_ends_with_the_tokens_wanted(tmp_path: Path) -> None:
+    log_of(tmp_path, 0, [[contributed(1.0), certified(1, 10.0, 100, 10), certified(2, 12.0, 200, 20)]])
+    log_of(tmp_path, 1, [[contributed(2.0), certified(1, 10.5, 7, 0)], [contributed(2.0), certified(3, 14.0, 5, 1)]])
+    bench = tiny(tokens=2 * ROUND_TOKENS)
+    run = read_run(bench, report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
+    assert [(p.round, p.tokens, p.wire_bytes, p.val_loss) for p in run.points] == [
+        (0, 0, 0, 8.0),
+        (1, ROUND_TOKENS, 117, 6.0),
+        (2, 2 * ROUND_TOKENS, 227, 5.0),
+    ]
+    assert run.tokens_per_s == 2 * ROUND_TOKENS / 4.0
+    assert run.ideal_tokens_per_s == STEPS * STEP_TOKENS * (1 + 1 / 2)
+    assert run.rate_ratio == pytest.approx(2 * 2 / 4 / 1.5)
+    churned = read_run(dataclasses.replace(bench, churn=0.25), report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
+    assert (churned.points, churned.rate_ratio) == (run.points, None)
+
+
+def test_read_run_ends_with_the_first_round_after_the_tokens_whose_loss_is_known(tmp_path: Path) -> None:
+    log_of(tmp_path, 0, [[certified(number, 10.0 + number, number, 0) for number in range(1, 5)]])
+    run = read_run(tiny(tokens=2 * ROUND_TOKENS), report_of(tiny(tokens=1), [6.0, None, 4.0, 3.0]), tmp_path)
+    assert [(p.round, p.tokens, p.val_loss) for p in run.points] == [
+        (0, 0, 8.0),
+        (1, ROUND_TOKENS, 6.0),
+        (3, 3 * ROUND_TOKENS, 4.0),
+    ]
+
+
+def test_read_run_does_not_take_an_earlier_loss_for_the_last_one(tmp_path: Path) -> None:
+    bench = tiny(tokens=2 * ROUND_TOKENS)
+    with pytest.raises(NetworkError, match="nobody evaluated the state after round 2"):
+        read_run(bench, report_of(bench, [6.0, None]), tmp_path)
+    log_of(tmp_path, 0, [[certified(1, 10.0, 1, 1)]])
+    short = read_run(bench, report_of(bench, [6.0]), tmp_path)
+    assert (short.sound, short.rate_ratio) == (False, None)  # one round of two: too short
+
+
+BURN = "import time, sys\nwhile True:\n    sum(range(20_000))\n"
+
+
+def test_slow_node_has_its_trainer_running_for_the_wanted_share_of_the_time(tmp_path: Path) -> None:
+    script = tmp_path / "node.py"
+    trainer = [sys.executable, "-c", BURN, bench_train_swarm.TRAINER]
+    script.write_text(f"import subprocess\nsubprocess.run({trainer!r})\n")
+    node = subprocess.Popen([sys.executable, str(script), str(tmp_path)], start_new_session=True)
+    states: list[str] = []
+    deadline = time.monotonic() + 10
+    while bench_train_swarm._trainer_of(tmp_path) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    async def watch() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench_train_swarm._slow_down, tmp_path, 4.0)
+            await trio.sleep(bench_train_swarm.SEARCH_PERIOD_S + 0.1)
+            found = bench_train_swarm._trainer_of(tmp_path)
+            assert found is not None
+            for _ in range(120):
+                states.append(found.status())
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert found.status() != "stopped"  # it is let go on
+
+    try:
+        trio.run(watch)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+    assert 0.55 < states.count("stopped") / len(states) < 0.92
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    return measure(tiny(tokens=2 * ROUND_TOKENS), (1, 2, 3), tmp_path_factory.mktemp("train"), in_process=True)
+
+
+def test_measure_gives_medians_and_ratios_over_seeds(result: TrainResult) -> None:
+    losses = sorted(run.curve[-1].val_loss for run in result.seeds)
+    ratios = sorted(run.curve[-1].val_loss / run.sync_curve[-1].val_loss for run in result.seeds)
+    assert result.val_loss == losses[1]
+    assert (result.loss_ratio.least, result.loss_ratio.median, result.loss_ratio.most) == tuple(ratios)
+    assert result.byte_ratio.median == result.sync_wire_bytes / result.wire_bytes
+    assert (result.rate_ratio, result.tokens_per_s, result.sound) == (None, None, True)
+
+
+def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResult, tmp_path: Path) -> None:
+    marked = msgspec.structs.replace(
+        result,
+        seeds=tuple(
+            msgspec.structs.replace(run, sync_curve=(*run.sync_curve[:-1], _worse(run.sync_curve[-1])))
+            for run in result.seeds
+        ),
+    )
+    path = tmp_path / "train.json"
+    path.write_bytes(to_json(marked))
+    marked = load_result(path)
+    bench = tiny(tokens=2 * ROUND_TOKENS, codec="fp32")
+    again = measure(bench, (2,), tmp_path, in_process=True, baseline=marked)
+    assert again.sync_val_loss == 9.0
+    longer = measure(tiny(), (2,), tmp_path, in_process=True, baseline=marked)
+    assert longer.sync_val_loss < 9.0  # of three rounds, and the baseline has two
+    with pytest.raises(ConfigError, match="baseline is of other"):
+        measure(tiny(keys={"inner": {"lr": 0.5}}), (2,), tmp_path, in_process=True, baseline=marked)
+
+
+def _worse(point: Point) -> Point:
+    return msgspec.structs.replace(point, val_loss=9.0)
+
+
+def test_page_has_a_row_per_result_and_says_what_was_missed(result: TrainResult, tmp_path: Path) -> None:
+    good = msgspec.structs.replace(
+        result,
+        loss_ratio=msgspec.structs.replace(result.loss_ratio, least=0.99, median=1.015, most=1.03),
+        byte_ratio=msgspec.structs.replace(result.byte_ratio, least=50, median=99, most=101),
+    )
+    page = render([good])
+    assert "| 1.015 (0.990–1.030) | ≤ 1.02, met |" in page
+    assert "| 99 (50–101) | ≥ 100, **missed** |" in page
+    assert "seeds 1, 2, 3" in page
+    paths = []
+    for run in (result.seeds[2], *result.seeds[:2]):
+        alone = merged([msgspec.structs.replace(result, seeds=(run,))])
+        paths.append(tmp_path / f"{run.seed}.json")
+        paths[-1].write_bytes(msgspec.json.encode(alone[0]))
+    train_table(TrainTableOptions(results=paths, tried=paths[:1], title="Once more", out=tmp_path / "again.md"))
+    text = (tmp_path / "again.md").read_text()
+    assert text == render([result], [load_result(paths[0])], title="Once more", plots="again_")
+    assert text.startswith("# Once more\n")
+    assert "## What else was tried" in text
+    assert "## What else was tried" not in page
+    for name in (LOSS_VS_BYTES, LOSS_VS_TOKENS):
+        assert f"](again_{name})" in text
+        assert (tmp_path / f"again_{name}").read_bytes().startswith(PNG)
+
+
+def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(result: TrainResult) -> None:
+    parts = [msgspec.structs.replace(result, seeds=(run,)) for run in result.seeds]
+    other = msgspec.structs.replace(parts[0], settings=msgspec.structs.replace(result.settings, churn=0.25))
+    assert merged([parts[1], other, parts[2], parts[0]]) == [result, other]
+    with pytest.raises(ConfigError, match="a seed in common"):
+        merged([parts[0], parts[1], parts[0]])
+    longer = msgspec.structs.replace(parts[0], tokens=2 * parts[0].tokens)
+    assert merged([parts[0], longer]) == [parts[0], longer]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": 0}, "--nodes is 1 to"),
+        ({"tokens": 0}, "--tokens"),
+        ({"churn": 0.5}, "--churn is a share below 0.5"),
+        ({"slow": 0.5}, "--slow says"),
+        ({"churn": 0.25, "slow": 2.0}, "one at a time"),
+        ({"strategy": "magic"}, "strategy"),
+        ({"options": {"size": 3}}, "no option 'size'"),
+        ({"keys": {"sync": {"outer_lr": -1.0}}}, "outer_lr"),
+        ({"nodes": 60, "tokens": 10**6, "churn": 0.25}, "give fewer --tokens"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": "1,x"}, "--seeds"),
+        ({"seeds": "1,1"}, "different numbers"),
+        ({"settings": ["lr=3"]}, "not like sync.outer_lr"),
+        ({"options": ["width"]}, "must be KEY=VALUE"),
+        ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
+        ({"in_process": True, "slow": 2.0}, "leave --in-process out"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(TrainOptions(**options))

@@ -1,0 +1,510 @@
+"""The fault campaign: a short one with real processes, and that each of its checks can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from shoal.cli.main import execute
+from shoal.cli.render import ShowNow
+from shoal.lab.campaigns import campaign, campaign_swarm
+from shoal.lab.campaigns.campaign import Campaign, run_campaign
+from shoal.lab.campaigns.campaign_check import Findings, Member, Window, examine, round_bound_s
+from shoal.lab.campaigns.campaign_faults import until_voted
+from shoal.lab.campaigns.campaign_plan import (
+    CODECS,
+    KINDS,
+    PAIRED,
+    PEERS,
+    Group,
+    Mix,
+    Run,
+    draw_runs,
+    groups_of,
+    pairs_of,
+)
+from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, ok, report_of, spread, to_json
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, read_chain
+from shoal.lab.cli import campaign as cli_campaign
+from shoal.lab.cli.campaign import run_line, summary
+from shoal.node.config import Hold, NodeConfig
+from shoal.node.control import ControlServer, JsonValue
+from shoal.node.control_client import ControlRefused, request
+from shoal.node.control_ops import orders
+from shoal.node.daemon import Daemon
+from shoal.node.reporting.events import EventLog
+from shoal.node.state.store import Store
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.membership import detection_bound_s
+from shoal.testnet.nodes import Runtime
+
+SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
+"""Of a seed with which every kind of fault strikes, those that take two nodes included."""
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within_deadline() -> None:
+        with trio.fail_after(20):
+            await test()
+
+    trio.run(within_deadline)
+
+
+# -- a short campaign ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[CampaignReport, list[RunRecord], Path]:
+    """The report of a short campaign, its records, and its folder."""
+    out = tmp_path_factory.mktemp("campaign")
+    records: list[RunRecord] = []
+    report = trio.run(partial(run_campaign, SHORT, out, records.append))
+    return report, sorted(records, key=lambda record: record.run.number), out
+
+
+def test_survivors_of_every_fault_go_on_exactly_and_in_time(
+    done: tuple[CampaignReport, list[RunRecord], Path],
+) -> None:
+    report, records, out = done
+    told = [(run_line(record, SHORT.runs), record.problems) for record in records]
+    assert ok(report), told
+    assert (report.runs, report.peers, report.codecs) == (20, PEERS, CODECS)
+    assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
+    assert (report.late_rounds, report.unverified, report.unrecovered, report.evicted_survivors) == (0, 0, 0, 0)
+    assert report.cut_coverage == 1.0
+    # Each run has its own round, and after it one at least to which all contribute, the struck included.
+    assert report.rounds_checked >= 2 * 20
+    assert [record.run for record in records] == list(SHORT.drawn())
+    for one, next_ in pairwise(records):
+        assert one.run.group != next_.run.group or one.round + one.rounds_checked == next_.round
+    assert set(report.by_fault) == {record.run.kind for record in records} == set(KINDS)
+    assert all(record.struck_at > record.released_at > 0 for record in records)
+    assert json.loads((out / "campaign.json").read_text()) == json.loads(to_json(report))
+    assert [path.name for path in (out / "failures").iterdir()] == [".shoal-campaign"]
+    logs = [path.read_bytes() for path in out.glob("groups/*/nodes/*/events.jsonl")]
+    started = [e for log in logs for line in log.splitlines() if (e := json.loads(line))["event"] == "started"]
+    killed = sum(_killed(record) for record in records)
+    assert len(started) == sum(PEERS) + killed
+    assert len({event["pid"] for event in started}) == len(started)
+    assert [event["pid"] for event in started if os.path.exists(f"/proc/{event['pid']}")] == []
+
+
+def _killed(record: RunRecord) -> int:
+    """How many processes the fault of a run ended."""
+    if record.run.kind in ("stop_kill", "stop_two"):
+        return 1
+    return 1 + len(re.findall(r" and \d", record.struck)) if record.run.kind.startswith("kill") else 0
+
+
+def test_faults_strike_as_drawn(done: tuple[CampaignReport, list[RunRecord], Path]) -> None:
+    _, records, _ = done
+    for record in records:
+        drawn = record.run
+        assert record.struck.startswith(f"{drawn.kind} node ")
+        if drawn.kind in ("kill", "stop", "stop_continue", "stop_kill", "cut_pair", "cut_all"):
+            assert record.struck.split()[2] == str(drawn.order[0])
+        if drawn.kind.startswith("cut"):
+            lanes = int(record.struck.split("lanes to peers cut ")[1].split()[0])
+            assert lanes >= 1  # later cuts may come before the lanes are there again
+        if drawn.kind != "kill_voter":
+            assert f" at reduce {drawn.progress:.2f}" in record.struck
+        if drawn.kind == "stop_continue":
+            assert record.delay_s is not None
+            assert record.delay_s > drawn.stop_s / 2 or drawn.group.peers > 3  # a quorum of three needs all but one
+
+
+# -- each check can fail -------------------------------------------------------------------------------------
+
+
+class Remains:
+    """A copy of what the last run left, and the window in which it is judged."""
+
+    def __init__(self, done: tuple[CampaignReport, list[RunRecord], Path], folder: Path) -> None:
+        _, records, out = done
+        last = records[-1]
+        group = out / "groups" / f"{last.run.group.name}-1" / "nodes"
+        shutil.copytree(group, folder, ignore=shutil.ignore_patterns("control.sock*", "state"))
+        self.members = tuple(
+            Member(index=int(path.name), peer_id=Identity.load_or_create(path / "node.key").peer_id, folder=path)
+            for path in sorted(folder.iterdir())
+        )
+        self.window = Window(
+            first=last.round,
+            last=last.round + last.rounds_checked - 1,
+            released_at=last.released_at,
+            struck=frozenset(),
+            cut=False,
+            bound_s=last.bound_s,
+            codec=last.run.group.codec,
+        )
+
+    def examine(self) -> Findings:
+        return examine(self.members, self.window)
+
+    def file(self, name: str, node: int = 1) -> Path:
+        """An audit file of the first round of the window."""
+        return self.members[node].folder / "rounds" / f"0.0-{self.window.first}" / name
+
+    def change_log(self, change: Callable[[dict[str, Any]], list[dict[str, Any]]], node: int = 1) -> None:
+        """Put what `change` makes of it in place of each event of the first round of the window."""
+        log = self.members[node].folder / "events.jsonl"
+        events = [json.loads(line) for line in log.read_bytes().splitlines()]
+        changed = [new for e in events for new in (change(e) if e.get("round") == self.window.first else [e])]
+        log.write_text("".join(json.dumps(event) + "\n" for event in changed))
+
+
+@pytest.fixture
+def remains(done: tuple[CampaignReport, list[RunRecord], Path], tmp_path: Path) -> Remains:
+    return Remains(done, tmp_path / "nodes")
+
+
+def test_untouched_remains_are_faultless(remains: Remains) -> None:
+    found = remains.examine()
+    assert found.problems == ()
+    assert found.rounds_checked == remains.window.last - remains.window.first + 1
+
+
+def test_one_wrong_bit_in_an_applied_update_is_a_wrong_value(remains: Remains) -> None:
+    data = bytearray(remains.file("applied").read_bytes())
+    data[4 * 1234] ^= 1
+    remains.file("applied").write_bytes(data)
+    found = remains.examine()
+    assert (found.wrong_values, found.forks, found.unverified) == (1, 0, 0)
+    assert found.problems == (f"round {remains.window.first}: 1 wrong values",)
+
+
+@pytest.mark.parametrize("key", ["digest", "value"])
+def test_another_digest_or_value_is_a_fork(remains: Remains, key: str) -> None:
+    remains.change_log(lambda e: [e | {key: "00" * 32} if e["event"] == "certified" else e])
+    found = remains.examine()
+    assert (found.wrong_values, found.forks) == (0, 1)
+
+
+def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
+    """What a node may log in the round that it certified; it need not have voted, where the certificate came first."""
+    return {"at": certified["at"], "event": event, "term": "0.0", "round": certified["round"], "view": view}
+
+
+def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
+    remains.change_log(lambda e: [e, vote := bound(e, "voted", 7), vote] if e["event"] == "certified" else [e])
+    found = remains.examine()
+    assert found.broken_votes == 1
+    assert "node 1 voted twice in view" in found.problems[0]
+
+
+def test_a_vote_below_a_promise_is_a_broken_vote(remains: Remains) -> None:
+    remains.change_log(
+        lambda e: [e, bound(e, "view_changed", 9), bound(e, "voted", 8)] if e["event"] == "certified" else [e]
+    )
+    assert remains.examine().broken_votes == 1
+
+
+def test_a_round_past_its_bound_is_late(remains: Remains) -> None:
+    by = remains.window.bound_s + 1
+    remains.change_log(lambda e: [e | {"at": e["at"] + by} if e["event"] == "certified" else e])
+    found = remains.examine()
+    assert found.late_rounds == 1
+    assert "took node 1" in found.problems[0]
+
+
+def test_a_survivor_that_is_no_member_afterwards_was_evicted(remains: Remains) -> None:
+    gone = remains.members[2]
+    kept = [member.peer_id for member in remains.members if member is not gone]
+    for index in range(len(remains.members)):
+        remains.change_log(lambda e: [e | {"members": kept} if e["event"] == "certified" else e], index)
+    found = remains.examine()
+    assert (found.evicted, found.coverage, found.problems) == (1, None, ())
+    remains.window = replace(remains.window, struck=frozenset({gone.index}))
+    assert remains.examine().evicted == 0
+    remains.window = replace(remains.window, struck=frozenset(), cut=True)
+    found = remains.examine()
+    assert (found.evicted, found.coverage) == (1, 1.0)
+    assert found.problems == (f"round {remains.window.first}: node 2 lost only lanes and was evicted",)
+
+
+def test_a_round_that_cut_lanes_left_something_out_of_is_a_problem(remains: Remains) -> None:
+    for index in range(len(remains.members)):
+        remains.change_log(lambda e: [e | {"coverage": 0.875} if e["event"] == "certified" else e], index)
+    assert remains.examine().problems == ()
+    remains.window = replace(remains.window, cut=True)
+    found = remains.examine()
+    assert (found.evicted, found.coverage) == (0, 0.875)
+    assert found.problems == (f"round {remains.window.first}: covers 87.5% for want of lanes",)
+
+
+@pytest.mark.parametrize("name", ["applied", "plan", "finals"])
+def test_an_audit_file_that_is_gone_leaves_the_round_unverified(remains: Remains, name: str) -> None:
+    remains.file(name).unlink()
+    assert remains.examine().unverified >= 1
+
+
+def test_another_contribution_than_was_promised_leaves_the_round_unverified(remains: Remains) -> None:
+    data = bytearray(remains.file("contribution").read_bytes())
+    data[-1] ^= 1
+    remains.file("contribution").write_bytes(data)
+    assert remains.examine().unverified >= 1
+
+
+def test_a_round_in_another_codec_is_unverified(remains: Remains) -> None:
+    assert remains.window.codec == "int4"
+    remains.window = replace(remains.window, codec="int8")
+    found = remains.examine()
+    assert (found.wrong_values, found.unverified) == (0, found.rounds_checked)
+    assert f"round {remains.window.first}: in codec int4, not int8" in found.problems
+
+
+def test_a_round_that_nobody_certified_is_unverified(remains: Remains) -> None:
+    for member in range(len(remains.members)):
+        remains.change_log(lambda e: [] if e["event"] == "certified" else [e], member)
+    found = remains.examine()
+    assert found.rounds_checked == remains.window.last - remains.window.first
+    assert f"nobody certified round {remains.window.first}" in found.problems
+
+
+def test_the_chain_is_read_beside_its_node_up_to_a_record_that_is_cut_short(remains: Remains) -> None:
+    folder = remains.members[0].folder
+    with Store(folder) as store:
+        chain = store.certificates()
+    assert len(chain) >= remains.window.last
+    assert read_chain(folder / "chain.log") == chain
+    path = folder / "chain.log"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_chain(path) == chain[:-1]
+    assert read_chain(folder / "none") == []
+
+
+# -- what fails is kept --------------------------------------------------------------------------------------
+
+
+def test_swarms_that_do_not_come_up_fail_their_runs_and_end_the_command_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash = Runtime(command=lambda launch: [sys.executable, "-c", "raise SystemExit(7)"])
+    monkeypatch.setattr(campaign_swarm, "Runtime", lambda: crash)
+    arguments = ["--runs", "2", "--seed", "3", "--peers", "3", "--codecs", "fp32", "--out", str(tmp_path)]
+    assert execute(["campaign", *arguments, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["runs"], report["unrecovered"], report["failed_runs"]) == (2, 2, [1, 2])
+    kept = json.loads((tmp_path / "failures" / "2" / "run.json").read_text())
+    assert kept["problems"] == ["node 0 ended with exit code 7: see its log"]
+    assert (tmp_path / "failures" / "2" / "swarm.toml").exists()
+    assert (tmp_path / "failures" / "2" / "nodes" / "0" / "log.txt").exists()
+
+
+def test_the_command_that_a_failure_names_does_the_same_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        swarm = LivingSwarm(tmp_path / "swarm", Group(peers=4, codec="bf16"), seed=5)
+        log = swarm.nodes[2].folder / "events.jsonl"
+        log.write_text("{}\n")
+        (swarm.nodes[2].folder / "rounds" / "0.0-7").mkdir(parents=True)
+        told: list[RunRecord] = []
+        course = campaign._Course(broken, tmp_path, told.append)
+        await course._record(swarm, RunRecord(run=drawn, wrong_values=1, problems=("round 7: 1 wrong values",)))
+        assert [record.failed for record in told] == [True]
+
+    broken = Campaign(seed=5, runs=30, peers=(3, 4), codecs=("bf16",))
+    drawn = broken.drawn()[22]
+    (tmp_path / "failures").mkdir()
+    run(fail)
+    folder = tmp_path / "failures" / "23"
+    assert (folder / "nodes" / "2" / "events.jsonl").read_text() == "{}\n"
+    assert (folder / "nodes" / "2" / "rounds" / "0.0-7").is_dir()
+    kept = json.loads((folder / "run.json").read_text())
+    assert msgspec.convert(kept["run"], Run) == drawn
+    chosen: list[Campaign] = []
+
+    def note(campaign: Campaign, out: Path, _: ShowNow) -> CampaignReport:
+        chosen.append(campaign)
+        return report_of(5, campaign.drawn(), [], {}, wall_s=0.0)
+
+    monkeypatch.setattr(cli_campaign, "run_to_end", note)
+    _, *arguments = shlex.split(kept["again"])
+    assert execute(arguments) == 1  # for it was not done
+    assert chosen[0].drawn() == (drawn,)
+
+
+# -- drawing -------------------------------------------------------------------------------------------------
+
+
+def test_runs_follow_from_the_seed_and_every_kind_and_group_has_its_share() -> None:
+    groups = groups_of(PEERS, CODECS)
+    runs = draw_runs(7, 200, groups)
+    assert runs == draw_runs(7, 200, groups)
+    assert runs != draw_runs(8, 200, groups)
+    assert [run.number for run in runs] == list(range(1, 201))
+    by_group = [sum(run.group == group for run in runs) for group in groups]
+    assert max(by_group) - min(by_group) <= 1
+    assert {run.group.codec for run in runs} == set(CODECS)
+    for kind in KINDS:
+        assert sum(run.kind == kind for run in runs) >= 10, kind
+    assert not any(run.kind in PAIRED for run in runs if run.group.peers == 3)
+    for run_ in runs:
+        assert sorted(run_.order) == list(range(run_.group.peers))
+        assert 0.5 <= run_.stop_s <= 12
+    assert 2 * sum(run.phase == "reduce" for run in runs) > 0.8 * sum(run.phase is not None for run in runs)
+    assert {run.phase for run in runs} == {"reduce", "plan", "certify", None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--runs", "0"], "--runs: 0 is not in 1.."),
+        (["--peers", "2"], "--peers: a swarm of 2"),
+        (["--codecs", "int7"], "there is no codec 'int7'; choose of fp32"),
+        (["--runs", "3", "--only", "4"], "--only: there is no run 4 among 3"),
+    ],
+)
+def test_a_campaign_that_cannot_be_is_refused(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["campaign", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_campaign_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "groups").mkdir()
+    (tmp_path / "groups" / "thesis").touch()
+    assert execute(["campaign", "--out", str(tmp_path)]) == 2
+    assert "is not of an earlier `shoal campaign`" in capsys.readouterr().err
+    assert (tmp_path / "groups" / "thesis").exists()
+
+
+def test_the_manifest_has_many_chunks_of_which_the_last_is_not_full() -> None:
+    for group in groups_of(PEERS, CODECS):
+        manifest = campaign_manifest(group, 1, ["12D3KooWEUqXXWDFDK2UnUFgkVJ7GTpHzYpmiYV6YdJzq24kHaLm"])  # type: ignore[list-item]
+        assert manifest.sync.codec == group.codec
+        options = manifest.workload.options
+        numel = (int(options["inputs"]) + 1) * int(options["outputs"])
+        assert numel // manifest.round.chunk_values >= 3 * max(PEERS)
+        assert numel % manifest.round.chunk_values
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
+    drawn = draw_runs(1, 12, groups_of((5,), ("fp32",)), Mix(kinds=("kill", "cut_all")))
+    records = [
+        RunRecord(run=run, round_s=1.0 + number, delay_s=float(number), bound_s=20.0, rounds_checked=2)
+        for number, run in enumerate(drawn)
+    ]
+    report = report_of(1, drawn, records, {"5xfp32": 1.0}, wall_s=9.0)
+    assert ok(report)
+    assert (report.rounds_checked, report.longest_round_share) == (24, 0.6)
+    delays = [record.delay_s for record in records if record.run.kind == "kill"]
+    kills = report.by_fault["kill"]
+    assert (kills.runs, kills.delay_s) == (6, spread([delay for delay in delays if delay is not None]))
+    assert summary(report, Path("out"))[-1] == "all is as it should be"
+    assert not ok(report_of(1, drawn, records[1:], {}, wall_s=9.0))
+    for field in ("wrong_values", "forks", "broken_votes", "late_rounds", "unverified", "unrecovered"):
+        failed = msgspec.structs.replace(records[3], **{field: 1})
+        report = report_of(1, drawn, [*records[:3], failed, *records[4:]], {}, wall_s=9.0)
+        assert (ok(report), report.failed_runs, getattr(report, field)) == (False, (4,), 1)
+        assert summary(report, Path("out"))[-1].startswith("FAILED     runs 4;")
+
+
+def test_a_short_campaign_has_every_number_of_peers_and_every_codec_and_strikes_in_the_reduce() -> None:
+    assert [group.name for group in pairs_of(PEERS, CODECS)] == ["3xfp32", "4xbf16", "5xint8", "6xint4"]
+    assert [group.name for group in pairs_of((4, 3), ("int8",))] == ["4xint8", "3xint8"]
+    assert [group.name for group in pairs_of((4,), ("int8", "fp32"))] == ["4xint8", "4xfp32"]
+    assert {run.phase for run in SHORT.drawn()} == {"reduce"}
+    assert {run.quiet for run in SHORT.drawn()} == {True, False}
+
+
+def test_spread_is_the_median_the_ninth_in_ten_and_the_longest() -> None:
+    found = spread([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 10.0, 9.0])
+    assert found is not None
+    assert (found.median, found.p90, found.max) == (5.5, 9.0, 10.0)
+    assert spread([]) is None
+
+
+def test_the_bound_grows_with_what_there_is_to_notice() -> None:
+    kill = round_bound_s(peers=4, faults=1, cut=False, calm_s=0.5)
+    assert detection_bound_s(4) < kill < 3 * detection_bound_s(4)
+    assert round_bound_s(peers=4, faults=2, cut=False, calm_s=0.5) > kill
+    assert round_bound_s(peers=4, faults=1, cut=False, calm_s=1.5) >= kill + 2
+
+
+# -- orders in test mode -------------------------------------------------------------------------------------
+
+
+def test_a_vote_is_noticed_and_a_certificate_that_was_faster_told_apart(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_text('{"at":1,"event":"voted","round":4,"view":0}\n{"at":1,"event":"linked","peer":"a"}\n')
+
+    async def test() -> None:
+        async def append(event: str) -> None:
+            with log.open("a") as file:
+                file.write(json.dumps({"at": 2, "event": event, "round": 5, "view": 0}) + "\n")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append, "voted")
+            assert await until_voted(log, 5)
+        await append("certified")
+        assert not await until_voted(log, 5)
+
+    run(test)
+
+
+def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) -> None:
+    async def echo(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
+        return {"said": list(arguments)}
+
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ControlServer(tmp_path, {}, {"echo": echo}).run)
+            ask = partial(request, tmp_path, deadline_s=5.0)
+            assert await trio.to_thread.run_sync(ask, "echo", "a", "b") == {"said": ["a", "b"]}
+            assert await trio.to_thread.run_sync(ask, "echo") == {"said": []}
+            with pytest.raises(ControlRefused, match="unknown op 'cut'; this node knows echo"):
+                await trio.to_thread.run_sync(ask, "cut", "a")
+            nursery.cancel_scope.cancel()
+
+    run(test)
+    manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
+    for test_mode in (True, False):
+        config = NodeConfig(manifest=manifest, data_dir=tmp_path / "node", test_mode=test_mode)
+        with Store(config.data_dir) as store:
+            log = EventLog(tmp_path / "events.jsonl")
+            node = Daemon(config, store, log, lambda _: None)
+            log.close()
+            everyday = {"rollback", "rebase", "amend", "amend_by_authority", "revoke"}
+            assert set(orders(node)) == everyday | ({"hold", "cut"} if test_mode else set())
+
+
+def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
+    manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
+    config = NodeConfig(manifest=manifest, data_dir=tmp_path, test_mode=True, holds=(Hold.parse("1:train"),))
+
+    async def test() -> None:
+        with Store(tmp_path) as store:
+            log = EventLog(tmp_path / "events.jsonl")
+            node = Daemon(config, store, log, lambda _: None)
+            await orders(node)["hold"](["2:train", "2:reduce:0.5"])
+            await node.holds.at(1, "train")  # not held any more
+            with trio.move_on_after(0.2):
+                await node.holds.at(2, "train")
+            with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
+                await orders(node)["hold"](["soon"])
+            log.close()
+
+    run(test)
+    assert [json.loads(line)["round"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [2]

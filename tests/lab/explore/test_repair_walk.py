@@ -1,0 +1,70 @@
+"""Random walks through rounds with repairs that are too large to walk whole."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from shoal.cli.main import execute
+from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_scope import RepairScope
+from shoal.lab.explore.repair_walk import _Walk, walk_repair
+from tests.lab.explore.test_repair import ChangesContribution, DividesByThePlan, HoldsBack, OpenAfterClosing
+
+FOUR = RepairScope(members=4, chunks=4, views=3, crashes=2, attempts=3)
+
+
+def test_walks_of_four_members_keep_every_promise_and_repair() -> None:
+    exploration = walk_repair(FOUR, 3000, seed=1)
+    assert exploration.violations == ()
+    assert exploration.states == 3000
+    assert not exploration.complete
+    assert exploration.revisions >= 2
+    assert exploration.repaired >= 1
+    assert exploration.certified >= 2
+
+
+@pytest.mark.parametrize(
+    ("kit", "kind"),
+    [
+        (Kit(reduction=OpenAfterClosing), "a final of the evicted counted after closing off"),
+        (Kit(reduction=DividesByThePlan), "finals that are not the mean of what they count"),
+        (Kit(reduction=ChangesContribution), "a contribution that was changed"),
+        (Kit(machine=HoldsBack), "held finals that were not said"),
+    ],
+    ids=["close-off", "divisor", "contribution", "held"],
+)
+def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(kit: Kit, kind: str) -> None:
+    first, again = (walk_repair(FOUR, 20_000, seed=2, kit=kit) for _ in range(2))
+    (finding,) = first.violations
+    assert finding.kind == kind
+    assert len(finding.schedule) >= 2
+    assert (again.states, again.violations) == (first.states, first.violations)
+    other = walk_repair(FOUR, 20_000, seed=3, kit=kit)
+    assert [found.kind for found in other.violations] == [kind]
+    assert other.violations != first.violations
+
+
+@pytest.mark.parametrize("crashes", [0, 2])
+def test_so_many_return_as_may(crashes: int) -> None:
+    most, rng = 0, random.Random(1)
+    for _ in range(6):
+        one = _Walk(replace(FOUR, crashes=crashes, reduced=False), rng, None)
+        while not one.over and len(one.path) < 300:
+            assert one.step() is None
+        lives = [one.explorer.members.states[number].life for number in one.state[:-1]]
+        assert sum(lives) == sum("is killed" in step for step in one.path) <= crashes
+        most = max(most, sum(lives))
+    assert most == crashes
+
+
+def test_command_walks_a_repair_at_random(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explore", "repair", "--members", "4", "--chunks", "4", "--walk", "200", "--json"]
+    assert execute(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["states"], first["complete"], first["violations"]) == (200, False, [])
+    assert execute([*command, "--seed", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["member_states"] != first["member_states"]

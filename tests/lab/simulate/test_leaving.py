@@ -1,0 +1,97 @@
+"""Simulated members that leave with what the others need: the only copy of a state, the only vote."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.lab.simulate.outcome import Kit, Workload
+from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
+from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.node.rounds.departure import LEAVE_PATIENCE_S
+from shoal.protocol.round import RoundMachine
+
+LAST_COPY = random_scenario(995)
+"""One of three is killed and another slow, so that the third certifies a round alone; then it leaves."""
+LEFT_AT_S = next(fault.at_s for fault in LAST_COPY.fault if fault.kind == "leave")
+
+
+class Gone(Simulation):
+    """Remembers when a peer left."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.left_at: dict[int, float] = {}
+
+    def depart(self, number: int, life: int) -> None:
+        super().depart(number, life)
+        self.left_at.setdefault(number, self.timeline.now)
+
+
+def test_member_with_the_only_copy_leaves_once_the_others_have_it_and_go_on_without() -> None:
+    simulation = Gone(LAST_COPY)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert simulation.judge.certified
+    alone = next(value for value in simulation.peers[1].disk.chain if value.members == (simulation.peers[0].id,))
+    assert alone.round == 4
+    assert LEFT_AT_S < simulation.left_at[0] < LEFT_AT_S + LEAVE_PATIENCE_S
+    assert {peer.number for peer in simulation.peers if peer.running} == {1, 2, 3}
+    for peer in simulation.peers[1:]:
+        assert peer.course.obtaining.current
+        assert peer.disk.height > 5
+        assert simulation.peers[0].id not in peer.disk.chain[-1].members
+
+
+class Careless(RoundMachine):
+    """Looks after nobody that lacks its state."""
+
+    def holds_alone(self) -> bool:
+        return False
+
+
+class Selfish(RoundMachine):
+    """Leaves although nobody else can certify."""
+
+    def hands_over(self) -> bool:
+        return False
+
+
+def test_seeded_leave_with_the_only_copy_is_found() -> None:
+    outcome = run_scenario(LAST_COPY, Kit(machine=Careless))
+    assert (outcome.violation, outcome.detail) == ("the only copy", "peer 0 leaves with that of round 4")
+
+
+def test_seeded_leave_of_the_only_voter_stops_the_others_with_the_state_in_hand() -> None:
+    simulation = Simulation(LAST_COPY, Kit(machine=Selfish))
+    outcome = simulation.run()
+    assert outcome.violation == ""
+    heads = {peer.disk.chain[-1].round for peer in simulation.peers if peer.running}
+    assert heads == {4}
+    assert all(peer.course.obtaining.current for peer in simulation.peers if peer.running)
+
+
+def joined_and_left(leaves_at_s: float) -> Scenario:
+    """The first of a swarm leaves when the second has just come."""
+    faults = (Fault(kind="join", at_s=9.0), Fault(kind="leave", at_s=leaves_at_s, peer=0))
+    return Scenario(peers=1, rounds=8, seed=1, fault=faults)
+
+
+@pytest.mark.parametrize("leaves_at_s", [9.3, 9.6], ids=["its contribution made", "in training"])
+def test_leaver_certifies_nothing_more_alone_while_a_newcomer_fetches_its_state(leaves_at_s: float) -> None:
+    simulation = Gone(joined_and_left(leaves_at_s), Kit(work=Workload(state_bytes=60e6)))
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 8)
+    founder, newcomer = simulation.peers
+    members = {value.round: value.members for value in newcomer.disk.chain}
+    assert members[4] == (founder.id,)
+    assert 9.3 < simulation.decided_at[4] < 9.6
+    assert members[5] == tuple(sorted((founder.id, newcomer.id)))
+    assert simulation.decided_at[5] < simulation.left_at[0] < simulation.decided_at[5] + 1.0
+    assert members[6] == (newcomer.id,)
+
+
+def test_leaver_whose_state_takes_too_long_to_fetch_goes_when_its_patience_is_over() -> None:
+    simulation = Gone(joined_and_left(9.3), Kit(work=Workload(state_bytes=12e8)))
+    outcome = simulation.run()
+    assert 9.3 + LEAVE_PATIENCE_S <= simulation.left_at[0] < 9.3 + LEAVE_PATIENCE_S + 1.0
+    assert (outcome.violation, outcome.states_fetched) == ("", 0)  # nobody can go on: that is for a rebase to mend

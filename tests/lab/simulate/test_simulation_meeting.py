@@ -1,0 +1,61 @@
+"""Simulated swarms that go on with whoever stays: one that moved ahead is needed, or the last planner has left."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.lab.simulate.scenario import Fault, Scenario
+from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.protocol.certificate import is_quorum
+from shoal.protocol.facts import RoundFacts
+
+LEFT = Scenario(
+    peers=5,
+    rounds=2,
+    seed=1259,
+    fault=(Fault(kind="leave", at_s=0.0, peer=0), Fault(kind="leave", at_s=3.0, peer=2)),
+)
+KILLED_AND_LEFT = Scenario(
+    peers=4,
+    rounds=3,
+    seed=1594,
+    fault=(
+        Fault(kind="kill", at_s=3.55, peer=0, duration_s=1.74),
+        Fault(kind="kill", at_s=4.93, peer=1, duration_s=0.93),
+        Fault(kind="leave", at_s=5.44, peer=3),
+    ),
+)
+
+
+@pytest.mark.parametrize(("scenario", "staying"), [(LEFT, {1, 3, 4}), (KILLED_AND_LEFT, {0, 1, 2})])
+def test_quorum_that_stays_certifies_although_one_moved_ahead(scenario: Scenario, staying: set[int]) -> None:
+    simulation = Simulation(scenario)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.detail) == ("", "")
+    assert outcome.rounds_certified == scenario.rounds
+    assert outcome.virtual_s < 20.0
+    heads = {peer.number: peer.disk.chain[-1] for peer in simulation.peers if peer.running}
+    assert heads.keys() == staying
+    assert {simulation.numbers[peer] for head in heads.values() for peer in head.members} == staying
+
+
+PLANNER_LEAVES = Scenario(peers=2, rounds=2, seed=1, fault=(Fault(kind="leave", at_s=0.6, peer=0),))
+
+
+def test_one_of_two_that_heard_the_planner_leave_goes_on_alone() -> None:
+    simulation = Simulation(PLANNER_LEAVES)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 2)
+    assert simulation.peers[1].disk.chain[1].leaves == (simulation.peers[0].id,)
+
+
+def test_seeded_standstill_after_a_leave_that_was_heard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoundFacts, "has_quorum", lambda facts: is_quorum(facts.previous, facts.alive - facts.leaves))
+    assert run_scenario(PLANNER_LEAVES).violation == "progress"
+
+
+def test_leave_that_nobody_heard_takes_the_quorum_along_and_is_no_violation() -> None:
+    silence = Fault(kind="partition", at_s=0.5, duration_s=4.0, groups=((0,), (1,)), one_way=True)
+    outcome = run_scenario(msgspec.structs.replace(PLANNER_LEAVES, fault=(silence, *PLANNER_LEAVES.fault)))
+    assert (outcome.violation, outcome.rounds_certified) == ("", 0)

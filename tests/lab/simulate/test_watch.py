@@ -1,0 +1,219 @@
+"""The links and the detector of a simulated peer do what those of a node do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.lab.simulate.judge import LOSS_BORNE_SHARE
+from shoal.lab.simulate.network import IN_FLIGHT_S
+from shoal.lab.simulate.scenario import Fault, Scenario
+from shoal.lab.simulate.simulation import SIMULATED_TICK_S, Simulation, run_scenario
+from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset, Watch
+from shoal.protocol.liveness import State
+from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, detection_bound_s
+from shoal.protocol.messages import Message
+from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
+from shoal.swarm.dialling import DIAL_COURTESY_S
+from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
+
+WAS_SLOW = Scenario(
+    peers=4,
+    rounds=20,  # which last until long after it is quick again
+    seed=3,
+    fault=(Fault(kind="join", at_s=6.0), Fault(kind="slow", peer=3, at_s=7.0, duration_s=20.0, factor=1000.0)),
+)
+LOSSY = msgspec.structs.replace(WAS_SLOW, seed=8, loss=LOSS_BORNE_SHARE)
+
+
+class Swarm(Simulation):
+    """A swarm whose messages are kept: when, from, to, and what."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.said: list[tuple[float, int, int, object]] = []
+
+    def send(self, peer: Any, to: int, message: object, size: int) -> None:
+        self.said.append((self.timeline.now, peer.number, to, message))
+        super().send(peer, to, message, size)
+
+    def until(self, at_s: float) -> None:
+        """Let it run."""
+        if not self.timeline.events:
+            for peer in self.peers:
+                self.start(peer)
+        with self.keys.in_use():
+            self.timeline.run(at_s, lambda: False)
+
+    def state(self, observer: int, number: int) -> State | None:
+        return self.peers[observer].watch.machine.state_of(self.peers[number].id)
+
+    def greetings(self, sender: int, to: int, after_s: float) -> list[float]:
+        return [
+            at
+            for at, one, other, message in self.said
+            if (one, other) == (sender, to) and at > after_s and isinstance(message, Hello) and not message.answer
+        ]
+
+
+def settled(peers: int = 3, seed: int = 1) -> Swarm:
+    """All are linked with all."""
+    swarm = Swarm(Scenario(peers=peers, rounds=100, seed=seed))
+    swarm.until(6.0)
+    assert all(len(peer.watch.links) == peers - 1 for peer in swarm.peers)
+    return swarm
+
+
+# -- pings ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_ping_over_a_link_is_answered() -> None:
+    swarm = settled()
+    swarm.until(20.0)
+    pings = {(other, one, m.nonce) for at, one, other, m in swarm.said if isinstance(m, Ping) and at < 19.0}
+    acks = {(one, other, m.nonce) for _, one, other, m in swarm.said if isinstance(m, Ack)}
+    assert pings
+    assert pings <= acks
+
+
+def test_suspicion_is_refuted_and_others_are_asked() -> None:
+    """A machine that vanished is asked after through others; who is suspected and lives says so."""
+    swarm = settled()
+    swarm._kill(swarm.peers[1], silently=True, forgets=False)
+    swarm.until(20.0)
+    kinds: set[type] = {type(message) for _, _, _, message in swarm.said}
+    assert kinds >= {PingRequest, Suspicion}
+    assert swarm.state(0, 1) is State.DEAD
+    before = swarm.peers[2].watch.machine.incarnation
+    accused = Suspicion(peer=swarm.peers[2].id, incarnation=before)
+    swarm.peers[0].watch._say(2, accused)
+    swarm.until(21.0)
+    assert swarm.peers[2].watch.machine.incarnation == before + 1
+
+
+@pytest.mark.parametrize("scenario", [WAS_SLOW, LOSSY], ids=["lossless", "lossy"])
+def test_peer_that_was_slow_is_given_up_by_nobody(scenario: Scenario) -> None:
+    outcome = run_scenario(scenario)
+    assert (outcome.violation, outcome.detail, outcome.false_evictions) == ("", "", 0)
+
+
+def test_seeded_peer_that_answers_no_pings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the simulator once had it: all that has a message's base class was taken for a word of the round."""
+    plain = Watch.receive
+
+    def receive(watch: Watch, sender: int, message: Any) -> None:
+        if isinstance(message, Message):
+            watch.seen(sender)
+        else:
+            plain(watch, sender, message)
+
+    monkeypatch.setattr(Watch, "receive", receive)
+    found = {run_scenario(msgspec.structs.replace(LOSSY, seed=seed)).violation for seed in (4, 5, 8)}
+    assert "no false eviction" in found
+
+
+# -- links ---------------------------------------------------------------------------------------------------------
+
+
+def test_killed_process_is_known_to_be_dead_when_its_machine_refused_twice() -> None:
+    swarm = settled()
+    swarm._kill(swarm.peers[1], silently=False, forgets=False)
+    began = swarm.timeline.now
+    round_trip_s = 2 * 1.1 * max(max(row) for row in swarm.network._delays)
+    swarm.until(began + REMAKE_LIMIT * (REDIAL_PAUSE_S + round_trip_s) + round_trip_s)
+    assert swarm.state(0, 1) is swarm.state(2, 1) is State.DEAD
+    assert swarm.timeline.now - began < REMAKE_LIMIT * (REDIAL_PAUSE_S + REDIAL_DEADLINE_S)
+    for observer in (0, 2):
+        assert len(swarm.greetings(observer, 1, began)) >= 2
+
+
+def test_link_that_cannot_be_made_again_is_no_proof_of_a_death() -> None:
+    """Between two peers of four a wall is put up: they give each other's link up, and nobody up."""
+    swarm = settled(peers=4)
+    swarm.network.part([0], [1])
+    swarm.network.part([1], [0])
+    for one, other in ((0, 1), (1, 0)):
+        swarm.peers[one].watch.broke(other, swarm.peers[other].life)
+    began = swarm.timeline.now
+    swarm.until(began + REMAKE_LIMIT * (REDIAL_PAUSE_S + REDIAL_DEADLINE_S) - 0.01)
+    assert not swarm.peers[0].watch.machine._peers[swarm.peers[1].id].cut
+    assert len(swarm.greetings(0, 1, began)) == REMAKE_LIMIT == 2  # as `Members._remake` has it
+    swarm.until(began + 30.0)
+    assert swarm.peers[0].watch.machine._peers[swarm.peers[1].id].cut
+    assert 1 not in swarm.peers[0].watch.links
+    assert swarm.state(0, 1) is swarm.state(1, 0) is State.ALIVE
+    assert len(swarm.greetings(0, 1, began)) > REMAKE_LIMIT  # dialled like anybody else
+
+
+def test_of_two_without_a_link_the_lower_peer_id_dials_first() -> None:
+    swarm = settled()
+    lower, higher = sorted((0, 1), key=lambda number: swarm.peers[number].id)
+    assert swarm.peers[lower].watch._courtesy_s(higher) == 0.0
+    assert swarm.peers[higher].watch._courtesy_s(lower) == DIAL_COURTESY_S
+    swarm.peers[higher].watch.links.clear()
+    assert swarm.peers[higher].watch._courtesy_s(lower) == 0.0  # nobody has heard of it
+
+
+def test_who_gives_a_peer_up_closes_the_connection_and_makes_another() -> None:
+    swarm = settled()
+    swarm.peers[1].hung = True
+    swarm.until(swarm.timeline.now + detection_bound_s(3) + 4 * SIMULATED_TICK_S)
+    assert swarm.state(0, 1) is State.DEAD
+    assert 1 not in swarm.peers[0].watch.links
+    with swarm.keys.in_use():  # it reads votes, and what they certify
+        swarm.peers[1].wake()
+    swarm.until(swarm.timeline.now + IN_FLIGHT_S + PROBE_INTERVAL_S)
+    assert swarm.state(0, 1) is swarm.state(1, 0) is State.ALIVE
+    assert 0 in swarm.peers[1].watch.links
+    began = swarm.disturbed_at = swarm.timeline.now
+    swarm.peers[0].watch._carry_out(
+        swarm.peers[0].watch.machine.connection_lost(swarm.peers[1].id, began, confirmed=True)
+    )
+    swarm.until(began + IN_FLIGHT_S)
+    assert 0 in swarm.peers[1].watch.links
+    assert swarm.greetings(0, 1, began)
+    assert swarm.peers[1].watch._linked_at[0] > began  # the other end saw the connection end
+
+
+def test_reset_of_an_earlier_link_leaves_the_present_one() -> None:
+    swarm = settled()
+    watch = swarm.peers[0].watch
+    watch._linked_at[1] = swarm.timeline.now
+    watch.reset(1, Reset(nobody=False))
+    assert 1 in watch.links
+    swarm.until(swarm.timeline.now + 2 * IN_FLIGHT_S)
+    watch.reset(1, Reset(nobody=False))
+    assert 1 not in watch.links
+
+
+def test_message_on_a_link_that_is_being_made_waits_for_the_admission() -> None:
+    swarm = settled()
+    watch, life = swarm.peers[0].watch, swarm.peers[1].life
+    watch.broke(1, life)
+    watch._remakes.clear()
+    message = Nack(target=swarm.peers[2].id, nonce=7)
+    assert not watch.keep(1, life, message)  # nothing is under way
+    watch._greet(1, answer=False)
+    assert watch.keep(1, life, message)
+    heard: list[object] = []
+    swarm.peers[0].receive = lambda sender, message: heard.append(message)  # type: ignore[method-assign]
+    watch._linked(1, Hello(life, 1, answer=True))
+    assert heard == [message]
+
+
+class NeverDialsAgain(Watch):
+    """Makes no broken link again, and dials nobody whom it was linked to before."""
+
+    def _greet(self, other: int, *, answer: bool) -> None:
+        if answer or other not in self._linked_at:
+            super()._greet(other, answer=answer)
+
+
+def test_seeded_watch_that_never_dials_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Fault(kind="partition", at_s=4.0, duration_s=detection_bound_s(4) + 2 * SUSPICION_S, groups=((0, 1), (2, 3)))
+    scenario = Scenario(peers=4, rounds=4, seed=3, fault=(cut,))
+    assert run_scenario(scenario).violation == ""
+    monkeypatch.setattr("shoal.lab.simulate.peer.Watch", NeverDialsAgain)
+    assert run_scenario(scenario).violation in ("progress", "no false eviction")
