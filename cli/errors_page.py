@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-LAYERS: Final = ("protocol", "swarm", "collectives", "node", "testnet", "cli")
+LAYERS: Final = ("protocol", "swarm", "collectives", "node", "testnet", "cli", "lab")
 ROOTS: Final = {"ConfigError": "config", "NetworkError": "network"}
 
-MET_BY_USERS: Final = ("shoal.cli.", "shoal.node.control_client", "shoal.swarm.manifest_exchange")
+MET_BY_USERS: Final = ("shoal.cli.", "shoal.lab.cli.", "shoal.node.control_client", "shoal.swarm.manifest_exchange")
 """Modules whose NetworkErrors end a command that speaks with a node."""
-MEASURING: Final = "shoal.testnet."
+MEASURING: Final = ("shoal.testnet.", "shoal.lab.")
 """Those of testnets and benchmarks. A running node handles all others itself."""
 
 _HEAD: Final = """\

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import typer
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+OF_THE_LABORATORY = frozenset({"bench", "campaign", "chaos", "explore", "simulate", "soak"})
+"""Commands that another distribution adds (`shoal.commands` among its entry points)."""
 
 
 def main() -> None:
@@ -80,7 +82,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = "shoal" if context is None else context.command_path
-    return f"{error.format_message().rstrip('.')}; see `{command} --help`"
+    text = error.format_message().rstrip(".")
+    lacking = next((name for name in OF_THE_LABORATORY if text == f"No such command '{name}'"), None)
+    if lacking is not None:
+        return f"`shoal {lacking}` comes with the laboratory: pip install shoal-lab, in a clone ./lab"
+    return f"{text}; see `{command} --help`"
 
 
 def _complain(text: str, code: int) -> int:

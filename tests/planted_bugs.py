@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("protocol", "collectives", "swarm", "node", "cli", "testnet")
+PACKAGES = ("protocol", "collectives", "swarm", "node", "cli", "testnet", "lab")
 DEADLINE_S = 300.0
 BOX = "tests/node/test_swarm_in_a_box.py"
 ONE_SIGNATURE = "tests/protocol/test_one_signature.py"

@@ -43,13 +43,13 @@ from shoal.lab.campaigns.campaign_plan import (
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm, short_manifest
+from shoal.lab.zygote import zygote
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.interruption import until_interrupted
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
-from shoal.testnet.zygote import zygote
 
 CERTIFY_SLACK_S: Final = 30.0
 """Beyond its bound a faulted round is waited for so long before its swarm is given up."""

@@ -1,7 +1,7 @@
 """Swarms beyond the limit of one plan: the two-level sum, each row one participant of the round, one digest for all.
 
-*Grid.* Rows, their heads and who sums what are `shoal.protocol.rows` and `shoal.collectives.two_level`; every peer has
-a `RowRound` of its own (`shoal.protocol.row_round`), which decides all that is decided in a row. A row's head
+*Grid.* Rows, their heads and who sums what are `shoal.lab.rows.rows` and `shoal.lab.rows.two_level`; every peer has
+a `RowRound` of its own (`shoal.lab.rows.row_round`), which decides all that is decided in a row. A row's head
 commits to the row's mean, which weighs as much as all tokens in it, and takes part in the round of the heads, which is
 the plain round: the columns. So what is certified is the weighted mean of all who were counted in their row, and one
 digest is everybody's.
@@ -32,6 +32,11 @@ import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32, codec
+from shoal.lab.rows.row_effects import Begun, RowDone, RowEffect, SumRow, Tell, TookOver
+from shoal.lab.rows.row_list import Roster
+from shoal.lab.rows.row_messages import RowSaid, Stamp
+from shoal.lab.rows.row_round import RowRound
+from shoal.lab.rows.rows import row_count
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.lab.simulate.outcome import Kit, Outcome, Workload
@@ -55,11 +60,6 @@ from shoal.node.rounds.pace import STALL_S
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import domain_hash
-from shoal.protocol.row_effects import Begun, RowDone, RowEffect, SumRow, Tell, TookOver
-from shoal.protocol.row_list import Roster
-from shoal.protocol.row_messages import RowSaid, Stamp
-from shoal.protocol.row_round import RowRound
-from shoal.protocol.rows import row_count
 from shoal.protocol.wire import HASH_BYTES
 
 MEASURED_LIMIT = 4096

@@ -24,6 +24,7 @@ import numpy as np
 from shoal.collectives.codecs import F32
 from shoal.collectives.gossip import GossipSettings, decode_vector, dither_of, encode_vector, outer_step
 from shoal.collectives.grid import Grid
+from shoal.lab.rows.rows import row_count
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES, Network, Timeline
 from shoal.lab.simulate.outcome import Workload
 from shoal.lab.simulate.rings import RETRY_S, Rings
@@ -33,7 +34,6 @@ from shoal.node.gossip.engine import PATIENCE_MIN_S
 from shoal.protocol.gossip_messages import GossipMessage, Offer, Taken
 from shoal.protocol.identity import PeerId
 from shoal.protocol.pairing import CANDIDATE_LIMIT, Alone, Effect, Fetch, PairingMachine, Phase, Say, pairs
-from shoal.protocol.rows import row_count
 from shoal.protocol.wire import HASH_BYTES, canonical
 
 VALUES = 32

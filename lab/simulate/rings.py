@@ -1,6 +1,6 @@
 """Many peers on rings, each watching its neighbours: what swarms beyond one plan have in common, whatever they do.
 
-Everyone's record at everyone is not for ten thousand. Here a peer knows the list of its row (`shoal.protocol.rows`),
+Everyone's record at everyone is not for ten thousand. Here a peer knows the list of its row (`shoal.lab.rows.rows`),
 watches `2 * REACH` neighbours on the ring that the list is with the plain failure detector, and knows the heads of
 the other rows.
 
@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import chain
 
+from shoal.lab.rows.rows import deal_rows, shortest
 from shoal.lab.simulate.judge import LOSS_BORNE_SHARE, Violation
 from shoal.lab.simulate.network import (
     CONTROL_OVERHEAD_BYTES,
@@ -53,7 +54,6 @@ from shoal.protocol.liveness import (
 )
 from shoal.protocol.membership import TICK_S, MembershipMachine, detection_bound_s
 from shoal.protocol.messages import domain_hash
-from shoal.protocol.rows import deal_rows, shortest
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.dialling import DIAL_DEADLINE_S
 

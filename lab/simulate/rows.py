@@ -10,13 +10,13 @@ import numpy as np
 from shoal.collectives.codecs import F32, U8, Codec
 from shoal.collectives.grid import Grid
 from shoal.collectives.summing import Term
-from shoal.collectives.two_level import row_mean, row_owners
+from shoal.lab.rows.row_messages import RowPlan
+from shoal.lab.rows.two_level import row_mean, row_owners
 from shoal.lab.simulate.network import CONTROL_OVERHEAD_BYTES, ENVELOPE_BYTES
 from shoal.protocol.identity import PeerId
 from shoal.protocol.liveness import SendAck, SendNack, SendPing, SendPingRequest, Suspected
 from shoal.protocol.membership import MembershipMachine
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
-from shoal.protocol.row_messages import RowPlan
 from shoal.protocol.wire import canonical
 
 ROW_CHUNKS = 1024

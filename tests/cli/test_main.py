@@ -47,6 +47,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert err == line + "\n"
 
 
+def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is() -> None:
+    hidden = (
+        "import importlib.metadata as m, sys; m.entry_points = lambda **_: (); from shoal.cli.main import execute; "
+    )
+    command = [sys.executable, "-c", hidden + "sys.exit(execute(sys.argv[1:]))", "bench", "allreduce"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "shoal: `shoal bench` comes with the laboratory: pip install shoal-lab, in a clone ./lab\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

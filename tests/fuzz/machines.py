@@ -8,6 +8,9 @@ from typing import Any, get_args
 import msgspec
 
 from shoal.collectives.partition import deal
+from shoal.lab.rows.row_effects import Tell
+from shoal.lab.rows.row_messages import RowMessage, RowSaid
+from shoal.lab.rows.row_round import RowRound
 from shoal.protocol import gossip_messages, peering, wire
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import StartReduce
@@ -18,12 +21,9 @@ from shoal.protocol.messages import Message, Ready, Report, RoundMessage
 from shoal.protocol.pairing import PairingMachine
 from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.row_effects import Tell
-from shoal.protocol.row_messages import RowMessage, RowSaid
-from shoal.protocol.row_round import RowRound
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import ME, PEER, START, SWARM, Target, examples
-from tests.protocol.row_lab import CHAIN, RowLab
+from tests.lab.rows.row_lab import CHAIN, RowLab
 
 PEERS = tuple(identity(n).peer_id for n in range(4))
 NUMEL, CHUNK_VALUES = 10_000, 4096

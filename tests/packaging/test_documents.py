@@ -20,7 +20,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet")
+LAYERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 

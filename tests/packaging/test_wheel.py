@@ -34,20 +34,20 @@ def run(*command: str, cwd: Path, deadline_s: float = STEP_DEADLINE_S) -> str:
     return ended.stdout
 
 
-def source_modules() -> dict[str, Path]:
-    """Every module of the source tree, by the name it is imported under."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+def source_modules(root: Path = ROOT) -> dict[str, Path]:
+    """Every module of a distribution's source tree, by the name it is imported under."""
+    packages = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     modules = {}
     for package, folder in packages.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
             modules[".".join((package, *(part for part in parts if part != "__init__")))] = path
     return modules
 
 
 def layer_folders() -> set[str]:
     """The folders at the top of the tree that hold Python packages of the product."""
-    return {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    return {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "lab"}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder / "source")
+    return built(folder)
+
+
+def built(folder: Path) -> Path:
+    """The wheel of the tree `source` in a folder."""
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", ".", "source", cwd=folder)
-    (built,) = folder.glob("shoal-*.whl")
-    return built
+    (wheel,) = folder.glob("shoal*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,14 @@ def test_the_wheel_holds_every_module_of_the_source_tree_and_nothing_else(wheel:
     page = {f"shoal/{path.relative_to(ROOT)}" for path in (ROOT / "node/dashboard/static").iterdir()}
     assert {name for name in inside if "/static/" in name} == page
     assert not any(name.startswith(("tests", "shoal/tests")) for name in inside)
+
+
+def test_the_wheel_of_the_laboratory_holds_its_modules_and_nothing_else(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "lab", tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    with zipfile.ZipFile(built(tmp_path)) as archive:
+        inside = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {f"shoal/{path.relative_to(ROOT)}" for path in source_modules(ROOT / "lab").values()}
+    assert inside == expected | {"shoal/lab/py.typed"}
 
 
 @pytest.mark.long

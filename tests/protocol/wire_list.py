@@ -5,7 +5,7 @@
 writes `wire_<WIRE_VERSION>.txt` beside this file. What that file has already it does not change: a field or a message
 of a union that is other than before is another wire version. What is said under a protocol name of its own may be
 added. Settings of `swarm.toml` are not in the list (the SwarmId in test_manifest.py holds them), nor is what only one
-machine reads: its files, and what its processes say to each other; nor what no daemon says yet.
+machine reads: its files, and what its processes say to each other.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ OF_ONE_MACHINE = (
 )
 """How modules begin whose structs no peer is sent as they are (records, effects of machines; a lane's frame is bytes by
 a layout, with an entry of its own), or that the SwarmId holds."""
-NOT_SAID_YET = ("shoal.protocol.row_messages",)
-"""Messages of machines that no daemon runs: once one does they are said under a protocol name of their own."""
 
 LATER_KINDS = {frame.FrameKind.SHARE: SHARE_PROTOCOL}
 """Kinds of frames that a node of the first release does not know, and is never sent."""
@@ -90,7 +88,7 @@ def _kinds() -> str:
 def _is_said(value: object) -> bool:
     if not isinstance(value, type) or not issubclass(value, msgspec.Struct):
         return False
-    if value.__module__.startswith((*OF_ONE_MACHINE, *NOT_SAID_YET)):
+    if value.__module__.startswith(OF_ONE_MACHINE):
         return False
     return issubclass(value, wire.Message) or not value.__module__.startswith("shoal.node.")
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
+from shoal.lab.rows.row_effects import RowEffect, SumRow, Tell
+from shoal.lab.rows.row_messages import RowLoss
+from shoal.lab.rows.row_round import RowPhase, RowRound
 from shoal.lab.simulate.cells import Crowd
 from shoal.lab.simulate.outcome import Kit, Workload
 from shoal.lab.simulate.peer import SimulatedPeer
@@ -17,9 +20,6 @@ from shoal.lab.simulate.rings import REACH
 from shoal.lab.simulate.rows import Given, row_work
 from shoal.lab.simulate.scenario import Churn, Scenario
 from shoal.node.rounds.pace import STALL_S
-from shoal.protocol.row_effects import RowEffect, SumRow, Tell
-from shoal.protocol.row_messages import RowLoss
-from shoal.protocol.row_round import RowPhase, RowRound
 
 CALM = Scenario(peers=70, rounds=2, seed=1, loss=0.01)
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.collectives.codecs import F32, codec
 from shoal.collectives.partition import deal
 from shoal.collectives.summing import Term, weighted_mean
-from shoal.collectives.two_level import (
+from shoal.lab.rows.two_level import (
     RowMean,
     bytes_sent,
     column,

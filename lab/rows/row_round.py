@@ -34,10 +34,7 @@ from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Final
 
-from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Entry, Term, Value
-from shoal.protocol.row_effects import (
+from shoal.lab.rows.row_effects import (
     Begun,
     Deposed,
     LeftOut,
@@ -50,9 +47,9 @@ from shoal.protocol.row_effects import (
     Tell,
     TookOver,
 )
-from shoal.protocol.row_head import HeadDuty, RowSettings
-from shoal.protocol.row_list import Roster, RowList, below, in_full, whole
-from shoal.protocol.row_messages import (
+from shoal.lab.rows.row_head import HeadDuty, RowSettings
+from shoal.lab.rows.row_list import Roster, RowList, below, in_full, whole
+from shoal.lab.rows.row_messages import (
     ROW_LIMIT,
     RowAsk,
     RowBegin,
@@ -64,8 +61,11 @@ from shoal.protocol.row_messages import (
     RowSaid,
     Stamp,
 )
-from shoal.protocol.row_plan import FollowedPlan
-from shoal.protocol.row_posts import REPEAT_S, Posts, receipt
+from shoal.lab.rows.row_plan import FollowedPlan
+from shoal.lab.rows.row_posts import REPEAT_S, Posts, receipt
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Entry, Term, Value
 
 SILENT_TRIES: Final = 2
 """After so many words without an answer those below a member are told past it."""

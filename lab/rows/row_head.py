@@ -14,9 +14,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from shoal.lab.rows.row_messages import RowBegin, RowLoss, RowPlan, RowReady, RowTerm, roots_hash
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.row_messages import RowBegin, RowLoss, RowPlan, RowReady, RowTerm, roots_hash
 
 ROW_GRACE_S = 3.0
 """After half of a row is ready the rest has so long."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal.lab.rows.row_effects import Tell
+from shoal.lab.rows.row_messages import FromHead, RowAsk, RowBegin, RowHead, RowHeard, RowLoss, RowPlan, RowReady, What
 from shoal.protocol.identity import PeerId
-from shoal.protocol.row_effects import Tell
-from shoal.protocol.row_messages import FromHead, RowAsk, RowBegin, RowHead, RowHeard, RowLoss, RowPlan, RowReady, What
 
 REPEAT_S = 0.5
 """Until something is said again; doubled each time."""

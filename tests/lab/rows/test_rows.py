@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
+from shoal.lab.rows.rows import ROWS_LIMIT, deal_rows, head_of, joined, row_count, without
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rows import ROWS_LIMIT, deal_rows, head_of, joined, row_count, without
 from shoal.protocol.wire import SwarmId
 
 SWARM = SwarmId(bytes(range(32)))

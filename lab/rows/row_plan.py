@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from operator import attrgetter
 
+from shoal.lab.rows.row_list import RowList
+from shoal.lab.rows.row_messages import RowLoss, RowPlan, RowReady, RowTerm
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.row_list import RowList
-from shoal.protocol.row_messages import RowLoss, RowPlan, RowReady, RowTerm
 
 
 class FollowedPlan:

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from shoal.collectives.two_level import row_owners
+from shoal.lab.rows.row_effects import NoWeight, RowDone, SumRow, Tell
+from shoal.lab.rows.row_messages import RowReady
+from shoal.lab.rows.row_posts import POST_LIMIT_S
+from shoal.lab.rows.row_round import CERTIFICATE_DEADLINE_S, LATE_S, RowPhase
+from shoal.lab.rows.two_level import row_owners
 from shoal.protocol.identity import PeerId
-from shoal.protocol.row_effects import NoWeight, RowDone, SumRow, Tell
-from shoal.protocol.row_messages import RowReady
-from shoal.protocol.row_posts import POST_LIMIT_S
-from shoal.protocol.row_round import CERTIFICATE_DEADLINE_S, LATE_S, RowPhase
-from tests.protocol.row_lab import SETTINGS, SUM_S, TOKENS, RowLab, peers
+from tests.lab.rows.row_lab import SETTINGS, SUM_S, TOKENS, RowLab, peers
 
 CHUNKS = 64
 FOUND_S = (2.0, 6.0)

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
+from shoal.lab.rows.row_messages import ROW_LIMIT, RowBegin
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import domain_hash
-from shoal.protocol.row_messages import ROW_LIMIT, RowBegin
 from shoal.protocol.wire import canonical
 
 FAN_OUT: Final = 4

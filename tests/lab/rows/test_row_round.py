@@ -7,10 +7,7 @@ from collections.abc import Collection
 import msgspec
 import pytest
 
-from shoal.collectives.two_level import row_owners
-from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.identity import PeerId
-from shoal.protocol.row_effects import (
+from shoal.lab.rows.row_effects import (
     Begun,
     Deposed,
     LeftOut,
@@ -21,9 +18,9 @@ from shoal.protocol.row_effects import (
     Tell,
     TookOver,
 )
-from shoal.protocol.row_head import ROW_GRACE_S, SUM_DEADLINE_S, TRAIN_DEADLINE_S, RowSettings
-from shoal.protocol.row_list import FAN_OUT, Roster, below, in_full
-from shoal.protocol.row_messages import (
+from shoal.lab.rows.row_head import ROW_GRACE_S, SUM_DEADLINE_S, TRAIN_DEADLINE_S, RowSettings
+from shoal.lab.rows.row_list import FAN_OUT, Roster, below, in_full
+from shoal.lab.rows.row_messages import (
     ROW_LIMIT,
     RowAsk,
     RowBegin,
@@ -34,10 +31,13 @@ from shoal.protocol.row_messages import (
     RowReady,
     RowTerm,
 )
-from shoal.protocol.row_posts import POST_LIMIT_S, REPEAT_S
-from shoal.protocol.row_round import CERTIFICATE_DEADLINE_S, LATE_S, SILENT_TRIES, RowPhase
+from shoal.lab.rows.row_posts import POST_LIMIT_S, REPEAT_S
+from shoal.lab.rows.row_round import CERTIFICATE_DEADLINE_S, LATE_S, SILENT_TRIES, RowPhase
+from shoal.lab.rows.two_level import row_owners
+from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import canonical
-from tests.protocol.row_lab import CHAIN, DELAY_S, SETTINGS, SUM_S, TOKENS, RowLab, certificate, peers
+from tests.lab.rows.row_lab import CHAIN, DELAY_S, SETTINGS, SUM_S, TOKENS, RowLab, certificate, peers
 
 CHUNKS = 128
 SLOW_S = 1000.0

@@ -1,6 +1,6 @@
 """The zygote: imports modules, and then forks a copy of itself for each node and each trainer that is to be started.
 
-    python -m shoal.testnet.zygote_server CONTROL TRAINERS MODULE…
+    python -m shoal.lab.zygote_server CONTROL TRAINERS MODULE…
 
 CONTROL is an inherited socket of packets, over which the testnet asks (see zygote.py); at its end the zygote ends, and
 the kernel ends its copies. TRAINERS is where it listens for zygote_trainer.py. A copy is made only of a process with

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.lab.zygote import ONE_THREAD, zygote
+from shoal.lab.zygote_server import READY, STAND_IN
 from shoal.node.training.trainer_messages import Command, Framing, Ping, Pong, Report, Stop, pack, unpack_report
 from shoal.node.training.trainer_process import EXIT_CONFUSED
 from shoal.protocol.errors import LocalError
 from shoal.testnet.tether import tethered
-from shoal.testnet.zygote import ONE_THREAD, zygote
-from shoal.testnet.zygote_server import READY, STAND_IN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are forked on Linux alone")
 
@@ -103,7 +103,7 @@ def test_a_zygote_and_its_copies_end_when_their_testnet_is_killed(modules: Path,
     testnet = """
 import sys, trio
 from pathlib import Path
-from shoal.testnet.zygote import zygote
+from shoal.lab.zygote import zygote
 
 async def main():
     async with zygote(["json"]) as runtime:
@@ -173,7 +173,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     at = str(tmp_path / "trainers.sock")
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours, messages = socket.socketpair()
-    server = [sys.executable, "-m", "shoal.testnet.zygote_server", str(theirs.fileno()), at]
+    server = [sys.executable, "-m", "shoal.lab.zygote_server", str(theirs.fileno()), at]
     stand_in = [sys.executable, "-I", "-S", str(STAND_IN), at, str(messages.fileno()), "0", "1"]
     with (
         control,

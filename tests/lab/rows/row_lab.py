@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
+from shoal.lab.rows.row_effects import Begun, RowDone, RowEffect, SumRow, Tell
+from shoal.lab.rows.row_head import RowSettings
+from shoal.lab.rows.row_list import Roster
+from shoal.lab.rows.row_messages import RowPlan, RowSaid, Stamp
+from shoal.lab.rows.row_round import RowRound
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Value
-from shoal.protocol.row_effects import Begun, RowDone, RowEffect, SumRow, Tell
-from shoal.protocol.row_head import RowSettings
-from shoal.protocol.row_list import Roster
-from shoal.protocol.row_messages import RowPlan, RowSaid, Stamp
-from shoal.protocol.row_round import RowRound
 
 DELAY_S = 0.05
 SUM_S = 2.0

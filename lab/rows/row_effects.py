@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.lab.rows.row_messages import RowBegin, RowPlan, RowSaid
 from shoal.protocol.identity import PeerId
-from shoal.protocol.row_messages import RowBegin, RowPlan, RowSaid
 
 
 @dataclass(frozen=True, slots=True)
