@@ -1,6 +1,6 @@
-"""`docs/errors.md`: every text with which Shoal refuses something, read off the source.
+"""The page of errors: every text with which Shoal refuses something, read off the source when the site is built.
 
-    python -m shoal.cli.errors_page [> docs/errors.md]
+    python -m shoal.lab.errors_page
 
 An error's text is what stands between the brackets of its `raise`, with what is filled in as `{…}`. Texts that are
 passed on from elsewhere have no words of their own here and are not listed.
@@ -29,8 +29,8 @@ MEASURING: Final = ("shoal.testnet.", "shoal.lab.")
 _HEAD: Final = """\
 # What Shoal says when it refuses
 
-Written by `python -m shoal.cli.errors_page` from the source; a test keeps it up to date. `{…}` stands for what is
-filled in. A command that meets one of these prints it in one line on stderr, after `shoal: `.
+Read off the source when this site was built. `{…}` stands for what is filled in. A command that meets one of these
+prints it in one line on stderr, after `shoal: `.
 
 """
 _SECTIONS: Final = {
