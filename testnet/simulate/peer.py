@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
-from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES
+from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
 from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.gathering import READIES_LIMIT
