@@ -172,8 +172,8 @@ class Agreement:
         self.faults = faults
         self._in_force = in_force
         self._banned = frozenset(banned)
-        self._leads_back = leads_back or (lambda value: True)
-        self._may_join = may_join or (lambda peer: True)
+        self._leads_back = leads_back or _nothing_known
+        self._may_join = may_join or _nothing_known
         self._proven: dict[bytes, PeerId] = {}
         self.round = previous.next_round
         self.member = self._me in previous.members
@@ -761,6 +761,11 @@ class Agreement:
             base=self.previous.hash,
             signature=self._identity.sign(LEAVE_DOMAIN, self.previous.hash),
         )
+
+
+def _nothing_known(about: object) -> bool:
+    """Nothing is known against it."""
+    return True
 
 
 def _matches(report: Report, value: Value) -> bool:
