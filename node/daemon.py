@@ -252,6 +252,7 @@ class Daemon:
             standstill=self.standstill,
             traffic_bytes=self.traffic_bytes,
             suspected=self.members.suspected,
+            may_join=self.members.may_join,
             on_progress=self.on_progress,
         )
 

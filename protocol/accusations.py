@@ -16,6 +16,7 @@ off from the accused and nothing else: it and one more are not enough yet.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
 
 from shoal.protocol.detours import pair_of, relays_of
 from shoal.protocol.identity import PeerId
@@ -26,13 +27,21 @@ PLANS_LIMIT = MEMBER_LIMIT
 RELAYS_NEEDED = 2
 """Relays that have to speak against one peer, where there are so many."""
 
+Word = TypeVar("Word")
 Dispute = tuple[PeerId, PeerId]
 """Who accuses whom."""
 
 
-def room_for(table: Mapping[bytes, Mapping[PeerId, object]], sender: PeerId) -> bool:
-    """Whether a sender may add to a table keyed by plan: nobody fills it with plans that do not exist."""
-    return sum(sender in row for row in table.values()) < PLANS_LIMIT
+def make_room(table: dict[bytes, dict[PeerId, Word]], plan: bytes, sender: PeerId) -> None:
+    """Let go of a sender's oldest words in a table keyed by plan, so that it may speak about `plan` too.
+
+    Nobody fills it with plans that do not exist, nor keeps others, by many plans, from speaking about a later one.
+    """
+    spoken = [one for one, row in table.items() if sender in row and one != plan]
+    for one in spoken[: max(0, len(spoken) + 1 - PLANS_LIMIT)]:
+        del table[one][sender]
+        if not table[one]:
+            del table[one]
 
 
 class Accusations:
@@ -46,13 +55,13 @@ class Accusations:
 
     def take(self, sender: PeerId, message: Stalled) -> None:
         """`sender` accuses."""
-        if room_for(self._said, sender):
-            self._said.setdefault(message.plan, {})[sender] = message
+        make_room(self._said, message.plan, sender)
+        self._said.setdefault(message.plan, {})[sender] = message
 
     def take_relayed(self, sender: PeerId, message: Relayed) -> None:
         """`sender` says what it passed on."""
-        if room_for(self._relayed, sender):
-            self._relayed.setdefault(message.plan, {})[sender] = message
+        make_room(self._relayed, message.plan, sender)
+        self._relayed.setdefault(message.plan, {})[sender] = message
 
     def leave(self, plan: Plan, alive: Collection[PeerId]) -> None:
         """Another plan takes the place of `plan`: keep what relays say by now."""

@@ -78,6 +78,11 @@ class Admission:
             return reason_expired(credential.invite, self.clock())
         return reason
 
+    def may_join(self, peer: PeerId, record: NodeRecord | None) -> bool:
+        """Whether a peer may become a member. record: its own, if it is known here; by invite nobody may without."""
+        credential = None if record is None else record.credential
+        return self._reason_revoked(peer, credential) is None and self._reason_unlisted(peer, credential) is None
+
     def first(self) -> frozenset[PeerId]:
         """Everybody who comes first where there is not room for all."""
         revoked = () if self.revocations is None else self.revocations.peers

@@ -32,11 +32,12 @@ have it on disk before it sends what follows. Source: docs/protocol.md, Agreemen
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
+from shoal.protocol.accusations import make_room
 from shoal.protocol.amending import InForce, check_amended, may_amend
 from shoal.protocol.bans import NeedEvidence, check_bans, may_ban, named, unproven
 from shoal.protocol.certificate import (
@@ -149,6 +150,8 @@ class Agreement:
     """One member's part in deciding the round after `previous`. A non-member only listens for the certificate.
 
     in_force: the settings of the round; without them no value may amend any. banned: who can be no member after it.
+    leads_back: whether a rollback goes back to what was certified; left out, of none it is known that it does not.
+    may_join: whether a peer is one whom the swarm lets in; left out, everybody is.
     `reports` has by plan, for every peer, the Report of it that was heard and is signed.
     """
 
@@ -159,6 +162,8 @@ class Agreement:
         previous: Value,
         in_force: InForce | None = None,
         banned: Collection[PeerId] = (),
+        leads_back: Callable[[Value], bool] | None = None,
+        may_join: Callable[[PeerId], bool] | None = None,
         faults: FaultModel = FaultModel.CRASH,
     ) -> None:
         self._identity = identity
@@ -167,6 +172,8 @@ class Agreement:
         self.faults = faults
         self._in_force = in_force
         self._banned = frozenset(banned)
+        self._leads_back = leads_back or _nothing_known
+        self._may_join = may_join or _nothing_known
         self._proven: dict[bytes, PeerId] = {}
         self.round = previous.next_round
         self.member = self._me in previous.members
@@ -183,7 +190,7 @@ class Agreement:
         self._proposed: dict[int, Propose] = {}
         self._proposals: dict[int, Propose] = {}
         self._computed: dict[bytes, Report] = {}
-        self._states: dict[bytes, bytes] = {}
+        self._states: dict[Target, bytes] = {}
         self._values: dict[bytes, Value] = {}
         self._prepares: dict[tuple[int, bytes], dict[PeerId, bytes]] = {}
         self._votes: dict[tuple[int, bytes], dict[PeerId, bytes]] = {}
@@ -343,7 +350,7 @@ class Agreement:
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
         """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
-        self._states[target.certificate] = digest
+        self._states[target] = digest
         return self._try_prepare()
 
     def proven(self, evidence: bytes, accused: PeerId) -> list[AgreementEffect]:
@@ -353,7 +360,7 @@ class Agreement:
 
     def digest_of(self, target: Target) -> bytes | None:
         """The digest of the state of `target`, if this node said that it holds it."""
-        return self._states.get(target.certificate)
+        return self._states.get(target)
 
     def propose(self, value: Value) -> list[AgreementEffect]:
         """Propose a value of this node's own, to which the proofs of its names are added.
@@ -450,6 +457,7 @@ class Agreement:
         """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
         if not verify_report(sender, report):
             raise RemoteError("a report whose signature does not hold", peer=sender)
+        make_room(self.reports, report.plan, sender)
         self.reports.setdefault(report.plan, {})[sender] = report
 
     def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
@@ -477,8 +485,8 @@ class Agreement:
             raise RemoteError("proposed a value that does not follow the last certificate", peer=sender)
         if not has_proofs(value, self.previous, self.faults):
             raise RemoteError("proposed leaves or members without their proofs, or no quorum of members", peer=sender)
-        if not is_consented(value, self.previous):
-            raise RemoteError("proposed a rollback without the consent of a quorum", peer=sender)
+        if not self._may_go_back(value):
+            raise RemoteError("proposed a rollback to nowhere, or without the consent of a quorum", peer=sender)
         if not may_amend(value, self.previous, self._in_force):
             raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
         if not may_ban(value, self._banned):
@@ -541,11 +549,15 @@ class Agreement:
         if (certificate.value.term, certificate.value.round) != (self.previous.next_term, self.round):
             return []
         check_certificate(certificate, self.previous, faults=self.faults)
-        if not is_consented(certificate.value, self.previous):
-            raise RemoteError("a certificate of a rollback without the consent of a quorum")
+        if not self._may_go_back(certificate.value):
+            raise RemoteError("a certificate of a rollback to nowhere, or without the consent of a quorum")
         check_amended(certificate.value, self.previous, self._in_force)
         check_bans(certificate.value, self._banned)
         return self._decide(certificate)
+
+    def _may_go_back(self, value: Value) -> bool:
+        """Whether a rollback is to what was certified, and a quorum consented. Other values need neither."""
+        return is_consented(value, self.previous) and (not value.rollback or self._leads_back(value))
 
     def _may_be(self, value: Value) -> bool:
         """Whether `value` can be decided in this round, as far as it tells itself."""
@@ -588,7 +600,7 @@ class Agreement:
         if unproven(value, self._proven):
             return [NeedEvidence(value)]
         if value.rollback:
-            digest = self._states.get(value.rollback.target.certificate)
+            digest = self._states.get(value.rollback.target)
             if digest is None:
                 return [NeedState(value)]
             same = digest == value.digest
@@ -611,7 +623,8 @@ class Agreement:
         excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
         reported = (peer for peer, one in self.reports.get(value.plan, {}).items() if _matches(one, value))
         left_out = sorted(peer for peer in reported if peer in self.previous.members and peer not in excused)
-        strangers = set(newcomers(value, self.previous)) - self._taking_part.get(value.plan, frozenset())
+        taking_part = self._taking_part.get(value.plan, frozenset())
+        strangers = [p for p in newcomers(value, self.previous) if p not in taking_part or not self._may_join(p)]
         if left_out or strangers:
             self._refused[view] = tuple(left_out)
         return view in self._refused
@@ -748,6 +761,11 @@ class Agreement:
             base=self.previous.hash,
             signature=self._identity.sign(LEAVE_DOMAIN, self.previous.hash),
         )
+
+
+def _nothing_known(about: object) -> bool:
+    """Nothing is known against it."""
+    return True
 
 
 def _matches(report: Report, value: Value) -> bool:

@@ -14,14 +14,14 @@ cannot begin another when it is over. A rebase names its electorate: whom the au
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Ban, Term, Value
+from shoal.protocol.messages import MEMBER_LIMIT, Ban, Term, Value
 
 FOR_EVER = 0
 
@@ -61,14 +61,22 @@ def unproven(value: Value, proven: Mapping[bytes, PeerId]) -> tuple[Ban, ...]:
     return tuple(ban for ban in named(value) if proven.get(ban.evidence) != ban.peer)
 
 
-def with_bans(value: Value, proven: Mapping[bytes, PeerId], banned: Collection[PeerId]) -> Value:
-    """`value`, a result, with a ban of everyone that is proven to have lied and not banned yet."""
+def with_bans(
+    value: Value, proven: Mapping[bytes, PeerId], banned: Collection[PeerId], among: Sequence[PeerId]
+) -> Value:
+    """`value`, a result, with a ban of everyone that is proven to have lied and not banned yet.
+
+    among: who can be banned, the first of them where they are more than a value may name: keys that take no part are
+    cheap, and so is proof against them.
+    """
     evidence: dict[PeerId, bytes] = {}
     for digest, peer in sorted(proven.items(), reverse=True):
-        if peer not in banned:
+        if peer not in banned and peer in among:
             evidence[peer] = digest
     if not evidence:
         return value
+    first = sorted(evidence, key=among.index)[:MEMBER_LIMIT]
+    evidence = {peer: evidence[peer] for peer in first}
     return msgspec.structs.replace(
         value,
         members=tuple(peer for peer in value.members if peer not in evidence),

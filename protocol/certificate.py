@@ -153,15 +153,18 @@ def check_certificate(
         raise RemoteError(f"the certificate of round {value.round} has signers without signatures")
     if len(set(certificate.signers)) != len(certificate.signers):
         raise RemoteError(f"the certificate of round {value.round} counts a signer twice")
+    # Whatever anybody can make costs little: signatures of others than members, or without a quorum, are not looked at.
+    if not is_quorum(previous, certificate.signers, value.leaves, faults=faults):
+        raise RemoteError(f"the certificate of round {value.round} has no quorum")
+    if not trusted and not set(certificate.signers) <= set(previous.members):
+        raise RemoteError(f"the certificate of round {value.round} is signed by who is no member")
     first_edition = trusted and _is_of_first_edition(certificate)
-    if not first_edition and not has_proofs(value, previous, faults):
-        raise RemoteError(f"the certificate of round {value.round} names leaves or members without their proofs")
     domain = FIRST_VOTE_DOMAIN if first_edition else VOTE_DOMAIN
     for signer, signature in zip(certificate.signers, certificate.signatures, strict=True):
         if not verify_step(domain, signer, certificate.view, value.hash, signature):
             raise RemoteError(f"the certificate of round {value.round} has a forged signature", peer=signer)
-    if not is_quorum(previous, certificate.signers, value.leaves, faults=faults):
-        raise RemoteError(f"the certificate of round {value.round} has no quorum")
+    if not first_edition and not has_proofs(value, previous, faults):
+        raise RemoteError(f"the certificate of round {value.round} names leaves or members without their proofs")
 
 
 def _is_of_first_edition(certificate: Certificate) -> bool:

@@ -99,7 +99,7 @@ class Chain:
             return self._rebase(entry)
         check_certificate(entry, self.head, trusted=trusted)
         rollback = entry.value.rollback
-        if rollback and (rollback.target.round >= len(self._branch) or not self._leads_back(entry.value)):
+        if rollback and not self.leads_back(entry.value):
             raise RemoteError(f"the rollback of round {entry.value.round} goes back to what was not certified")
         if not is_consented(entry.value, self.head):
             raise RemoteError(f"the rollback of round {entry.value.round} has no consents of a quorum")
@@ -131,9 +131,12 @@ class Chain:
         check_certificate(certificate, self._at(self._heights[mine.value.base]))
         return Fork.of(mine, certificate)
 
-    def _leads_back(self, value: Value) -> bool:
+    def leads_back(self, value: Value) -> bool:
+        """Whether a rollback goes back to what was certified on the branch."""
         assert value.rollback
         round, certificate = value.rollback.target.round, value.rollback.target.certificate
+        if round >= len(self._branch):
+            return False
         digest = self.digest(round)
         first_to_initial = round == 0 and digest == NO_HASH
         return self._branch[round].hash == certificate and (first_to_initial or digest == value.digest)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.protocol.accusations import Accusations, room_for
+from shoal.protocol.accusations import Accusations
 from shoal.protocol.agreement import Agreement
 from shoal.protocol.amending import AmendConsent, InForce, stands_on, verify_amend_consent
 from shoal.protocol.errors import RemoteError
@@ -134,7 +134,7 @@ class RoundFacts:
     def take_report(self, sender: PeerId, report: Report) -> None:
         """`sender` holds the finals of a plan. Raises RemoteError if it did not sign that."""
         ours = (report.round, report.base) == (self.previous.next_round, self.previous.hash)
-        if ours and room_for(self.reports, sender):
+        if ours:
             self.agreement.take_report(sender, report)
 
     def take_change(self, sender: PeerId, change: ViewChange) -> None:
@@ -145,7 +145,7 @@ class RoundFacts:
         if len(change.left_out) != len(change.left_out_signatures):
             raise RemoteError("reports without signatures", peer=sender)
         for peer, signature in zip(change.left_out, change.left_out_signatures, strict=True):
-            if peer in self.previous.members:
+            if peer in self.previous.members and peer not in self.reports.get(change.report.plan, {}):
                 self.take_report(peer, msgspec.structs.replace(change.report, signature=signature))
 
     def close_to(self, lineage: bytes, evicted: frozenset[PeerId]) -> tuple[PeerId, ...]:

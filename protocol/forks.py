@@ -70,7 +70,9 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def signers(self) -> tuple[PeerId, ...]:
         """Who signed both, in order: those who lied, or whose key is in two places."""
-        return tuple(sorted(set(self.one.signers) & set(self.other.signers)))
+        one, other = set(self.one.signers), set(self.other.signers)
+        left = (one & set(self.other.value.leaves)) | (other & set(self.one.value.leaves))  # and signed all the same
+        return tuple(sorted(one & other | left))
 
     def binds(self, head: Value) -> bool:
         """Whether no rebase has come since, in a chain with this head: nothing more may be signed then."""

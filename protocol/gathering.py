@@ -116,7 +116,7 @@ class Gathering:
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train were done."""
         if self.half_ready_at is None:
-            done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR}
+            done = {p for p, r in self._readies.items() if r.role == CONTRIBUTOR and p in self.returners}
             trainers = self.awaited(alive, leaves) | done
             if done and 2 * len(done) >= len(trainers):
                 self.half_ready_at = now

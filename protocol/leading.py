@@ -210,7 +210,8 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
         )
-        value = with_bans(value, facts.proven, facts.banned)
+        lately = (*previous.members, *sorted(facts.gathering.returners), *(p.peer for p in plan.participants))
+        value = with_bans(value, facts.proven, facts.banned, lately)
         amendment = facts.agreed_amendment()
         if amendment is None:
             return value

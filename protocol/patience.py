@@ -1,6 +1,10 @@
 """Patience with the lead: how long a member waits in each stage of a view before it moves to the next.
 
 Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
+
+A lead that plans again and again gains little by it: plans that follow each other before one had its time are a series,
+which has as long again as one plan, and no longer. A plan that had half its time or more, and is replaced, begins
+another series, of twice the time.
 """
 
 from __future__ import annotations
@@ -54,19 +58,42 @@ class Patience:
         self._view = 0
         self._stage = ""
         self._plan: Plan | None = None
+        self._adopted_at = self._series_since = 0.0
+        self._repaired = False
+        self._doublings = 0
         self.since = 0.0
 
     def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
-        """The round is in this stage of this view; a new plan begins a new stage."""
-        seat = None if plan is None else (plan.view, plan.attempt)
-        known = None if self._plan is None else (self._plan.view, self._plan.attempt)
-        if (view, stage) != (self._view, self._stage) or (stage == REDUCE and seat != known):
-            self.since = now
+        """The round is in this stage of this view; a plan begins a stage, or goes on in that of the one before it."""
+        if view != self._view:
+            self._begin_series(now, doublings=0)
+        planned = plan is not self._plan
+        if planned:
+            self._note_plan(view, plan, now)
+        if (view, stage) != (self._view, self._stage) or (stage == REDUCE and planned):
+            self.since = self._series_since if stage == REDUCE else now
         self._view, self._stage, self._plan = view, stage, plan
+
+    def _note_plan(self, view: int, plan: Plan | None, now: float) -> None:
+        before, took_s = self._plan, now - self._adopted_at
+        self._adopted_at = now
+        if before is None or plan is None or before.view != view:
+            self._begin_series(now, doublings=0)
+        elif 2 * took_s >= self._reduce_s():
+            self._begin_series(now, doublings=self._doublings + 1)
+        else:
+            self._repaired = True
+
+    def _begin_series(self, now: float, *, doublings: int) -> None:
+        self._series_since, self._doublings, self._repaired = now, doublings, False
+
+    def _reduce_s(self) -> float:
+        return doubled(self._settings.reduce_deadline_s, self._doublings)
 
     def renew(self, now: float) -> None:
         """Nothing could be expected until now."""
         self.since = now
+        self._series_since = now
 
     def over(self, now: float) -> bool:
         """Whether the lead had its time."""
@@ -82,4 +109,4 @@ class Patience:
             return PROPOSE_PATIENCE_S
         if self._stage == VOTE or self._plan is None:
             return VOTE_PATIENCE_S
-        return reduce_deadline_s(self._settings, self._plan) + PLAN_PATIENCE_S
+        return self._reduce_s() * (2 if self._repaired else 1) + PLAN_PATIENCE_S

@@ -105,6 +105,8 @@ def _holders(helds: Mapping[PeerId, Held], peers: list[PeerId]) -> dict[int, dic
     for place, peer in enumerate(peers):
         held = helds.get(peer)
         for results in held.chunks if held is not None else ():
+            if results.place >= len(peers):
+                continue  # signed by nobody in the plan: what its sender says is no reason for a plan that is none
             for chunk, result in results.by_chunk().items():
                 holders.setdefault(chunk, {}).setdefault((results.place, result), set()).add(place)
     return holders

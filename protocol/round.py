@@ -22,8 +22,9 @@ Time enters only as the `now` of each call, in seconds of a monotonic clock.
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -46,6 +47,8 @@ from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.leading import Lead
 from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    NO_HASH,
     Amendment,
     Certificate,
     ChunkResults,
@@ -70,12 +73,16 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.patience import SILENCE_S
-from shoal.protocol.planning import TRAINING, Deal, RoundSettings, check_norms, check_plan
+from shoal.protocol.planning import CONTRIBUTOR, TRAINING, Deal, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
 from shoal.protocol.repair import Eviction
 from shoal.protocol.terms import make_consent
 from shoal.protocol.view_change import check_entered
 
+LINEAGES_LIMIT = 8
+"""Reductions that a lead may begin in one view: it plans anew only where too few remain to go on."""
+ORIGINS_LIMIT = 64
+"""Plans of one round that begin a reduction and are remembered."""
 RESEND_S = 3.0
 """Own standing messages are sent again this often until the round is decided."""
 
@@ -95,7 +102,8 @@ class RoundMachine:
 
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
     were members lately, whose weight counts although they are not in the electorate. `in_force` are the agreed
-    settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided.
+    settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided;
+    `leads_back` and `may_join` as in `Agreement`.
     """
 
     def __init__(
@@ -110,13 +118,22 @@ class RoundMachine:
         returners: Iterable[PeerId] = (),
         in_force: InForce | None = None,
         banned: Collection[PeerId] = (),
+        leads_back: Callable[[Value], bool] | None = None,
+        may_join: Callable[[PeerId], bool] | None = None,
     ) -> None:
         self.me = identity.peer_id
         self.life = life
         self._identity = identity
         self.previous = previous
         self.round = previous.next_round
-        self.agreement = Agreement(identity=identity, previous=previous, in_force=in_force, banned=banned)
+        self.agreement = Agreement(
+            identity=identity,
+            previous=previous,
+            in_force=in_force,
+            banned=banned,
+            leads_back=leads_back,
+            may_join=may_join,
+        )
         self._gathering = Gathering(members=previous.members, returners=returners, state=state, banned=banned)
         self._facts = RoundFacts(
             me=self.me,
@@ -130,6 +147,9 @@ class RoundMachine:
         )
         self._lead = Lead(self._facts, deal)
         self._planner_died = False
+        self._begun: dict[int, frozenset[bytes]] = {}
+        self._origins: dict[bytes, tuple[object, ...]] = {}
+        self._asked: dict[int, frozenset[tuple[int, bytes, tuple[PeerId, ...]]]] = {}
         self._closed_off: Held | None = None
         self._relayed: Relayed | None = None
         self._watch = LeadWatch(self._facts)
@@ -348,6 +368,9 @@ class RoundMachine:
             return []
         if isinstance(message, RoundMessage) and (message.round, message.base) != (self.round, self.previous.hash):
             return []
+        known = sender in self.previous.members or sender in self._gathering
+        if not known and not isinstance(message, Ready | Certificate):
+            return []  # who takes no part has nothing to say, and nothing of it is kept
         effects: list[Effect] = []
         if isinstance(message, Ready):
             self._gathering.receive(sender, message)
@@ -378,14 +401,44 @@ class RoundMachine:
     def _receive_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
         if plan == self.plan and sender == plan.planner:
             self._watch.heard(now)
+        self._note_origin(sender, plan)
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
         check_plan(plan, sender, self.previous, self._facts.settings)
         check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)
         check_norms(plan, sender, self._gathering.squares(plan))
-        effects = [] if self._is_of_earlier_life(plan) else self._adopt(plan, now)
+        self._check_begun(plan)
+        follows = not self._is_of_earlier_life(plan) and self._knows_origin(plan)
+        effects = self._adopt(plan, now) if follows else []
         # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.
         return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
+
+    def _note_origin(self, sender: PeerId, plan: Plan) -> None:
+        """Remember what begins a reduction, whether it is followed or not: revisions are held against it."""
+        if plan.origin != NO_HASH or plan.hash in self._origins or len(self._origins) >= ORIGINS_LIMIT:
+            return
+        with contextlib.suppress(RemoteError):
+            check_plan(plan, sender, self.previous, self._facts.settings)
+            self._origins[plan.hash] = _fixed(plan)
+
+    def _knows_origin(self, plan: Plan) -> bool:
+        """Whether this node has seen the plan that began the reduction, by whose hash it signs what it sums.
+
+        Who signed by that of a plan with other weights, or in an earlier life, would be convicted of a lie.
+        """
+        if plan.origin == NO_HASH:
+            return True
+        known = self._origins.get(plan.origin)
+        if known is not None and known != _fixed(plan):
+            raise RemoteError("a revised plan with other participants", peer=plan.planner)
+        return known is not None
+
+    def _check_begun(self, plan: Plan) -> None:
+        """Raises RemoteError where the lead of a view begins more than it may; what came of each is kept."""
+        begun = self._begun.get(plan.view, frozenset()) | {plan.lineage}
+        if len(begun) > LINEAGES_LIMIT:
+            raise RemoteError(f"begins one reduction after the other in view {plan.view}", peer=plan.planner)
+        self._begun = {plan.view: begun}
 
     def _receive_evict(self, sender: PeerId, message: Evict) -> list[Effect]:
         if sender != lead(self.previous, message.view):
@@ -395,9 +448,21 @@ class RoundMachine:
         if not self._in_reach(message.view) or planned:
             return []
         effects = self._of_agreement(self.agreement.move_to(message.view))
-        if self.me not in message.evicted:
+        if self.me not in message.evicted and self._is_news(sender, message):
             effects.append(CloseOff(message.lineage, frozenset(message.evicted)))
         return effects
+
+    def _is_news(self, sender: PeerId, message: Evict) -> bool:
+        """Whether this was not asked before: what was answered is said again by itself.
+
+        Raises RemoteError for more questions in one view than there can be somebody else to evict in each.
+        """
+        question = message.attempt, message.lineage, message.evicted
+        asked = self._asked.get(message.view, frozenset())
+        if question not in asked and len(asked) >= MEMBER_LIMIT:
+            raise RemoteError(f"evicts again and again in view {message.view}", peer=sender)
+        self._asked = {message.view: asked | {question}}
+        return question not in asked
 
     def _is_of_earlier_life(self, plan: Plan) -> bool:
         """Whether `plan` counts on this node as it was before a restart: it may have signed under it what it forgot."""
@@ -421,11 +486,12 @@ class RoundMachine:
         place, mine = plan.number(self.me), self._gathering.get(self.me)
         taking_part = place is not None and self.me not in plan.evicted
         counted = plan.participants[place] if place is not None and taking_part else None
-        if counted is not None and counted.weight and (mine is None or mine.root != counted.root):
+        made = None if mine is None or mine.role != CONTRIBUTOR else mine.root
+        if counted is not None and counted.weight and made != counted.root:
             raise RemoteError("a plan with a contribution this node did not announce", peer=plan.planner)
         revised = before is not None and before.lineage == plan.lineage
-        if before is not None and revised and _fixed(before) != _fixed(plan):
-            raise RemoteError("a revised plan with other participants", peer=plan.planner)
+        if plan.origin == NO_HASH:
+            self._origins[plan.hash] = _fixed(plan)
         self._planner_died &= before is not None and before.view == plan.view
         if before is not None:
             losers = facts.accusations.lost(before, plan, facts.alive, facts.suspected, me=self.me)

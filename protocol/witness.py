@@ -1,17 +1,19 @@
 """The witness: remembers what was said in the last rounds, and makes evidence of what contradicts it. Sans-IO.
 
 What it remembers carries its signer's signature, so that nobody hides a contradiction behind a word that proves
-nothing. It is bounded: of the last rounds, what was said by those who may speak, a few words each.
+nothing. It is bounded: of the last rounds, what was said by those who may speak, a few words each. Nobody's words take
+the room of another's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.protocol.certificate import verify_leave, verify_step
+from shoal.protocol.certificate import lead, verify_leave, verify_step
 from shoal.protocol.commitments import Commitment, commitment_of
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import (
@@ -28,6 +30,7 @@ from shoal.protocol.evidence import (
 from shoal.protocol.gathering import READIES_LIMIT
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
+    NO_HASH,
     Certificate,
     ChunkStatement,
     Leave,
@@ -49,8 +52,10 @@ LIVES_LIMIT = 4
 """Of one peer in one round, whose commitments are remembered."""
 VIEWS_LIMIT = 64
 """Of one round, in which votes are remembered."""
-VALUES_LIMIT = 64
-PLANS_LIMIT = 16
+VALUES_LIMIT = 16
+"""Of one round, that one member brings; all others together bring as many."""
+PLANS_LIMIT = 4
+"""Of one round and one lead, that begin a reduction."""
 
 _Votes = dict[tuple[str, PeerId, int], dict[bytes, bytes]]
 
@@ -67,6 +72,7 @@ class _Round:
     moves: dict[tuple[PeerId, int], Moved] = field(default_factory=dict)  # by mover and view
     leaves: dict[PeerId, bytes] = field(default_factory=dict)  # who promised to sign nothing, and its signature
     values: dict[bytes, Value] = field(default_factory=dict)
+    brought: Counter[PeerId | None] = field(default_factory=Counter)  # how many of the values by whom
     plans: dict[bytes, Plan] = field(default_factory=dict)
 
 
@@ -93,17 +99,17 @@ class Witness:
         if isinstance(message, Ready):
             return self._hear_ready(about, sender, message)
         if isinstance(message, Plan):
-            self._keep_plan(about, message)
+            self._keep_plan(about, sender, message)
         elif isinstance(message, Certificate):
-            self._keep_value(about, message.value)
+            self._keep_value(about, sender, message.value)
             pairs = zip(message.signers, message.signatures, strict=False)
             return [e for p, s in pairs for e in self._hear_step(about, "vote", p, message.view, message.value.hash, s)]
         elif isinstance(message, Propose):
             value_hash, signature = message.value.hash, message.signature
-            found = self._keep_value(about, message.value)
+            found = self._keep_value(about, sender, message.value)
             return [*found, *self._hear_step(about, "propose", sender, message.view, value_hash, signature)]
         elif isinstance(message, ViewChange):
-            found = [] if message.prepared is None else self._keep_value(about, message.prepared.value)
+            found = [] if message.prepared is None else self._keep_value(about, sender, message.prepared.value)
             return [*found, *self._hear_move(about, message.view, moved(sender, message))]
         elif isinstance(message, Prepare):
             return self._hear_step(about, "prepare", sender, message.view, message.value, message.signature)
@@ -138,10 +144,15 @@ class Witness:
     ) -> list[Evidence]:
         if voter not in about.base.members or not 0 <= view < VIEWS_LIMIT:
             return []
-        said = about.votes.setdefault((step, voter, view), {})
-        if value_hash in said or len(said) > 1 or not verify_step(STEPS[step], voter, view, value_hash, signature):
+        said = about.votes.get((step, voter, view), {})
+        unknown = [other for other in said if other not in about.values]
+        full = len(said) > 1 and not (unknown and value_hash in about.values)
+        if value_hash in said or full or not verify_step(STEPS[step], voter, view, value_hash, signature):
             return []
+        if len(said) > 1:  # what is of no value that is known here hides nothing
+            del said[unknown[0]]
         said[value_hash] = signature
+        about.votes[step, voter, view] = said
         found = [*self._contradiction(about, step, voter, view), *self._hidden(about, voter)]
         return [*found, *self._broken_leave(about, voter)]
 
@@ -170,7 +181,10 @@ class Witness:
         return []
 
     def _hear_move(self, about: _Round, view: int, move: Moved) -> list[Evidence]:
-        if move.peer not in about.base.members or not 0 <= view < VIEWS_LIMIT or (move.peer, view) in about.moves:
+        if move.peer not in about.base.members or not 0 <= view < VIEWS_LIMIT:
+            return []
+        known = about.moves.get((move.peer, view))
+        if known is not None and known.prepared <= move.prepared:  # of several the one that hides most
             return []
         if not verify_move(about.base.hash, view, move):
             return []
@@ -200,9 +214,11 @@ class Witness:
         values = about.values[first], about.values[second]
         return [DoubleVote(base=about.base, peer=voter, view=view, values=values, signatures=(one, other), step=step)]
 
-    def _keep_value(self, about: _Round, value: Value) -> list[Evidence]:
-        if value.hash in about.values or len(about.values) >= VALUES_LIMIT:
+    def _keep_value(self, about: _Round, sender: PeerId, value: Value) -> list[Evidence]:
+        bringer = sender if sender in about.base.members else None
+        if value.hash in about.values or about.brought[bringer] >= VALUES_LIMIT:
             return []
+        about.brought[bringer] += 1
         about.values[value.hash] = value
         two = [key for key, said in about.votes.items() if len(said) > 1 and value.hash in said]
         voters = sorted(
@@ -216,9 +232,13 @@ class Witness:
             found += self._broken_leave(about, voter)
         return [*found, *(evidence for voter in voters for evidence in self._hidden(about, voter))]
 
-    def _keep_plan(self, about: _Round, plan: Plan) -> None:
-        if len(about.plans) < PLANS_LIMIT:
-            about.plans[plan.hash] = plan
+    def _keep_plan(self, about: _Round, sender: PeerId, plan: Plan) -> None:
+        """Keep what the lead of its view planned, if it is what a reduction begins with: revisions name its hash."""
+        begins = plan.origin == NO_HASH and not plan.standing
+        if begins and plan.planner == sender == lead(about.base, plan.view):
+            before = sum(one.planner == sender for one in about.plans.values())
+            if before < PLANS_LIMIT:
+                about.plans[plan.hash] = plan
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

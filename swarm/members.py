@@ -395,6 +395,10 @@ class Members:
         record = self.book.get(peer)
         return peer != self._me and record is not None and self.admission.reason_not_admitted(record) is None
 
+    def may_join(self, peer: PeerId) -> bool:
+        """Whether a peer may become a member of the swarm, as far as is known here."""
+        return self.admission.may_join(peer, self.book.get(peer))
+
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""
         self._note_heard(peer)

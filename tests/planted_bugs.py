@@ -20,6 +20,9 @@ PACKAGES = ("protocol", "collectives", "swarm", "node", "cli", "testnet", "lab")
 DEADLINE_S = 300.0
 BOX = "tests/node/test_swarm_in_a_box.py"
 ONE_SIGNATURE = "tests/protocol/test_one_signature.py"
+ONE_WORD = "tests/protocol/test_one_word.py"
+ONE_WORD_NODES = "tests/node/test_one_word.py"
+WITNESS = "tests/protocol/test_witness.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +350,191 @@ BUGS: tuple[Bug, ...] = (
         "protocol/facts.py",
         "return out if train and self.is_quorum(rest) else frozenset()",
         "return out",
+    ),
+    bug(
+        "a stranger that a closed swarm does not let in becomes a member",
+        f"{ONE_SIGNATURE}::test_stranger_whom_the_swarm_does_not_let_in_becomes_no_member_although_the_plan_has_it",
+        "protocol/agreement.py",
+        " if p not in taking_part or not self._may_join(p)]",
+        " if p not in taking_part]",
+    ),
+    bug(
+        "whoever has no record yet may become a member by invite",
+        "tests/protocol/test_invites.py::test_who_may_become_a_member_is_who_may_be_in",
+        "protocol/admission.py",
+        "is None and self._reason_unlisted(peer, credential) is None\n\n    def first",
+        "is None and (record is None or self._reason_unlisted(peer, credential) is None)\n\n    def first",
+    ),
+    bug(
+        "a certificate of a rollback to nowhere is decided",
+        f"{ONE_WORD_NODES}::test_certificate_of_a_rollback_to_nowhere_ends_no_node",
+        "node/rounds/machines.py",
+        "        leads_back=chain.leads_back,\n",
+        "",
+    ),
+    bug(
+        "a state to go back to is known by its certificate alone",
+        f"{ONE_WORD}::test_consent_to_go_back_to_nowhere_ends_no_lead",
+        "protocol/agreement.py",
+        "        return self._states.get(target)\n",
+        "        return next((d for t, d in self._states.items() if t.certificate == target.certificate), None)\n",
+    ),
+    bug(
+        "finals that were fetched are signed whatever their plan says",
+        f"{ONE_WORD_NODES}::test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody",
+        "node/rounds/engine.py",
+        "            check_plan(plan, plan.planner, machine.previous, self._settings)\n",
+        "            pass\n",
+    ),
+    bug(
+        "a plan may count on a contribution that was not made",
+        f"{ONE_WORD}::test_plan_that_counts_on_a_contribution_that_was_not_made_is_not_followed",
+        "protocol/round.py",
+        "None if mine is None or mine.role != CONTRIBUTOR else mine.root",
+        "None if mine is None else mine.root",
+    ),
+    bug(
+        "finals stand that were signed by nobody in the plan",
+        f"{ONE_WORD}::test_finals_of_owners_that_there_are_not_do_not_stand",
+        "protocol/repair.py",
+        "            if results.place >= len(peers):\n",
+        "            if results.place >= 64:\n",
+    ),
+    bug(
+        "every plan renews the patience with its lead",
+        f"{ONE_WORD}::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",
+        "protocol/patience.py",
+        "        elif 2 * took_s >= self._reduce_s():\n",
+        "        elif took_s >= 0:\n",
+    ),
+    bug(
+        "a lead begins as many reductions as it likes",
+        f"{ONE_WORD}::test_lead_begins_only_so_many_reductions_in_a_view",
+        "protocol/round.py",
+        "        if len(begun) > LINEAGES_LIMIT:\n",
+        "        if len(begun) > 1000 * LINEAGES_LIMIT:\n",
+    ),
+    bug(
+        "who spoke of many plans may speak of no other",
+        f"{ONE_WORD}::test_reports_and_accusations_of_many_plans_keep_nobody_from_speaking_of_the_next",
+        "protocol/agreement.py",
+        "        make_room(self.reports, report.plan, sender)\n",
+        "        if sum(sender in row for row in self.reports.values()) >= 64:\n            return\n",
+    ),
+    bug(
+        "a report that somebody else brings takes the place of a newer one",
+        f"{ONE_WORD}::test_report_that_somebody_else_brings_takes_the_place_of_none",
+        "protocol/facts.py",
+        " and peer not in self.reports.get(change.report.plan, {}):\n",
+        ":\n",
+    ),
+    bug(
+        "words of who takes no part are kept",
+        f"{ONE_WORD}::test_words_of_who_takes_no_part_are_not_kept",
+        "protocol/round.py",
+        "        if not known and not isinstance(message, Ready | Certificate):\n",
+        "        if False:\n",
+    ),
+    bug(
+        "one peer fills what the witness keeps of values",
+        f"{WITNESS}::test_values_that_nobody_signed_take_the_room_of_none_that_others_bring",
+        "protocol/witness.py",
+        "        bringer = sender if sender in about.base.members else None\n",
+        "        bringer = None\n",
+    ),
+    bug(
+        "votes for what there is not hide two votes",
+        f"{WITNESS}::test_votes_for_what_there_is_not_hide_no_two_votes",
+        "protocol/witness.py",
+        "        full = len(said) > 1 and not (unknown and value_hash in about.values)\n",
+        "        full = len(said) > 1\n",
+    ),
+    bug(
+        "the first view change of a member hides its next",
+        f"{WITNESS}::test_view_change_with_an_invented_certificate_hides_no_other_one",
+        "protocol/witness.py",
+        "        if known is not None and known.prepared <= move.prepared:",
+        "        if known is not None:",
+    ),
+    bug(
+        "who left in one certificate and signed the other is not named",
+        "tests/protocol/test_forks.py::test_who_left_in_one_and_signed_the_other_is_named",
+        "protocol/forks.py",
+        "        return tuple(sorted(one & other | left))\n",
+        "        return tuple(sorted(one & other))\n",
+    ),
+    bug(
+        "one peer's early words take the room of all others'",
+        "tests/node/rounds/test_inbox.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
+        "node/rounds/early.py",
+        "        while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:\n",
+        "        while len(words.kept) > EARLY_LIMIT_MESSAGES:\n",
+    ),
+    bug(
+        "every pair that a plan relays is a job of its own",
+        "tests/node/rounds/test_reducing.py::test_plans_full_of_relays_that_come_one_after_the_other_are_followed",
+        "node/rounds/reducing.py",
+        "            self._jobs.send_nowait(partial(self._try_all_again, self._relayed))\n",
+        "            for peer in self._relayed:\n"
+        "                self._jobs.send_nowait(partial(self._try_again, peer))\n",
+    ),
+    bug(
+        "contributions of strangers make a round half ready",
+        f"{ONE_WORD}::test_contributions_of_strangers_make_no_round_half_ready",
+        "protocol/gathering.py",
+        " if r.role == CONTRIBUTOR and p in self.returners}\n",
+        " if r.role == CONTRIBUTOR}\n",
+    ),
+    bug(
+        "sums are signed by the hash of a plan that was never seen",
+        f"{ONE_WORD}::test_revision_of_a_plan_that_was_not_seen_is_not_followed",
+        "protocol/round.py",
+        "        return known is not None\n",
+        "        return True\n",
+    ),
+    bug(
+        "a plan is remembered only if it is followed",
+        f"{ONE_WORD}::test_plan_that_came_too_late_to_be_followed_is_one_that_was_seen",
+        "protocol/round.py",
+        "        self._note_origin(sender, plan)\n",
+        "",
+    ),
+    bug(
+        "every question of a lead that evicts is answered",
+        f"{ONE_WORD}::test_lead_that_evicts_again_and_again_is_answered_once_for_each_of_its_questions",
+        "protocol/round.py",
+        "        return question not in asked\n",
+        "        return True\n",
+    ),
+    bug(
+        "a value bans everybody of whom something is proven",
+        "tests/protocol/test_bans.py::test_keys_that_take_no_part_fill_no_value_whatever_is_proven_of_them",
+        "protocol/bans.py",
+        "        if peer not in banned and peer in among:\n",
+        "        if peer not in banned:\n            among = (*among, peer)\n",
+    ),
+    bug(
+        "evidence of rounds that there never were is kept",
+        "tests/node/audits/test_auditing.py"
+        "::test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_were",
+        "node/audits/auditing.py",
+        "        if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):\n",
+        "        if not (takes_part or by_name):\n",
+    ),
+    bug(
+        "evidence against keys that take no part takes the room of other evidence",
+        "tests/node/audits/test_evidence_shelf.py"
+        "::test_evidence_against_keys_that_were_never_members_takes_no_others_room",
+        "node/audits/evidence_shelf.py",
+        "key=lambda one: (self._first(one.accused), one.done))\n",
+        "key=lambda one: one.done)\n",
+    ),
+    bug(
+        "whatever anybody signs is verified",
+        "tests/protocol/test_certificate.py::test_what_anybody_can_sign_is_hardly_looked_at",
+        "protocol/certificate.py",
+        "    if not trusted and not set(certificate.signers) <= set(previous.members):\n",
+        "    if False:\n",
     ),
 )
 

@@ -39,7 +39,7 @@ from shoal.lab.simulate.talk import (
     falsehoods,
 )
 from shoal.node.rounds.departure import Departure, Parting
-from shoal.node.rounds.inbox import EARLY_LIMIT_MESSAGES
+from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
 from shoal.node.rounds.solitude import Solitude
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce

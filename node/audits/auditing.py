@@ -45,7 +45,7 @@ from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import Commitment, seal_of
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
-from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, pack
+from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, pack, unpack
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Message, Plan, Report, Value
 from shoal.protocol.planning import RoundSettings
@@ -94,7 +94,7 @@ class Auditing(RoundObserver):
         self._links = daemon.links
         self._witness = Witness()
         self.suspicion = Suspicion()
-        self.shelf = EvidenceShelf(daemon.store.folder, daemon.swarm_id)
+        self.shelf = EvidenceShelf(daemon.store.folder, daemon.swarm_id, first=daemon.chain.was_member)
         self._client = AuditClient(daemon.host)
         self._desk = AuditDesk(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
         self._desk.charged = self._charged
@@ -112,6 +112,7 @@ class Auditing(RoundObserver):
         self._weighings, self._weighing_queue = trio.open_memory_channel[Job](1)
         self._pulls, self._pull_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
         self._compared: set[tuple[bytes, PeerId]] = set()
+        self._settling: set[PeerId] = set()  # whose plans are in dispute: one question to each at a time
         self._token: trio.lowlevel.TrioToken | None = None
         daemon.reduce.excluded = self._excluded
 
@@ -153,6 +154,7 @@ class Auditing(RoundObserver):
         """The round after `base` begins."""
         self._witness.begin(base, settings)
         self._compared.clear()
+        self._settling.clear()
         self._pause.begin()
 
     def said(self, peer: PeerId, message: Message) -> None:
@@ -161,8 +163,8 @@ class Auditing(RoundObserver):
             self._charge(evidence)
         if isinstance(message, Report):
             self._compare_with(peer, message)
-        elif isinstance(message, Plan) and self._witness.disputes(message) and message.planner != self._me:
-            self._do(partial(self._settle_dispute, message))
+        elif isinstance(message, Plan) and message.planner == peer:
+            self._settle_with(peer, message)
 
     def planned(self, plan: Plan) -> None:
         """A plan is followed here."""
@@ -245,8 +247,14 @@ class Auditing(RoundObserver):
     async def _keep(self, data: bytes, *, by_name: bool = False) -> None:
         """Verify and keep a piece of evidence; if it is news, tell the engine and the neighbours.
 
-        Raises RemoteError if it proves nothing, StorageError.
+        Raises RemoteError if it proves nothing, NetworkError if it is nothing to this swarm, StorageError.
         """
+        evidence, _ = unpack(data)
+        accused, chain = evidence.accused, self._daemon.chain
+        # Anybody can have keys convicted that take no part, or in a round that there never was.
+        takes_part = accused == self._me or chain.was_member(accused) or accused in self._links.linked()
+        if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):
+            raise NetworkError(f"evidence against {accused}, of whom or of whose round nothing is known here")
         verdict = await trio.to_thread.run_sync(partial(self.shelf.put, data, named=by_name))
         if verdict is None:
             return
@@ -347,9 +355,17 @@ class Auditing(RoundObserver):
         for evidence in self._witness.compare(finals.plan, mine, theirs):
             self._charge(evidence)
 
+    def _settle_with(self, peer: PeerId, plan: Plan) -> None:
+        if peer not in self._settling and self._witness.disputes(plan):
+            self._settling.add(peer)
+            self._do(partial(self._settle_dispute, plan))
+
     async def _settle_dispute(self, plan: Plan) -> None:
         """A plan clips otherwise than is right: see whether a contributor told its planner something else."""
-        theirs = await self._client.commitments(plan.planner, plan.base)
+        try:
+            theirs = await self._client.commitments(plan.planner, plan.base)
+        finally:
+            self._settling.discard(plan.planner)
         for evidence in self._witness.hear_commitments(plan.base, theirs):
             self._charge(evidence)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from shoal.collectives.proofs import verify_evidence
@@ -27,9 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class EvidenceShelf:
-    """The folder of one node in a swarm. Its methods block; safe in any number of threads."""
+    """The folder of one node in a swarm. Its methods block; safe in any number of threads.
 
-    def __init__(self, folder: Path, swarm: bytes) -> None:
+    first: of whom evidence is kept before that against others, where there is not room for all.
+    """
+
+    def __init__(self, folder: Path, swarm: bytes, *, first: Callable[[PeerId], bool] = lambda peer: True) -> None:
+        self._first = first
         self._folder = folder / FOLDER
         self._swarm = swarm
         self._lock = threading.Lock()
@@ -85,7 +90,10 @@ class EvidenceShelf:
         while self._verdicts and (
             len(self._verdicts) >= PIECES_LIMIT or sum(self._sizes.values()) + size > BYTES_LIMIT
         ):
-            self._drop(min(self._verdicts.values(), key=lambda one: one.done))
+            least = min(self._verdicts.values(), key=lambda one: (self._first(one.accused), one.done))
+            if self._first(least.accused) and not self._first(verdict.accused):
+                return False
+            self._drop(least)
         return True
 
     def _drop(self, verdict: Verdict) -> None:

@@ -55,8 +55,8 @@ from shoal.protocol.commitments import check_commitment
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce, batched
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Message, Ready, Rebase
-from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings
+from shoal.protocol.messages import Certificate, Message, Plan, Ready, Rebase
+from shoal.protocol.planning import OBSERVER, TRAINING, RoundSettings, check_plan
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 
@@ -438,11 +438,22 @@ class Engine:
         finals, machine, state = event.finals, self.machine, self._custody.state
         if machine is None or state is None or finals.plan.base != machine.previous.hash:
             return
+        if not self._may_stand(finals.plan, machine):
+            return
         report = await self._transition.work_out(finals, event.seconds)
         self.observer.reduced(finals, report)
         await self._p.holds.at(machine.round, "certify")
         participants = [participant.peer for participant in finals.plan.participants]
         await self._carry_out(machine.reduced(report, trio.current_time(), participants=participants))
+
+    def _may_stand(self, plan: Plan, machine: RoundMachine) -> bool:
+        """Whether finals are by a plan that the settings allow; one that was fetched no machine has looked at."""
+        try:
+            check_plan(plan, plan.planner, machine.previous, self._settings)
+        except RemoteError as error:
+            logger.warning("round %d: %s", plan.round, error)
+            return False
+        return True
 
     # -- certificate -----------------------------------------------------------------------------------------
 

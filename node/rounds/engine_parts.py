@@ -24,7 +24,8 @@ from shoal.swarm.links import Links
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone."""
+    """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone;
+    `may_join` whether the swarm lets a peer in."""
 
     config: NodeConfig
     identity: Identity
@@ -43,3 +44,4 @@ class EngineParts:
     traffic_bytes: Callable[[], dict[str, int]]
     suspected: Callable[[], frozenset[PeerId]]
     on_progress: Callable[[Progress], None]
+    may_join: Callable[[PeerId], bool] = lambda peer: True

@@ -10,6 +10,7 @@ import trio
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.state import CertifiedState
+from shoal.node.rounds.early import EarlyWords
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import RemoteError
@@ -20,7 +21,6 @@ TICK_S = 0.1
 NEIGHBOURS_BEGIN_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
-EARLY_LIMIT_MESSAGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Inbox:
     def __init__(self) -> None:
         self._own: deque[Own] = deque()
         self._heard: deque[Heard] = deque(maxlen=HEARD_LIMIT_MESSAGES)
-        self._early: deque[Heard] = deque(maxlen=EARLY_LIMIT_MESSAGES)
+        self._early = EarlyWords()
         self._arrived = trio.Event()
         self._tick_at = 0.0
 
@@ -141,12 +141,11 @@ class Inbox:
 
     def keep_for_later(self, heard: Heard) -> None:
         """It is about a round that has not begun here."""
-        self._early.append(heard)
+        self._early.keep(heard)
 
     def take_early(self) -> list[Heard]:
         """What was kept for later; a round has begun."""
-        early, self._early = list(self._early), deque(maxlen=EARLY_LIMIT_MESSAGES)
-        return early
+        return self._early.take()
 
     async def until_begun(self, position: Position, neighbours: frozenset[PeerId]) -> None:
         """Leave the processor to nodes of this machine that are still ending the round before `position`'s.

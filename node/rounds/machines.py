@@ -42,6 +42,8 @@ def machine_after_head(
         returners=returners,
         in_force=chain.in_force,
         banned=chain.banned,
+        leads_back=chain.leads_back,
+        may_join=parts.may_join,
     )
     machine.remember(newcomers, probation)
     unfinished = machine.restore(parts.store.bound_in(next_position(head)))

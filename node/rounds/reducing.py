@@ -155,8 +155,8 @@ class ReduceDesk:
         routes = Routes(plan, self._identity.peer_id)
         self._traffic.begin(reduction, routes)
         self._relayed = frozenset(routes.via)
-        for peer in self._relayed:
-            self._jobs.send_nowait(partial(self._try_again, peer))
+        if self._relayed:
+            self._jobs.send_nowait(partial(self._try_all_again, self._relayed))
         self._copying.stop()
         self._reduction, self._handed_over = reduction, None
         self._started = time.monotonic()
@@ -275,14 +275,26 @@ class ReduceDesk:
     def _give_up_on(self, peer: PeerId) -> None:
         """Nothing moves over what lanes there are to `peer`: the next plans are to know it from the start."""
         self._lanes.drop(peer)
-        self.unreachable.add(peer)
+        self._note_unreachable(peer)
         self._put_off(peer)
 
+    def _note_unreachable(self, peer: PeerId) -> None:
+        if len(self.unreachable) > UNREACHABLE_LIMIT:
+            self.unreachable.clear()
+        self.unreachable.add(peer)
+
     def _put_off(self, peer: PeerId) -> None:
+        if len(self._detours) > UNREACHABLE_LIMIT:  # plans name whom they like
+            self._detours.clear()
         now, last = time.monotonic(), self._detours.get(peer)
         recent = last is not None and now - last.until < DETOUR_LIMIT_S
         pause_s = last.pause_s if last is not None and recent else DETOUR_S
         self._detours[peer] = _Detour(now + pause_s, min(2 * pause_s, DETOUR_LIMIT_S))
+
+    async def _try_all_again(self, peers: Iterable[PeerId]) -> None:
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(self._try_again, peer)
 
     async def _try_again(self, peer: PeerId) -> None:
         """Dial a peer that is reached through another, if it is time: the two may have come within reach."""
@@ -336,7 +348,7 @@ class ReduceDesk:
             await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
         except (NetworkError, RemoteError) as error:
             logger.info("no lane: %s", error)
-            self.unreachable.add(peer)
+            self._note_unreachable(peer)
             return False
         self.unreachable.discard(peer)
         return True

@@ -169,13 +169,14 @@ def test_newest_word_of_each_stands_and_is_about_one_plan() -> None:
 def test_nobody_fills_memory_with_plans_that_do_not_exist() -> None:
     plan = plan_of(4)
     accusations = heard(plan, {1: ((3,), ())})
-    for number in range(PLANS_LIMIT):
+    for number in range(3 * PLANS_LIMIT):
         invented = domain_hash("invented", number.to_bytes(4, "little"))
         accusations.take(PEERS[2], msgspec.structs.replace(stalled(plan, (3,)), plan=invented))
-    accusations.take(PEERS[2], stalled(plan, (3,)))
     assert accusations.believed(plan, ALIVE) == set()
-    accusations.take(PEERS[0], stalled(plan, (3,)))  # it is that peer's own room that is used up
+    assert len(accusations._said) == PLANS_LIMIT + 1
+    accusations.take(PEERS[2], stalled(plan, (3,)))  # it is that peer's own oldest words that make room
     assert accusations.believed(plan, ALIVE) == {PEERS[3]}
+    assert len(accusations._said) == PLANS_LIMIT
 
 
 @pytest.mark.parametrize(

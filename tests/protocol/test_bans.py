@@ -16,11 +16,24 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.gathering import Gathering
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import validate_manifest
-from shoal.protocol.messages import Ban, Certificate, Prepare, Propose, Term, Value, domain_hash
+from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    Ban,
+    Certificate,
+    Prepare,
+    Propose,
+    Report,
+    Term,
+    Value,
+    domain_hash,
+)
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
-from tests.protocol.lab import honest_report, plan_hash, prepare_of, propose_of, value_of, vote_of
+from shoal.protocol.wire import canonical, decode
+from tests.protocol.lab import honest_report, paper_signatures, plan_hash, prepare_of, propose_of, value_of, vote_of
 from tests.protocol.round_machines import contribution, machines_of
+
+__all__ = ["paper_signatures"]
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)
 PEERS = [one.peer_id for one in IDENTITIES]
@@ -32,7 +45,7 @@ START = genesis(domain_hash("swarm"), PEERS)
 def banning(previous: Value, name: str = "plan", proof: bytes = PROOF) -> Value:
     """A value after `previous` that bans the liar."""
     lead = lead_order(previous)[0]
-    return with_bans(value_of(previous, plan_hash(name), lead, signing=IDENTITIES), {proof: LIAR}, ())
+    return with_bans(value_of(previous, plan_hash(name), lead, signing=IDENTITIES), {proof: LIAR}, (), [LIAR])
 
 
 def certificate(value: Value) -> Certificate:
@@ -221,3 +234,29 @@ def test_what_the_banned_announce_is_not_listened_to() -> None:
         gathering.receive(peer, announced)
     assert set(gathering.candidates(PEERS, ())) == {PEERS[0]}
     assert LIAR not in gathering.returners
+
+
+@pytest.mark.usefixtures("paper_signatures")
+def test_keys_that_take_no_part_fill_no_value_whatever_is_proven_of_them() -> None:
+    """Anybody can make keys that lie; a value that banned more than it may name would be read by nobody."""
+    leader, (liar, *rest) = lead_and_rest(4)
+    planned_by(leader, [liar, *rest])
+    for number in range(100):
+        stranger = Identity.from_seed(bytes([9, number]) * 16).peer_id
+        leader.proven(domain_hash(f"proof {number}"), stranger, 1.1)
+    leader.proven(PROOF, liar.me, 1.1)
+    plan = leader.plan
+    assert plan is not None
+    report = honest_report(leader.previous, plan.hash)
+    for other in rest:
+        leader.receive(other.me, report_by(other, report), 1.2)
+    effects = [*leader.reduced(report, 1.2), *leader.tick(60.0)]
+    (proposal,) = [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Propose)]
+    assert [ban.peer for ban in named(proposal.value)] == [liar.me]
+    assert decode(canonical(proposal), Propose) == proposal
+    many = {domain_hash(peer): peer for peer in (Identity.from_seed(bytes([8, n]) * 16).peer_id for n in range(100))}
+    assert len(named(with_bans(proposal.value, many, (), list(many.values())))) == MEMBER_LIMIT
+
+
+def report_by(machine: RoundMachine, report: Report) -> Report:
+    return machine.agreement.sign_report(report)

@@ -8,6 +8,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
+from shoal.protocol import certificate as certificate_module
 from shoal.protocol.certificate import (
     check_certificate,
     follows,
@@ -334,3 +335,33 @@ def test_leave_is_promised_only_where_the_others_could_not_go_on_without() -> No
     assert promises(three, three.members) == [False] * 3
     for gone in three.members:  # two of three must go on together: one of them has to promise, the other may not
         assert sorted(promises(three, [peer for peer in three.members if peer != gone])) == [False, True]
+
+
+def test_what_anybody_can_sign_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four keys are cheap; a node that verified what they sign would do nothing else."""
+    previous, checked = start(4), list[PeerId]()
+    sybils = sorted((Identity.from_seed(bytes([9, n]) * 16) for n in range(60)), key=lambda key: key.peer_id)
+    value = value_of(previous, plan_hash("x"), previous.members[0], signing=KEYS)
+    by_sybils = certified(previous, sybils, value=value)
+    forged = msgspec.structs.replace(by_sybils, signers=previous.members, signatures=by_sybils.signatures[:4])
+    mixed = msgspec.structs.replace(
+        by_sybils, signers=(*by_sybils.signers, *previous.members), signatures=(*by_sybils.signatures, *[bytes(64)] * 4)
+    )
+    joining = value_of(
+        previous, plan_hash("x"), previous.members[0], [*previous.members, *(s.peer_id for s in sybils)], signing=sybils
+    )
+    joined = certified(previous, [], value=joining)
+    joined = msgspec.structs.replace(joined, signers=previous.members, signatures=(bytes(64),) * 4)
+    verify = certificate_module.verify
+
+    def counted(peer: PeerId, *about: bytes) -> bool:
+        checked.append(peer)
+        return verify(peer, *about)
+
+    monkeypatch.setattr(certificate_module, "verify", counted)
+    for certificate in (by_sybils, forged, mixed, joined):
+        with pytest.raises(RemoteError):
+            check_certificate(certificate, previous)
+    assert len(checked) <= 2
+    check_certificate(certified(previous, KEYS[:4], value=value), previous)
+    assert len(checked) >= 4

@@ -54,6 +54,15 @@ def test_two_certificates_for_one_position_are_a_fork_and_name_who_signed_both(h
         assert part in text
 
 
+def test_who_left_in_one_and_signed_the_other_is_named() -> None:
+    """Nobody need have signed both: one quorum counted its leave, the other its vote."""
+    mine = newest(ledger_of(3).chain)
+    staying = tuple(peer for peer in mine.value.members if peer != THREE.peer_id)
+    without = msgspec.structs.replace(mine.value, members=staying, leaves=(THREE.peer_id,))
+    one, other = certificate_of(without, [ONE]), certificate_of(mine.value, [TWO, THREE])
+    assert Fork.of(one, other).signers == Fork.of(other, one).signers == (THREE.peer_id,)
+
+
 def test_same_value_is_no_fork_whoever_signed_it_in_whatever_view() -> None:
     chain = ledger_of(3).chain
     again = certificate_of(newest(chain).value, [TWO, THREE], view=4)

@@ -191,6 +191,23 @@ def test_revoked_peer_is_refused_whatever_admits_it() -> None:
             assert rule.reason_not_to_know(who.peer_id) == expected
 
 
+@pytest.mark.parametrize(("how", "guest"), [("open", True), ("allowlist", False), ("invite", False)])
+def test_who_may_become_a_member_is_who_may_be_in(how: str, guest: bool) -> None:
+    """By invite nobody may whose record, with the invite, is not known here."""
+    rule = Admission(manifest=manifest(admission=how))
+    for who in (FOUNDER, AUTHORITY):
+        assert rule.may_join(who.peer_id, None)
+    for stated in (None, NodeRecord(peer=GUEST.peer_id, boot=1)):
+        assert rule.may_join(GUEST.peer_id, stated) is guest
+    assert rule.take(make_revocations(AUTHORITY, rule.manifest.swarm_id, None, [FOUNDER.peer_id, GUEST.peer_id]))
+    assert not rule.may_join(FOUNDER.peer_id, None)
+    assert not rule.may_join(GUEST.peer_id, None)
+    if how == "invite":
+        rule = admission()
+        assert rule.may_join(GUEST.peer_id, record(GUEST, BORNE))
+        assert not rule.may_join(THIEF.peer_id, NodeRecord(peer=THIEF.peer_id, boot=1, invite=BOUND))
+
+
 def test_revoked_invite_shuts_out_all_who_came_with_it_and_nobody_else() -> None:
     rule = admission(members=lambda: [one.peer_id for one in (GUEST, BEARER, THIEF)])
     assert rule.take(revoked(BEARER.peer_id))

@@ -233,6 +233,26 @@ def test_lying_lead_that_brings_strangers_in_gains_nothing(stranger_signs: bool)
     assert set(lab.value(1).members) == {node.peer for node in lab.nodes}
 
 
+def test_stranger_whom_the_swarm_does_not_let_in_becomes_no_member_although_the_plan_has_it() -> None:
+    """A lead can name keys of its own in a plan, and sign their Reports: in a closed swarm they come to nothing."""
+    lab, stranger = Lab(4, founders=range(3)), 3
+    first, other = lab.lead(0), lab.lead(1)
+    everyone = [member.peer for member in lab.members]
+    report = honest_report(lab.start, plan_hash("x"))
+    identities = [member.identity for member in lab.members]
+    value = value_of(lab.start, report.plan, lab.members[first].peer, everyone, signing=identities)
+    for lets_in in (True, False):
+        machine = Agreement(
+            identity=lab.members[other].identity,
+            previous=lab.start,
+            may_join=lambda peer: lets_in or peer != everyone[stranger],  # noqa: B023
+        )
+        machine.computed(report, everyone)
+        effects = machine.receive(lab.members[first].peer, propose_of(lab.members[first].identity, 0, value))
+        assert bool(messages_in(effects, Prepare)) is lets_in
+        assert machine.refuses is not lets_in
+
+
 def _proposing_otherwise(lab: RoundLab, liar: int, changed: Callable[[Value], Value]) -> None:
     """Whatever `liar` proposes as its own is sent otherwise, signed by it, and it says nothing else of it."""
     identity = lab.nodes[liar].identity

@@ -9,15 +9,15 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from shoal.protocol.certificate import genesis
+from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import BrokenLeave, DoubleCommitment, DoubleVote, HiddenPrepare
 from shoal.protocol.identity import Identity
-from shoal.protocol.messages import Message, PreparedValue, Propose, Ready, Value, domain_hash
+from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose, Ready, Value, domain_hash
 from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
-from shoal.protocol.witness import LIVES_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
+from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import (
     change_of,
     leave_of,
@@ -261,3 +261,72 @@ def test_leave_that_a_value_counts_is_a_promise_too() -> None:
         seen.hear(LIAR.peer_id, vote_of(LIAR, 0, ONE))
         found = seen.hear(LEAD, propose_of(IDENTITIES[1], 1, value))
         assert [one.accused for one in found if isinstance(one, BrokenLeave)] == accused
+
+
+def test_values_that_nobody_signed_take_the_room_of_none_that_others_bring() -> None:
+    seen, stranger = witness(), Identity.from_seed(bytes([99]) * 32).peer_id
+    for number in range(5 * VALUES_LIMIT):
+        garbage = value_of(START, plan_hash(f"garbage {number}"), LEAD)
+        nothing = Certificate(value=garbage, view=0, signers=(), signatures=())
+        for bringing in (LIAR.peer_id, stranger):
+            assert seen.hear(bringing, nothing) == []
+    assert len(seen._rounds[START.hash].values) <= 2 * VALUES_LIMIT
+    for value in (ONE, OTHER):
+        seen.hear(LEAD, proposal(value))
+    seen.hear(LIAR.peer_id, vote_of(LIAR, 0, ONE))
+    (evidence,) = seen.hear(LIAR.peer_id, vote_of(LIAR, 0, OTHER))
+    assert isinstance(evidence, DoubleVote)
+    assert evidence.accused == LIAR.peer_id
+
+
+@pytest.mark.parametrize("garbage_first", [0, 1, 2])
+def test_votes_for_what_there_is_not_hide_no_two_votes(garbage_first: int) -> None:
+    seen = witness()
+    for value in (ONE, OTHER):
+        seen.hear(LEAD, proposal(value))
+    votes = [vote_of(LIAR, 0, value) for value in (ONE, OTHER)]
+    for number in range(2):
+        garbage = vote_of(LIAR, 0, value_of(START, plan_hash(f"garbage {number}"), LEAD))
+        votes.insert(min(garbage_first + number, len(votes)) if garbage_first < 2 else 1 + number, garbage)
+    found = [evidence for vote in votes for evidence in seen.hear(LIAR.peer_id, vote)]
+    assert [(one.accused, one.step) for one in found if isinstance(one, DoubleVote)] == [(LIAR.peer_id, "vote")]
+    assert len(seen._rounds[START.hash].votes["vote", LIAR.peer_id, 0]) == 2
+
+
+def test_view_change_with_an_invented_certificate_hides_no_other_one() -> None:
+    """A lead takes only one of the two, and it is the one that hides the vote."""
+    seen = witness()
+    seen.hear(LEAD, proposal(ONE))
+    seen.hear(LIAR.peer_id, vote_of(LIAR, 1, ONE))
+    invented = PreparedValue(OTHER, prepared_by([LIAR], 2, OTHER))
+    assert seen.hear(LIAR.peer_id, change_of(LIAR, START, 3, invented)) == []
+    (evidence,) = seen.hear(LIAR.peer_id, change_of(LIAR, START, 3))
+    assert isinstance(evidence, HiddenPrepare)
+    evidence.check_words()
+
+
+def test_plans_that_are_remembered_are_of_leads_and_begin_a_reduction() -> None:
+    seen = witness()
+    lead_of = {lead(START, view): view for view in range(3)}
+    mine = {one.peer_id: one for one in IDENTITIES}
+    made = {
+        peer: make_plan(
+            START,
+            PlanSeat(view=view, attempt=0, planner=peer, evicted=()),
+            {one: announced("root") for one in mine},
+            weightless=(),
+            settings=SETTINGS,
+            deal=deal_evenly,
+        )
+        for peer, view in lead_of.items()
+    }
+    liar = LIAR.peer_id
+    for attempt in range(3 * PLANS_LIMIT):
+        seen.hear(liar, msgspec.structs.replace(made[liar], attempt=attempt))
+        seen.hear(liar, msgspec.structs.replace(made[LEAD], attempt=1 + attempt))
+        seen.hear(liar, msgspec.structs.replace(made[liar], attempt=attempt, origin=made[liar].hash))
+    seen.hear(LEAD, made[LEAD])
+    about = seen._rounds[START.hash]
+    assert len(about.plans) == PLANS_LIMIT + 1
+    revised = msgspec.structs.replace(made[LEAD], attempt=4, origin=made[LEAD].hash)
+    assert seen.origin(revised) == made[LEAD]

@@ -107,6 +107,23 @@ def test_shelf_is_bounded_per_peer_and_altogether(tmp_path: Path, monkeypatch: p
     assert len(list((tmp_path / "evidence").iterdir())) == 4
 
 
+def test_evidence_against_keys_that_were_never_members_takes_no_others_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence_shelf, "PIECES_LIMIT", 3)
+    members = {LIARS[0].peer_id, LIARS[1].peer_id}
+    strangers = [Identity.from_seed(bytes([9, n]) * 16) for n in range(5)]
+    shelf = EvidenceShelf(tmp_path, SWARM, first=lambda peer: peer in members)
+    shelf.load()
+    assert shelf.put(double_vote(LIARS[0])) is not None
+    for place, stranger in enumerate(strangers):
+        assert shelf.put(double_vote(stranger, round=5 + place)) is not None
+    assert shelf.put(double_vote(LIARS[1])) is not None
+    assert shelf.put(double_vote(LIARS[1], round=2)) is not None
+    assert shelf.put(double_vote(strangers[0], round=20)) is None
+    assert {one.accused for one in shelf.verdicts} == members
+
+
 def test_desk_shows_evidence_in_parts_and_what_owners_stated(tmp_path: Path) -> None:
     shelf, data = shelf_in(tmp_path), double_vote(LIARS[0])
     shelf.put(data)

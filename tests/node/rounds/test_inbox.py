@@ -7,9 +7,14 @@ import pytest
 import trio
 import trio.testing
 
+from shoal.node.rounds.early import (
+    EARLY_LIMIT_BYTES,
+    EARLY_LIMIT_MESSAGES,
+    EARLY_PEER_LIMIT_BYTES,
+    EARLY_PEER_LIMIT_MESSAGES,
+)
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import (
-    EARLY_LIMIT_MESSAGES,
     NEIGHBOURS_BEGIN_S,
     TICK_S,
     Heard,
@@ -22,6 +27,7 @@ from shoal.node.rounds.inbox import (
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
+from shoal.protocol.wire import canonical
 from tests.node.ledger import Ledger
 
 PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
@@ -63,11 +69,40 @@ def test_inbox_ticks_in_time_however_much_peers_say() -> None:
 
 def test_inbox_keeps_what_is_early_once_and_bounded() -> None:
     inbox = Inbox()
-    for round in range(EARLY_LIMIT_MESSAGES + 1):
+    inbox.keep_for_later(ready(OTHER, 7))
+    for round in range(EARLY_PEER_LIMIT_MESSAGES + 1):
         inbox.keep_for_later(heard(round))
     early = inbox.take_early()
-    assert [event.position for event in early] == [(Term(), n) for n in range(1, EARLY_LIMIT_MESSAGES + 1)]
+    positions = [(Term(), 7), *((Term(), n) for n in range(1, EARLY_PEER_LIMIT_MESSAGES + 1))]
+    assert [event.position for event in early] == positions
     assert inbox.take_early() == []
+
+
+def test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers() -> None:
+    inbox, words = Inbox(), tuple([1.5] * 16384)
+    inbox.keep_for_later(ready(OTHER, 2))
+    large = Heard(PEER, msgspec.structs.replace(READY, round=2, squares=words))
+    size = len(canonical(large.message))
+    for _ in range(2 * EARLY_PEER_LIMIT_BYTES // size):
+        inbox.keep_for_later(large)
+    early = inbox.take_early()
+    assert early[0] == ready(OTHER, 2)
+    assert (len(early) - 1) * size <= EARLY_PEER_LIMIT_BYTES < len(early) * size
+    strangers = [Identity.from_seed(bytes([9, n]) * 16).peer_id for n in range(40)]
+    inbox.keep_for_later(ready(OTHER, 2))
+    for stranger in strangers:
+        for _ in range(EARLY_PEER_LIMIT_BYTES // size):
+            inbox.keep_for_later(Heard(stranger, large.message))
+    early = inbox.take_early()
+    assert early[0] == ready(OTHER, 2)
+    assert EARLY_LIMIT_BYTES - size < (len(early) - 1) * size <= EARLY_LIMIT_BYTES
+    for stranger in strangers:
+        for round in range(EARLY_PEER_LIMIT_MESSAGES):
+            inbox.keep_for_later(ready(stranger, round))
+    inbox.keep_for_later(ready(OTHER, 2))
+    early = inbox.take_early()
+    assert len(early) == EARLY_LIMIT_MESSAGES
+    assert early[-1] == ready(OTHER, 2)
 
 
 def ready(peer: PeerId, round: int) -> Heard:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -13,7 +14,9 @@ from shoal.collectives.finals import Finals, UseFinal
 from shoal.node.config import Hold
 from shoal.node.rounds import reducing
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import NO_HASH, Participant, Relay
 from shoal.swarm.lanes.frame import FrameHeader
+from tests.node.ledger import identity
 from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests, run, until
 
 
@@ -217,5 +220,26 @@ def test_broken_lanes_are_mended_and_nothing_is_missing(tmp_path: Path) -> None:
                 await trio.sleep(0.05)
             assert len(set(digests(mesh))) == 1
             assert mesh.done[0][0][0].coverage == 1.0
+
+    run(main)
+
+
+def test_plans_full_of_relays_that_come_one_after_the_other_are_followed(tmp_path: Path) -> None:
+    """A lead may have a member reach everybody through others, and plan again at once: it is still only a plan."""
+
+    async def main() -> None:
+        mesh = Mesh(tmp_path, 2)
+        strangers = [Participant(identity(100 + n).peer_id, 0, 0, NO_HASH) for n in range(62)]
+        async with mesh.running():
+            for attempt in range(8):
+                plan = mesh.plan(attempt=attempt)
+                seats = (*plan.participants, *strangers)
+                me = plan.number(mesh.peers[1])
+                relays = tuple(Relay(*sorted((n, me)), via=1 - me) for n in range(2, len(seats)))
+                mesh.desks[1].start(
+                    msgspec.structs.replace(plan, participants=seats, relays=relays), mesh.contributions[1]
+                )
+                for _ in range(4):
+                    await trio.lowlevel.checkpoint()
 
     run(main)

@@ -1,0 +1,75 @@
+"""What a node keeps of the evidence that others give it: of rounds and peers that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from shoal.node.audits.auditing import Auditing
+from shoal.protocol.errors import NetworkError
+from shoal.protocol.evidence import DoubleVote, pack
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
+from shoal.protocol.manifest_workload import WorkloadSection
+from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, step_preimage
+from tests.node.ledger import Ledger, identity
+from tests.protocol.lab import value_of
+
+MEMBER, STRANGER = identity(2), Identity.from_seed(b"s" * 32)
+
+
+def auditing_in(folder: Path, *linked: PeerId) -> tuple[Auditing, Ledger, list[PeerId]]:
+    """A node's watch, its chain, and of whom it told its engine."""
+    ledger, proven = Ledger(), list[PeerId]()
+    ledger.certify(2)
+    swarm = SwarmSection(name="test", founders=[identity(1).peer_id], admission="open")
+    daemon: Any = SimpleNamespace(
+        config=SimpleNamespace(
+            manifest=Manifest(swarm=swarm, workload=WorkloadSection(name="regression"), sync=SyncSection(inner_steps=1))
+        ),
+        identity=identity(1),
+        links=SimpleNamespace(linked=lambda: frozenset(linked)),
+        store=SimpleNamespace(folder=folder),
+        swarm_id=ledger.chain.head.swarm,
+        host=None,
+        chunks=None,
+        lanes=None,
+        reduce=SimpleNamespace(),
+        chain=ledger.chain,
+        events=SimpleNamespace(write=lambda event, **fields: None),
+        on_progress=lambda progress: None,
+    )
+    engine: Any = SimpleNamespace(prove=lambda digest, accused: proven.append(accused))
+    return Auditing(daemon, engine), ledger, proven
+
+
+def double_vote(liar: Identity, base: Value) -> bytes:
+    both = sorted((value_of(base, domain_hash(name), base.planner) for name in "ab"), key=lambda value: value.hash)
+    one, other = (liar.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for value in both)
+    return pack(DoubleVote(base=base, peer=liar.peer_id, view=0, values=(both[0], both[1]), signatures=(one, other)))
+
+
+def test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_were(tmp_path: Path) -> None:
+    """Anybody can make keys, and have them lie, and invent the rounds in which they did."""
+
+    async def main() -> None:
+        auditing, ledger, proven = auditing_in(tmp_path)
+        head = ledger.chain.head
+        never = msgspec.structs.replace(head, round=10**6, members=(MEMBER.peer_id, STRANGER.peer_id))
+        for liar, base in ((STRANGER, head), (MEMBER, never), (STRANGER, never)):
+            with pytest.raises(NetworkError):
+                await auditing._keep(double_vote(liar, base))
+        assert (auditing.shelf.verdicts, proven) == ((), [])
+        await auditing._keep(double_vote(MEMBER, head))
+        assert proven == [MEMBER.peer_id]
+        linked, ledger, proven = auditing_in(tmp_path / "linked", STRANGER.peer_id)
+        await linked._keep(double_vote(STRANGER, ledger.chain.head))
+        assert proven == [STRANGER.peer_id], "it may be planned"
+
+    (tmp_path / "linked").mkdir()
+    trio.run(main)
