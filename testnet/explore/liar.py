@@ -46,9 +46,8 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.quorum import is_quorum
 from shoal.protocol.view_change import compelled, make_moves, sign_move
-from shoal.protocol.wire import canonical
 from shoal.testnet.explore.scope import Scope, Values
-from shoal.testnet.explore.word import Said
+from shoal.testnet.explore.word import Said, order_of
 
 FAR_VIEWS = 8
 """A view far ahead is so many beyond the last that is explored."""
@@ -280,8 +279,3 @@ def one_of(alphabet: frozenset[Message], rng: random.Random) -> Message:
     kinds = sorted({type(message) for message in alphabet}, key=lambda kind: kind.__name__)
     kind = rng.choice(kinds)
     return rng.choice(sorted((m for m in alphabet if type(m) is kind), key=order_of))
-
-
-def order_of(message: Message) -> tuple[int, bytes]:
-    """Lower views first; the rest only has to be the same in each run."""
-    return getattr(message, "view", 0), canonical(message)

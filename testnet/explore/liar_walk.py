@@ -17,11 +17,12 @@ from dataclasses import replace
 from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
 from shoal.protocol.quorum import FaultModel
 from shoal.testnet.explore.agreement import Exploration
-from shoal.testnet.explore.liar import Liar, evidence, one_of, order_of
+from shoal.testnet.explore.liar import Liar, evidence, one_of
 from shoal.testnet.explore.liar_calm import Calm
 from shoal.testnet.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope, outweighs
 from shoal.testnet.explore.search import Finding, OnProgress, ignore_progress
+from shoal.testnet.explore.word import order_of
 
 STEPS_PER_MEMBER_LIMIT = 60
 """A walk this long ends, and the next begins."""

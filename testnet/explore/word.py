@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
+from shoal.protocol.wire import canonical
 
 Log = tuple[DurableRecord, ...]
 Said = frozenset[Message]
-
 
 STAGES = 4
 """Of a view: moves to it, its lead, prepares, votes."""
@@ -48,6 +48,11 @@ def stage(message: Message) -> int:
     if isinstance(message, Vote):
         return vote_stage(message.view)
     return lead_stage(message.view) if isinstance(message, Propose) else 1
+
+
+def order_of(message: Message) -> tuple[int, bytes]:
+    """Lower views first; the rest only has to be the same in each run."""
+    return getattr(message, "view", 0), canonical(message)
 
 
 def last_view(said: Iterable[Message]) -> int:
