@@ -16,6 +16,7 @@ from shoal.testnet.explore.agreement import Exploration, Explorer
 from shoal.testnet.explore.member import MakeAgreement, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope
 from shoal.testnet.explore.search import Finding, OnProgress, State, ignore_progress
+from shoal.testnet.explore.word import order_of
 
 STEPS_PER_MEMBER_LIMIT = 60
 """A walk this long ends, and the next begins."""
@@ -103,7 +104,7 @@ class _Walk:
         self._crashes -= outcome.crashes
         self._leaves -= outcome.leaves
         states = self.explorer.members.states
-        for message in states[after[position]].said - states[self.state[position]].said:
+        for message in sorted(states[after[position]].said - states[self.state[position]].said, key=order_of):
             for receiver, bag in enumerate(self._bags):
                 if receiver != position:
                     bag.append((position, message))

@@ -5,8 +5,13 @@ Larger scopes take minutes, and are for `shoal explore`.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from functools import partial
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -206,6 +211,28 @@ def test_walks_find_forks_and_a_seed_finds_the_same_again(bug: type[Agreement]) 
     first, again = (walk(scope, 6000, 1, partial(seeded.made_by, bug)) for _ in range(2))
     assert kinds(first) == ["fork"]
     assert first.violations == again.violations
+
+
+def test_walk_of_a_seed_is_the_same_in_another_process() -> None:
+    """Where the hashes of what is said are others, and so the order of what lies in a set."""
+    command = [
+        sys.executable,
+        "-m",
+        "shoal.cli.main",
+        "explore",
+        "agreement",
+        "--members",
+        "4",
+        "--walk",
+        "1500",
+        "--json",
+    ]
+    said = [
+        json.loads(subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hashes}, stdout=PIPE, check=True).stdout)
+        for hashes in ("1", "2")
+    ]
+    first, again = ({name: one[name] for name in one if not name.endswith(("seconds", "_per_s"))} for one in said)
+    assert first == again
 
 
 # -- seeded bugs: each check can fail ----------------------------------------------------------------------------
