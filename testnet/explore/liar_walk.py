@@ -16,12 +16,11 @@ from dataclasses import replace
 
 from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
 from shoal.protocol.quorum import FaultModel
-from shoal.testnet.explore.agreement import Exploration
 from shoal.testnet.explore.liar import Liar, evidence, one_of
 from shoal.testnet.explore.liar_calm import Calm
 from shoal.testnet.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope, outweighs
-from shoal.testnet.explore.search import Finding, OnProgress, ignore_progress
+from shoal.testnet.explore.search import Exploration, Finding, OnProgress, ignore_progress
 from shoal.testnet.explore.word import order_of
 
 STEPS_PER_MEMBER_LIMIT = 60
@@ -47,7 +46,7 @@ def walk_with_liar(
     make: MakeAgreement = plain_agreement,
     *,
     on_progress: OnProgress = ignore_progress,
-) -> Exploration:
+) -> Exploration[Scope]:
     """Take `steps` random steps, in as many walks as it needs; planner and liar are others in each."""
     began = time.perf_counter()
     rng = random.Random(seed)

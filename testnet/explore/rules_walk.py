@@ -9,10 +9,10 @@ import random
 import time
 from dataclasses import replace
 
-from shoal.testnet.explore.rules import RulesExploration, RulesExplorer
+from shoal.testnet.explore.rules import RulesExplorer
 from shoal.testnet.explore.rules_bugs import Bug
 from shoal.testnet.explore.rules_scope import RulesScope
-from shoal.testnet.explore.search import Finding, OnProgress, ignore_progress
+from shoal.testnet.explore.search import Exploration, Finding, OnProgress, ignore_progress
 
 STEPS_PER_MEMBER_LIMIT = 40
 """A walk this long ends, and the next begins."""
@@ -31,7 +31,7 @@ def walk_rules(
     *,
     forks_only: bool = False,
     on_progress: OnProgress = ignore_progress,
-) -> RulesExploration:
+) -> Exploration[RulesScope]:
     """Take `steps` random steps, in as many walks as it needs; which members lie is drawn for each."""
     began = time.perf_counter()
     rng = random.Random(seed)
@@ -46,7 +46,7 @@ def walk_rules(
         walked, finding = _walk(explorers[liar], rng, min(steps - taken, STEPS_PER_MEMBER_LIMIT * scope.members))
         taken += walked
         on_progress(taken, taken)
-    return RulesExploration(
+    return Exploration(
         scope=replace(scope, reduced=False),
         states=taken,
         transitions=taken,

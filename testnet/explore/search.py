@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypedDict, TypeVar
 
 from shoal.protocol.errors import LocalError
 
@@ -30,6 +30,7 @@ class Told(Protocol):
 
 
 OutcomeT = TypeVar("OutcomeT", bound=Told)
+ScopeT = TypeVar("ScopeT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,31 @@ class Finding:
 
     kind: str
     schedule: tuple[str, ...]
+
+
+class Figures(TypedDict):
+    """How far a search or walks came, in which time, and what they found."""
+
+    states: int
+    transitions: int
+    seconds: float
+    complete: bool
+    violations: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration(Generic[ScopeT]):
+    """What was found in a scope. `complete`: every schedule of it was walked. `certified` are the sets of values, by
+    name, that some schedule certified: the empty one, and one of each value."""
+
+    scope: ScopeT
+    states: int
+    transitions: int
+    member_states: int
+    seconds: float
+    complete: bool
+    certified: frozenset[frozenset[str]]
+    violations: tuple[Finding, ...] = ()
 
 
 class Search(Generic[OutcomeT]):
@@ -57,10 +83,10 @@ class Search(Generic[OutcomeT]):
     ) -> None:
         self.order: list[State] = [start]
         """The states that were met, as they were met."""
-        self.transitions = 0
-        self.complete = False
         self.finding: Finding | None = None
-        self.seconds = 0.0
+        self._transitions = 0
+        self._complete = False
+        self._seconds = 0.0
         self._steps, self._after = steps, after
         self._progress_period_states = progress_period_states
         self._parents = array("Q", [0])
@@ -86,9 +112,19 @@ class Search(Generic[OutcomeT]):
             at += 1
             if at % self._progress_period_states == 0:
                 on_progress(len(order), transitions)
-        self.transitions = transitions
-        self.complete = at == len(order) and self.finding is None
-        self.seconds = time.perf_counter() - began
+        self._transitions = transitions
+        self._complete = at == len(order) and self.finding is None
+        self._seconds = time.perf_counter() - began
+
+    def figures(self) -> Figures:
+        """What `run` came to."""
+        return Figures(
+            states=len(self.order),
+            transitions=self._transitions,
+            seconds=self._seconds,
+            complete=self._complete,
+            violations=() if self.finding is None else (self.finding,),
+        )
 
     def _path(self, at: int) -> list[str]:
         """The steps that led to a state. Raises LocalError for one that no step leads to."""

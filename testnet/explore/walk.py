@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.protocol.messages import Certificate, Message, Vote
-from shoal.testnet.explore.agreement import Exploration, Explorer
+from shoal.testnet.explore.agreement import Explorer
 from shoal.testnet.explore.member import MakeAgreement, Outcome, plain_agreement
 from shoal.testnet.explore.scope import Scope
-from shoal.testnet.explore.search import Finding, OnProgress, State, ignore_progress
+from shoal.testnet.explore.search import Exploration, Finding, OnProgress, State, ignore_progress
 from shoal.testnet.explore.word import order_of
 
 STEPS_PER_MEMBER_LIMIT = 60
@@ -35,7 +35,7 @@ def walk(
     make: MakeAgreement = plain_agreement,
     *,
     on_progress: OnProgress = ignore_progress,
-) -> Exploration:
+) -> Exploration[Scope]:
     """Take `steps` random steps, in as many walks as it needs; the planner is another in each."""
     began = time.perf_counter()
     rng = random.Random(seed)

@@ -23,8 +23,9 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Prepared, PreparedValue, Propose, Value, ViewChange, Vote
-from shoal.testnet.explore.agreement import Exploration, Explorer
+from shoal.testnet.explore.agreement import Explorer
 from shoal.testnet.explore.scope import Scope, Values, electorate, outweighs
+from shoal.testnet.explore.search import Exploration
 from shoal.testnet.explore.walk import walk
 from shoal.testnet.explore.word import broken_promise, still_binding
 from tests.protocol import seeded
@@ -34,11 +35,11 @@ VALUES = Values(PREVIOUS, [identity.peer_id for identity in IDENTITIES])
 A, B = (VALUES.fresh(IDENTITIES[0].peer_id, plan, ()) for plan in range(2))
 
 
-def explore(bug: type[Agreement] = Agreement, *, forks_only: bool = False, **scope: Any) -> Exploration:
+def explore(bug: type[Agreement] = Agreement, *, forks_only: bool = False, **scope: Any) -> Exploration[Scope]:
     return Explorer(Scope(**scope), partial(seeded.made_by, bug), forks_only=forks_only).run(limit=100_000)
 
 
-def kinds(exploration: Exploration) -> list[str]:
+def kinds(exploration: Exploration[Scope]) -> list[str]:
     return [finding.kind for finding in exploration.violations]
 
 
