@@ -1,8 +1,13 @@
-"""Breadth first through the states that steps of members lead to, until something is wrong, and how it came to that."""
+"""Breadth first through the states that steps of members lead to, until something is wrong, and how it came to that.
+
+Where there are too many states, walks at random go through some of them instead.
+"""
 
 from __future__ import annotations
 
+import random
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +18,8 @@ from shoal.protocol.errors import LocalError
 
 State = tuple[int, ...]
 """The number of a member's state for each position, then what is common to all."""
+
+WALK_PROGRESS_PERIOD_STEPS = 256
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of states and of transitions so far."""
@@ -31,6 +38,7 @@ class Told(Protocol):
 
 OutcomeT = TypeVar("OutcomeT", bound=Told)
 ScopeT = TypeVar("ScopeT")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +151,56 @@ class Search(Generic[OutcomeT]):
 
 def _told(position: int, outcome: Told) -> str:
     return f"member {position} {outcome.text}"
+
+
+class Walk(ABC):
+    """One random schedule, from its start: the steps in its `path`. It ends when it is `over`, or at its limit."""
+
+    def __init__(self, limit_steps: int) -> None:
+        self.limit_steps = limit_steps
+        self.path: list[str] = []
+        self.over = False
+
+    @abstractmethod
+    def step(self) -> str | None:
+        """Take a step, or none; returns what must never happen and happened."""
+
+    def end(self) -> str | None:
+        """What is wrong with what comes of it after its last step."""
+        return None
+
+
+WalkT = TypeVar("WalkT", bound=Walk)
+
+
+def walk_at_random(
+    begin: Callable[[], WalkT], ended: Callable[[WalkT], object], steps: int, on_progress: OnProgress
+) -> Figures:
+    """Begin and end one walk after the other, until `steps` steps are taken or something is wrong."""
+    began = time.perf_counter()
+    taken = 0
+    violations: tuple[Finding, ...] = ()
+    while taken < steps and not violations:
+        walk, wrong = begin(), None
+        limit = min(steps, taken + walk.limit_steps)
+        while wrong is None and not walk.over and taken < limit:
+            wrong = walk.step()
+            taken += 1
+            if taken % WALK_PROGRESS_PERIOD_STEPS == 0:
+                on_progress(taken, taken)
+        wrong = walk.end() if wrong is None else wrong
+        if wrong is not None:
+            violations = (Finding(kind=wrong, schedule=tuple(walk.path)),)
+        ended(walk)
+    seconds = time.perf_counter() - began
+    return Figures(states=taken, transitions=taken, seconds=seconds, complete=False, violations=violations)
+
+
+def taken_from(bag: list[ItemT], rng: random.Random, *, repeat: float) -> ItemT:
+    """Something that lies in a bag, and with this probability stays there for another time."""
+    at = rng.randrange(len(bag))
+    item = bag[at]
+    if rng.random() > repeat:
+        bag[at] = bag[-1]
+        bag.pop()
+    return item
