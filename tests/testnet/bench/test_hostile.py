@@ -27,9 +27,10 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
+from shoal.swarm.rendezvous.varint_frames import encode_varint
 from shoal.testnet.bench.hostile_forgeries import forged_certificate, invented_value, with_stranger, without
 from shoal.testnet.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
-from shoal.testnet.bench.hostile_stranger import pruning, varint
+from shoal.testnet.bench.hostile_stranger import pruning
 from shoal.testnet.bench.hostile_strikes import STRIKES
 from shoal.testnet.bench.hostile_verdict import problems_of
 
@@ -230,11 +231,11 @@ def test_every_kind_has_its_strike() -> None:
 
 
 def test_lengths_are_encoded_as_protobuf_does() -> None:
-    assert [varint(number) for number in (0, 127, 128, 300)] == [b"\0", b"\x7f", b"\x80\x01", b"\xac\x02"]
+    assert [encode_varint(number) for number in (0, 127, 128, 300)] == [b"\0", b"\x7f", b"\x80\x01", b"\xac\x02"]
     from shoal.swarm.gossip_packets import control, parse, subscriptions
 
     packet = pruning()
-    size = len(varint(len(packet) - 3))
+    size = len(encode_varint(len(packet) - 3))
     said = parse(packet[size:])
     assert len(list(subscriptions(said))) > 0
     assert len(said.control.prune) == len(said.subscriptions) == 500
