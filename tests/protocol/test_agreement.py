@@ -44,6 +44,16 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
 )
+from shoal.testnet.signed import (
+    change_of,
+    leave_of,
+    moves_of,
+    prepare_of,
+    prepared_by,
+    propose_of,
+    signed_report,
+    vote_of,
+)
 from tests.protocol import seeded
 from tests.protocol.lab import (
     SWARM,
@@ -53,18 +63,10 @@ from tests.protocol.lab import (
     PaperIdentity,
     Violation,
     Walk,
-    change_of,
     honest_report,
-    leave_of,
-    moves_of,
     paper_signatures,
     plan_hash,
-    prepare_of,
-    prepared_by,
-    propose_of,
-    signed_report,
     value_of,
-    vote_of,
 )
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")

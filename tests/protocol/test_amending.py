@@ -48,7 +48,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import SWARM, change_of, paper_signatures, plan_hash, prepared_by, propose_of, value_of
+from shoal.testnet.signed import change_of, prepared_by, propose_of
+from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 
 __all__ = ["paper_signatures"]

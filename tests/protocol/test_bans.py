@@ -19,7 +19,8 @@ from shoal.protocol.manifest import validate_manifest
 from shoal.protocol.messages import Ban, Certificate, Prepare, Propose, Term, Value, domain_hash
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
-from tests.protocol.lab import honest_report, plan_hash, prepare_of, propose_of, value_of, vote_of
+from shoal.testnet.signed import prepare_of, propose_of, vote_of
+from tests.protocol.lab import honest_report, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(4)), key=lambda one: one.peer_id)

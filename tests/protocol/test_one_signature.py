@@ -37,22 +37,17 @@ from shoal.protocol.messages import (
 from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
-from tests.protocol.lab import (
-    Lab,
-    PaperIdentity,
+from shoal.testnet.signed import (
     change_of,
-    honest_report,
     leave_of,
     moves_of,
-    paper_signatures,
-    plan_hash,
     prepare_of,
     prepared_by,
     propose_of,
     signed_report,
-    value_of,
     vote_of,
 )
+from tests.protocol.lab import Lab, PaperIdentity, honest_report, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned
 

@@ -30,7 +30,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
-from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures, value_of
+from shoal.testnet.signed import moves_of
+from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,
     RoundLab,

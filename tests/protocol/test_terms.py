@@ -31,7 +31,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical
-from tests.protocol.lab import SWARM, change_of, plan_hash, prepared_by, propose_of, value_of
+from shoal.testnet.signed import change_of, prepared_by, propose_of
+from tests.protocol.lab import SWARM, plan_hash, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(5)), key=lambda key: key.peer_id)
 AUTHORITY = Identity.from_seed(b"a" * 32)
