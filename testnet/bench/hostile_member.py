@@ -29,7 +29,7 @@ from shoal.protocol.messages import Prepare, Propose, RoundMessage, Value, Vote
 from shoal.protocol.peering import LinkMessage
 from shoal.swarm.lanes.frame import FrameKind
 from shoal.swarm.links import Links
-from shoal.testnet.bench.hostile_forgeries import (
+from shoal.testnet.forgeries import (
     far_messages,
     forged_certificate,
     invented_change,

@@ -28,11 +28,11 @@ from shoal.protocol.messages import (
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rendezvous.varint_frames import encode_varint
-from shoal.testnet.bench.hostile_forgeries import forged_certificate, invented_value, with_stranger, without
 from shoal.testnet.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.testnet.bench.hostile_stranger import pruning
 from shoal.testnet.bench.hostile_strikes import STRIKES
 from shoal.testnet.bench.hostile_verdict import problems_of
+from shoal.testnet.forgeries import forged_certificate, invented_value, with_stranger, without
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]
