@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from shoal.protocol.messages import (
     PROPOSE_DOMAIN,
     REPORT_DOMAIN,
     VOTE_DOMAIN,
+    Certificate,
     Leave,
     Moves,
     Prepare,
@@ -27,6 +29,8 @@ from shoal.protocol.messages import (
     step_preimage,
 )
 from shoal.protocol.view_change import make_moves, sign_move
+
+StepT = TypeVar("StepT", Prepare, Vote)
 
 
 def signed_report(identity: Identity, report: Report) -> Report:
@@ -47,26 +51,24 @@ def leave_of(identity: Identity, previous: Value) -> Leave:
 
 def vote_of(identity: Identity, view: int, value: Value) -> Vote:
     """`identity`'s signed vote for `value` in `view`."""
-    return Vote(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        view=view,
-        value=value.hash,
-        signature=identity.sign(VOTE_DOMAIN, step_preimage(view, value.hash)),
-    )
+    return _step_of(Vote, VOTE_DOMAIN, identity, view, value)
 
 
 def prepare_of(identity: Identity, view: int, value: Value) -> Prepare:
     """`identity`'s signed Prepare of `value` in `view`."""
-    return Prepare(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        view=view,
-        value=value.hash,
-        signature=identity.sign(PREPARE_DOMAIN, step_preimage(view, value.hash)),
-    )
+    return _step_of(Prepare, PREPARE_DOMAIN, identity, view, value)
+
+
+def _step_of(kind: type[StepT], domain: bytes, identity: Identity, view: int, value: Value) -> StepT:
+    signature = identity.sign(domain, step_preimage(view, value.hash))
+    return kind(term=value.term, round=value.round, base=value.base, view=view, value=value.hash, signature=signature)
+
+
+def certified(value: Value, *signing: Identity, view: int = 0) -> Certificate:
+    """The certificate of `value` by the votes of these in `view`."""
+    votes = {one.peer_id: vote_of(one, view, value).signature for one in signing}
+    signers = tuple(sorted(votes))
+    return Certificate(value=value, view=view, signers=signers, signatures=tuple(votes[peer] for peer in signers))
 
 
 def prepared_by(identities: Iterable[Identity], view: int, value: Value) -> Prepared:
@@ -111,7 +113,7 @@ def moves_of(
     identities: Iterable[Identity],
     previous: Value,
     view: int,
-    carried: Mapping[PeerId, PreparedValue] | None = None,
+    carried: Mapping[PeerId, PreparedValue | None] | None = None,
 ) -> Moves:
     """The ViewChanges to `view` of these, as proof."""
     carried = carried or {}

@@ -33,10 +33,10 @@ from shoal.testnet.forgeries import (
     far_messages,
     forged_certificate,
     invented_change,
-    proposal,
     with_stranger,
     without,
 )
+from shoal.testnet.signed import propose_of
 
 PERIOD_S: Final = 0.5
 """Between two lies of those that need no turn of its own."""
@@ -108,7 +108,7 @@ class ForgedLeaves(Words):
         assert self.liar.identity is not None
         assert self.liar.previous is not None
         forged = forged_certificate(self.liar.identity, self.liar.previous)
-        return [proposal(self.liar.identity, message.view, forged.value, message.moves)]
+        return [propose_of(self.liar.identity, message.view, forged.value, message.moves)]
 
     def beside(self, me: Identity, previous: Value) -> Iterator[LinkMessage]:
         """A certificate."""
@@ -133,7 +133,7 @@ class InventedElectorate(Words):
         if position not in self._lies and not self.liar.strikes:
             return None
         number = self._lies.setdefault(position, len(self._lies))
-        return [proposal(me, message.view, self._lie(message.value, number), message.moves)]
+        return [propose_of(me, message.view, self._lie(message.value, number), message.moves)]
 
     def _lie(self, value: Value, number: int) -> Value:
         stranger = Identity.from_seed(number.to_bytes(32, "little"))

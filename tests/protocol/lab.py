@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ from shoal.protocol.agreement import (
     Persist,
 )
 from shoal.protocol.certificate import check_certificate, genesis
+from shoal.protocol.effects import Effect
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -51,6 +53,8 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.testnet.signed import leave_of, signed_report
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 SWARM = bytes(range(32))
 BAG_LIMIT_MESSAGES = 160
@@ -166,6 +170,11 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
     return 2 * len(inside) > len(electorate) or (
         len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
     )
+
+
+def messages_in(effects: Collection[Effect | AgreementEffect], kind: type[MessageT]) -> list[MessageT]:
+    """The messages of a kind that these effects send to everybody."""
+    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------

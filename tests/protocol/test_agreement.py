@@ -17,7 +17,6 @@ from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import (
     VIEWS_AHEAD_LIMIT,
     Agreement,
-    AgreementEffect,
     Broadcast,
     Decided,
     DurableRecord,
@@ -35,7 +34,6 @@ from shoal.protocol.identity import verify as real_verify
 from shoal.protocol.messages import (
     VIEW_LIMIT,
     Leave,
-    Message,
     Prepare,
     PreparedValue,
     Propose,
@@ -64,6 +62,7 @@ from tests.protocol.lab import (
     Violation,
     Walk,
     honest_report,
+    messages_in,
     paper_signatures,
     plan_hash,
     value_of,
@@ -74,10 +73,6 @@ __all__ = ["paper_signatures"]
 
 WALKS = 240
 WALK_STEPS = 480
-
-
-def messages_in(effects: list[AgreementEffect], kind: type[Message]) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
 
 
 # -- the undisturbed course ----------------------------------------------------------------------------------

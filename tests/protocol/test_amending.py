@@ -30,7 +30,6 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     NO_HASH,
-    VOTE_DOMAIN,
     Amended,
     Amendment,
     Certificate,
@@ -43,11 +42,11 @@ from shoal.protocol.messages import (
     Target,
     Value,
     Vote,
-    step_preimage,
 )
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
+from shoal.testnet import signed
 from shoal.testnet.signed import change_of, prepared_by, propose_of
 from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
@@ -84,9 +83,7 @@ def in_force(chain: Chain) -> InForce:
 
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS[:3]) -> Certificate:
-    signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
-    return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
+    return signed.certified(value, *signers)
 
 
 def result(previous: Value, name: str = "") -> Value:

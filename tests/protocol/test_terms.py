@@ -16,7 +16,6 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     NO_HASH,
-    VOTE_DOMAIN,
     Certificate,
     Entry,
     PreparedValue,
@@ -26,11 +25,11 @@ from shoal.protocol.messages import (
     Term,
     Value,
     ViewChange,
-    step_preimage,
 )
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical
+from shoal.testnet import signed
 from shoal.testnet.signed import change_of, prepared_by, propose_of
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
@@ -40,9 +39,7 @@ PEERS = [key.peer_id for key in KEYS]
 
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS) -> Certificate:
-    signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
-    return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
+    return signed.certified(value, *signers)
 
 
 def result(previous: Value, name: str, members: Sequence[PeerId] | None = None) -> Certificate:

@@ -18,16 +18,15 @@ from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     LEAVE_DOMAIN,
     REPORT_DOMAIN,
-    VOTE_DOMAIN,
     Ban,
     Certificate,
     Value,
     report_preimage,
-    step_preimage,
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rendezvous.varint_frames import encode_varint
+from shoal.testnet import signed
 from shoal.testnet.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.testnet.bench.hostile_stranger import pruning
 from shoal.testnet.bench.hostile_strikes import STRIKES
@@ -65,13 +64,11 @@ class Chains:
 
 
 def value_after(previous: Value) -> Value:
-    return invented_value(HONEST[0], previous, previous.members)
+    return invented_value(HONEST[0], previous)
 
 
 def certified(value: Value, *signing: Identity) -> Certificate:
-    votes = {one.peer_id: one.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for one in signing or HONEST}
-    signers = tuple(sorted(votes))
-    return Certificate(value=value, view=0, signers=signers, signatures=tuple(votes[peer] for peer in signers))
+    return signed.certified(value, *signing or HONEST)
 
 
 def left(value: Value, who: Identity) -> Value:
@@ -152,7 +149,7 @@ def test_node_that_certified_nothing_is_seen(tmp_path: Path) -> None:
 def test_report_of_a_stranger_is_signed_as_it_would_sign_it() -> None:
     """Else the strike would be refused for its form."""
     previous = genesis(bytes(32), [one.peer_id for one in IDENTITIES[:5]])
-    value = with_stranger(invented_value(LIAR, previous, previous.members), STRANGER, signs=True)
+    value = with_stranger(invented_value(LIAR, previous), STRANGER, signs=True)
     said = report_preimage(value.base, value.plan, value.digest, value.bitmaps, value.tokens)
     assert value.report_signatures == (STRANGER.sign(REPORT_DOMAIN, said),)
 
