@@ -78,7 +78,7 @@ def invented_change(liar: Identity, previous: Value, view: int) -> ViewChange:
 
 
 def far_messages(liar: Identity, previous: Value) -> tuple[ViewChange, Evict, Propose]:
-    """What speaks of a view far ahead that the liar leads, and that nobody else entered."""
+    """Messages of a view far ahead that the liar leads, and that nobody else entered."""
     view = next(view for view in range(FAR_VIEW, 2 * FAR_VIEW) if lead(previous, view) == liar.peer_id)
     moves = moves_of([liar], previous, view)
     evict = Evict(

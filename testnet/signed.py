@@ -84,7 +84,7 @@ def propose_of(
     moves: Moves | msgspec.UnsetType = msgspec.UNSET,
     prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
 ) -> Propose:
-    """What the lead `identity` says to propose `value` in `view`."""
+    """The proposal of `value` in `view`, signed by `identity` as its lead."""
     return Propose(
         term=value.term,
         round=value.round,

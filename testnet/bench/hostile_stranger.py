@@ -74,7 +74,7 @@ def field_of(number: int, payload: bytes) -> bytes:
 
 
 def named(protocol: str) -> bytes:
-    """All that a client says to open a stream of `protocol`."""
+    """Encode all that a client says to open a stream of `protocol`."""
     line = protocol.encode() + b"\n"
     return GREETING + encode_varint(len(line)) + line
 
@@ -151,7 +151,7 @@ class Stranger:
 
 
 class Attack(ABC):
-    """One kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
+    """An attack of one kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
 
     return_s: how long one that was turned away stays away, in the mean.
     """
@@ -226,7 +226,7 @@ class Ahead(Attack):
 
 
 class Push(Attack):
-    """Identify's push, with names of protocols by the megabyte."""
+    """Strangers that push names of protocols by the megabyte (identify's push)."""
 
     async def run(self) -> None:
         await self.each(self._push, times=2)
@@ -246,7 +246,7 @@ class Push(Attack):
 
 
 class Multistream(Attack):
-    """Lengths of gigabytes, in the first words that are said."""
+    """Strangers that announce gigabytes before they say anything else."""
 
     async def run(self) -> None:
         await self.each(self._announce, times=SOCKETS)
@@ -263,7 +263,7 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """As many silent strangers at each node as it has places. They come one after the other."""
+    """Silent strangers, as many at each node as it has places. They come one after the other."""
 
     return_s = SIEGE_RETURN_S
 
@@ -284,7 +284,7 @@ class Links(Attack):
 
 
 class Prune(Attack):
-    """Control of gossip about topics that do not exist."""
+    """A stranger that sends control messages of gossip about topics that do not exist."""
 
     async def run(self) -> None:
         await self.each(self._prune)

@@ -64,7 +64,7 @@ class _Remembering(Identity):
 
 
 class Liar:
-    """What member `position` may say."""
+    """The lying member `position`, and all messages that it may send."""
 
     def __init__(self, position: int, identities: Sequence[Identity], values: Values, scope: Scope) -> None:
         self.position = position
@@ -92,7 +92,7 @@ class Liar:
     # -- the alphabet --------------------------------------------------------------------------------------------
 
     def alphabet(self, said: Sequence[Said]) -> frozenset[Message]:
-        """All that it may say when the members, in order, said what is in `said`."""
+        """Return all that it may say when the members, in order, said what is in `said`."""
         heard = frozenset(
             (who, message) for who, messages in enumerate(said) for message in messages if who != self.position
         )
@@ -207,7 +207,7 @@ def _signers(heard: Iterable[tuple[int, Message]], kind: type[Prepare | Vote]) -
 
 
 def evidence(said: Iterable[Message]) -> str | None:
-    """What convicts the sender of all these, if anything does."""
+    """Find what convicts the sender of all these messages, if anything does."""
     signed: dict[tuple[type[Message], int], bytes] = {}
     left = False
     others = False
@@ -229,7 +229,7 @@ def evidence(said: Iterable[Message]) -> str | None:
 
 
 def one_of(alphabet: frozenset[Message], rng: random.Random) -> Message:
-    """A message, of each kind as likely; which one follows from `rng` alone."""
+    """Draw a message, each kind with equal probability; which one follows from `rng` alone."""
     kinds = sorted({type(message) for message in alphabet}, key=lambda kind: kind.__name__)
     kind = rng.choice(kinds)
     return rng.choice(sorted((m for m in alphabet if type(m) is kind), key=order_of))

@@ -74,7 +74,7 @@ class _LiarWalk(AgreementWalk):
         return super().step()
 
     def end(self) -> str | None:
-        """What is wrong with what comes of it once the network is calm."""
+        """Calm the network, and return what is wrong with the outcome, if anything is."""
         if self.over:
             return None
         machines = {position: self.members.states[self._numbers[position]].machine for position in self._honest}

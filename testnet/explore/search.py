@@ -26,11 +26,11 @@ OnProgress = Callable[[int, int], None]
 
 
 def ignore_progress(states: int, transitions: int) -> None:
-    """For whom progress does not matter."""
+    """Do nothing, where nobody wants to see progress."""
 
 
 class Told(Protocol):
-    """What can happen to one member, and how it is called."""
+    """Something that can happen to one member, and its name."""
 
     @property
     def text(self) -> str: ...
@@ -50,7 +50,7 @@ class Finding:
 
 
 class Figures(TypedDict):
-    """How far a search or walks came, in which time, and what they found."""
+    """The size of a search or of walks, the time they took, and what they found."""
 
     states: int
     transitions: int
@@ -61,7 +61,7 @@ class Figures(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration(Generic[ScopeT]):
-    """What was found in a scope. `complete`: every schedule of it was walked. `certified` are the sets of values, by
+    """The findings in a scope. `complete`: every schedule of it was walked. `certified` are the sets of values, by
     name, that some schedule certified: the empty one, and one of each value."""
 
     scope: ScopeT
@@ -125,7 +125,7 @@ class Search(Generic[OutcomeT]):
         self._seconds = time.perf_counter() - began
 
     def figures(self) -> Figures:
-        """What `run` came to."""
+        """Return what `run` came to."""
         return Figures(
             states=len(self.order),
             transitions=self._transitions,
@@ -166,7 +166,7 @@ class Walk(ABC):
         """Take a step, or none; returns what must never happen and happened."""
 
     def end(self) -> str | None:
-        """What is wrong with what comes of it after its last step."""
+        """Return what is wrong once the last step is taken, if anything is."""
         return None
 
 
@@ -197,7 +197,7 @@ def walk_at_random(
 
 
 def taken_from(bag: list[ItemT], rng: random.Random, *, repeat: float) -> ItemT:
-    """Something that lies in a bag, and with this probability stays there for another time."""
+    """Draw something from a bag; with the probability `repeat` it stays there for another time."""
     at = rng.randrange(len(bag))
     item = bag[at]
     if rng.random() > repeat:

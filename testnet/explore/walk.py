@@ -113,15 +113,15 @@ class AgreementWalk(Walk):
 
     @abstractmethod
     def names_certified(self) -> frozenset[str]:
-        """The names of the values that have been certified."""
+        """Name the values that have been certified."""
 
     @abstractmethod
     def _judged(self, position: int, outcome: Outcome) -> str | None:
-        """What must never happen and happened in the step of a member."""
+        """Return what must never happen and happened in the step of a member, if anything did."""
 
 
 def walked(scope: Scope, begin: Callable[[], AgreementWalk], steps: int, on_progress: OnProgress) -> Exploration[Scope]:
-    """What walks through a scope find."""
+    """Walk through a scope at random, and report what was found."""
     met: list[tuple[int, frozenset[str]]] = []
 
     def ended(one: AgreementWalk) -> None:

@@ -1,7 +1,7 @@
 """A member's word: what it may still say after what it said before, in this life or an earlier one.
 
 Only its own messages are looked at here, as someone would who heard all of them, and its log at the time. What several
-members said together is for `explore.py`.
+members said together is for `agreement.py`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ STAGES = 4
 
 
 def move_stage(view: int) -> int:
-    """When members move to a view, if all of lower views comes first."""
+    """Rank of moving to a view, where lower views come first."""
     return STAGES * view
 
 
 def lead_stage(view: int) -> int:
-    """When a view is led."""
+    """Rank of leading a view."""
     return STAGES * view + 1
 
 
 def prepare_stage(view: int) -> int:
-    """When a proposal is accepted."""
+    """Rank of accepting what is proposed in a view."""
     return STAGES * view + 2
 
 
 def vote_stage(view: int) -> int:
-    """When votes are cast."""
+    """Rank of voting in a view."""
     return STAGES * view + 3
 
 
 def stage(message: Message) -> int:
-    """When a message is said, if all of lower views comes first."""
+    """Rank of saying a message, where lower views come first."""
     if isinstance(message, ViewChange):
         return move_stage(message.view)
     if isinstance(message, Prepare):
@@ -51,7 +51,7 @@ def stage(message: Message) -> int:
 
 
 def order_of(message: Message) -> tuple[int, bytes]:
-    """Lower views first; the rest only has to be the same in each run."""
+    """Key for sorting messages: lower views first, and the same order in each run."""
     return getattr(message, "view", 0), canonical(message)
 
 
