@@ -10,7 +10,6 @@ from shoal.protocol.certificate import lead
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     LEAVE_DOMAIN,
-    REPORT_DOMAIN,
     Certificate,
     Evict,
     Prepared,
@@ -18,10 +17,9 @@ from shoal.protocol.messages import (
     Propose,
     Value,
     ViewChange,
-    report_preimage,
 )
 from shoal.protocol.wire import HASH_BYTES
-from shoal.testnet.signed import certified, change_of, moves_of, prepare_of, propose_of
+from shoal.testnet.signed import certified, change_of, moves_of, prepare_of, propose_of, report_of, signed_report
 
 FAR_VIEW = 100
 
@@ -59,8 +57,7 @@ def without_others(value: Value, liar: Identity) -> Value:
 
 def with_stranger(value: Value, stranger: Identity, *, signs: bool) -> Value:
     """`value`, but somebody who took no part is a member, and signs the Report of its result or does not."""
-    report = report_preimage(value.base, value.plan, value.digest, value.bitmaps, value.tokens)
-    signature = stranger.sign(REPORT_DOMAIN, report) if signs else bytes(64)
+    signature = signed_report(stranger, report_of(value)).signature if signs else bytes(64)
     members = tuple(sorted({*value.members, stranger.peer_id}))
     return msgspec.structs.replace(value, members=members, report_signatures=(signature,))
 

@@ -33,6 +33,19 @@ from shoal.protocol.view_change import make_moves, sign_move
 StepT = TypeVar("StepT", Prepare, Vote)
 
 
+def report_of(value: Value) -> Report:
+    """The Report, unsigned, of who computed what `value` says."""
+    return Report(
+        term=value.term,
+        round=value.round,
+        base=value.base,
+        plan=value.plan,
+        digest=value.digest,
+        bitmaps=value.bitmaps,
+        tokens=value.tokens,
+    )
+
+
 def signed_report(identity: Identity, report: Report) -> Report:
     """`report` as `identity` says it."""
     preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)

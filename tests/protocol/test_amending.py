@@ -38,7 +38,6 @@ from shoal.protocol.messages import (
     PreparedValue,
     Propose,
     Rebase,
-    Report,
     Target,
     Value,
     Vote,
@@ -47,7 +46,7 @@ from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
 from shoal.testnet import signed
-from shoal.testnet.signed import change_of, prepared_by, propose_of
+from shoal.testnet.signed import change_of, prepared_by, propose_of, report_of
 from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 
@@ -351,18 +350,6 @@ def test_neither_rebase_nor_rollback_carries_an_amendment() -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------
 
 
-def report(value: Value) -> Report:
-    return Report(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        plan=value.plan,
-        digest=value.digest,
-        bitmaps=value.bitmaps,
-        tokens=value.tokens,
-    )
-
-
 def proposed(machine: Agreement, value: Value) -> Propose:
     return propose_of(key_of(machine.lead(0)), 0, value)
 
@@ -400,7 +387,7 @@ def test_member_that_never_consented_votes_for_what_a_quorum_wants_and_for_nothi
             machine.receive(lead, certified(wrong))
         with pytest.raises(LocalError):
             members[lead].propose(wrong)
-    machine.computed(report(good))
+    machine.computed(report_of(good))
     assert prepares(machine.receive(lead, proposed(machine, good))) == [good.hash]
     plain = Agreement(identity=KEYS[0], previous=head)
     with pytest.raises(RemoteError, match="proposed an amendment"):
