@@ -138,6 +138,10 @@ class Suspicion(Message, frozen=True, kw_only=True):
     incarnation: Count
 
 
+SignOfLife = Ping | Ack | PingRequest | Nack | Reach | Suspicion
+"""Who says nothing else counts as silent."""
+
+
 class GetManifest(Message, frozen=True, kw_only=True):
     """Asks for the manifest of a swarm, before any hello."""
 
@@ -180,21 +184,7 @@ SwarmMessage = (
 """What is said to everyone, and holds whoever passes it on."""
 
 LinkMessage = (
-    SwarmMessage
-    | Ping
-    | Ack
-    | PingRequest
-    | Nack
-    | Reach
-    | Suspicion
-    | Announce
-    | Revocations
-    | Offer
-    | Decline
-    | Withdraw
-    | Taken
-    | AskStanding
-    | Standing
+    SwarmMessage | SignOfLife | Announce | Revocations | Offer | Decline | Withdraw | Taken | AskStanding | Standing
 )
 """Everything that travels on a message link between members."""
 

@@ -30,17 +30,13 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.peering import (
-    Ack,
     Full,
     Hello,
     HelloAnswer,
     LinkMessage,
-    Nack,
-    Ping,
-    PingRequest,
     Reach,
     Refusal,
-    Suspicion,
+    SignOfLife,
     SwarmMessage,
     Welcome,
 )
@@ -65,8 +61,6 @@ FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 ENVELOPE_KIND = "link"
 SWARM_KIND = "swarm"
-SIGNS_OF_LIFE = (Ping, Ack, PingRequest, Nack, Reach, Suspicion)
-"""Who says nothing else counts as silent."""
 
 logger = logging.getLogger(__name__)
 
@@ -450,7 +444,7 @@ class Links:
             raise RemoteError(f"passed on a {envelope.kind} of {signer}", peer=peer)
         if self._guard.accept(envelope):
             message: LinkMessage = decode(envelope.payload, LinkMessage, peer=peer)  # type: ignore[arg-type]
-            if not isinstance(message, SIGNS_OF_LIFE):
+            if not isinstance(message, SignOfLife):
                 self._note_said(peer)
             self._gate.message(peer, message)
 

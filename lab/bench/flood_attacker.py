@@ -277,10 +277,10 @@ async def raw_stream(host: Host, peer: PeerId) -> Any:
     raise trio.ClosedResourceError
 
 
-async def attack_until_told(attacker: Attacker) -> None:
+async def attack_until_told(attack: Callable[[], Awaitable[None]]) -> None:
     """Attack until the standard input ends."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(attacker.run)
+        nursery.start_soon(attack)
         sys.stdout.buffer.write(b"ready\n")
         sys.stdout.buffer.flush()
         await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
@@ -304,7 +304,7 @@ def main() -> None:
     connect_from_source()
     attacker = Attacker(control, lanes, SwarmId(bytes.fromhex(swarm)), float(scale))
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-    trio.run(attack_until_told, attacker)
+    trio.run(attack_until_told, attacker.run)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = time.monotonic() - began

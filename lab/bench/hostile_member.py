@@ -21,14 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.collectives.traffic import PlanTraffic
-from shoal.lab.bench.hostile_forgeries import (
-    far_messages,
-    forged_certificate,
-    invented_change,
-    proposal,
-    with_stranger,
-    without,
-)
 from shoal.node.rounds.pace import Stall
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.protocol.agreement import Agreement
@@ -37,6 +29,14 @@ from shoal.protocol.messages import Prepare, Propose, RoundMessage, Value, Vote
 from shoal.protocol.peering import LinkMessage
 from shoal.swarm.lanes.frame import FrameKind
 from shoal.swarm.links import Links
+from shoal.lab.forgeries import (
+    far_messages,
+    forged_certificate,
+    invented_change,
+    with_stranger,
+    without,
+)
+from shoal.lab.signed import propose_of
 
 PERIOD_S: Final = 0.5
 """Between two lies of those that need no turn of its own."""
@@ -45,7 +45,7 @@ TOLD_SUFFIX: Final = ".told"
 
 
 class Liar:
-    """When it lies, to whom, and in the agreement of which round."""
+    """The state of a lying member: when it lies, to whom, and in the agreement of which round."""
 
     def __init__(self, strike: Path, victim: PeerId) -> None:
         self.victim = victim
@@ -57,11 +57,11 @@ class Liar:
 
     @property
     def strikes(self) -> bool:
-        """Whether it lies now."""
+        """True while it is to lie."""
         return self._strike.exists()
 
     def is_due(self) -> bool:
-        """Whether it lies now, and has not for a while; asked for each lie once."""
+        """Return True if it is to lie and has not for a while; ask for each lie once."""
         now = time.monotonic()
         if not self.strikes or now - self._at < PERIOD_S:
             return False
@@ -69,12 +69,12 @@ class Liar:
         return True
 
     def note(self) -> None:
-        """A lie is told."""
+        """Count a lie that was told."""
         with self._told.open("ab") as file:
             file.write(b".")
 
     def takes_part(self) -> bool:
-        """Whether it is of the electorate of the round under way."""
+        """Return True if it is in the electorate of the current round."""
         return (
             self.identity is not None and self.previous is not None and self.identity.peer_id in self.previous.members
         )
@@ -84,17 +84,17 @@ Say = Callable[[LinkMessage], None]
 
 
 class Words:
-    """What it says beside, or in place of, a message to everybody. Subclasses say what."""
+    """Lies that go out beside, or in place of, a message to everybody. Subclasses say which."""
 
     def __init__(self, liar: Liar) -> None:
         self.liar = liar
 
     def instead(self, message: LinkMessage) -> Sequence[LinkMessage] | None:
-        """What goes out in the place of `message`; None: itself."""
+        """Return what goes out in the place of `message`; None: itself."""
         return None
 
     def beside(self, me: Identity, previous: Value) -> Iterator[LinkMessage]:
-        """What it says from time to time, whatever the round is at."""
+        """Yield what it says from time to time, whatever the phase of the round."""
         yield from ()
 
 
@@ -102,16 +102,16 @@ class ForgedLeaves(Words):
     """Certificates and proposals by which all others left."""
 
     def instead(self, message: LinkMessage) -> Sequence[LinkMessage] | None:
-        """Its own proposals name invented leaves."""
+        """Replace its own proposals by ones with invented leaves."""
         if not isinstance(message, Propose) or not self.liar.strikes or not self.liar.takes_part():
             return None
         assert self.liar.identity is not None
         assert self.liar.previous is not None
         forged = forged_certificate(self.liar.identity, self.liar.previous)
-        return [proposal(self.liar.identity, message.view, forged.value, message.moves)]
+        return [propose_of(self.liar.identity, message.view, forged.value, message.moves)]
 
     def beside(self, me: Identity, previous: Value) -> Iterator[LinkMessage]:
-        """A certificate."""
+        """Yield a forged certificate."""
         yield forged_certificate(me, previous)
 
 
@@ -123,7 +123,7 @@ class InventedElectorate(Words):
         self._lies: dict[tuple[bytes, int], int] = {}
 
     def instead(self, message: LinkMessage) -> Sequence[LinkMessage] | None:
-        """Its own proposals are other ones; and for what it would have proposed it does not sign."""
+        """Replace its own proposals by other ones, and sign nothing for what it would have proposed."""
         if isinstance(message, Prepare | Vote):
             return [] if (message.base, message.view) in self._lies else None
         me = self.liar.identity
@@ -133,7 +133,7 @@ class InventedElectorate(Words):
         if position not in self._lies and not self.liar.strikes:
             return None
         number = self._lies.setdefault(position, len(self._lies))
-        return [proposal(me, message.view, self._lie(message.value, number), message.moves)]
+        return [propose_of(me, message.view, self._lie(message.value, number), message.moves)]
 
     def _lie(self, value: Value, number: int) -> Value:
         stranger = Identity.from_seed(number.to_bytes(32, "little"))
@@ -149,7 +149,7 @@ class FarViews(Words):
     """Moves with invented certificates, and words of views far ahead."""
 
     def beside(self, me: Identity, previous: Value) -> Iterator[LinkMessage]:
-        """All of them."""
+        """Yield all of them."""
         yield invented_change(me, previous, 1)
         yield from far_messages(me, previous)
 
@@ -164,7 +164,7 @@ LYING_KINDS: Final = (*WORDS, ACCUSER)
 
 
 def lie_in_words(words: Words) -> None:
-    """From now on this process's links say what `words` want said."""
+    """Make this process's links say what `words` want said, from now on."""
     honest_broadcast, honest_init, liar = Links.broadcast, Agreement.__init__, words.liar
 
     def begin(self: Agreement, **facts: Any) -> None:
@@ -189,7 +189,7 @@ def lie_in_words(words: Words) -> None:
 
 
 def accuse(liar: Liar) -> None:
-    """From now on this process accuses the victim of what it does itself."""
+    """Make this process accuse the victim of what it does itself, from now on."""
     honest_post, honest_stalled = PlanTraffic.post, ReduceDesk.stalled
 
     def post(self: PlanTraffic, scope: bytes, peer: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:

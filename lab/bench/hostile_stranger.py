@@ -18,14 +18,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
 
-from shoal.lab.bench.flood_attacker import GREETING, connect_from_source, fresh_addresses, raw_stream, source
 from shoal.node.state.librarian import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -38,7 +38,16 @@ from shoal.protocol.wire import HASH_BYTES, WIRE_VERSION, Sealer, SwarmId, canon
 from shoal.swarm.host import Host
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, SWARM_KIND
 from shoal.swarm.muxer import FOREIGN_ERRORS
+from shoal.swarm.rendezvous.varint_frames import encode_varint
 from shoal.swarm.streams import MessageStream
+from shoal.lab.bench.flood_attacker import (
+    GREETING,
+    attack_until_told,
+    connect_from_source,
+    fresh_addresses,
+    raw_stream,
+    source,
+)
 
 FAR: Final = 1_000_000
 """Rounds."""
@@ -59,33 +68,24 @@ PUSHED_BYTES: Final = 900_000
 TOPICS_OF_A_PACKET: Final = 500
 
 
-def varint(number: int) -> bytes:
-    """Encode a number as protobuf and multistream do: seven bits a byte, the lowest first."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
 def field_of(number: int, payload: bytes) -> bytes:
     """Encode a field of bytes as protobuf does."""
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
+    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
 
 
 def named(protocol: str) -> bytes:
-    """All that a client says to open a stream of `protocol`."""
+    """Encode all that a client says to open a stream of `protocol`."""
     line = protocol.encode() + b"\n"
-    return GREETING + varint(len(line)) + line
+    return GREETING + encode_varint(len(line)) + line
 
 
 def pruning() -> bytes:
     """A packet of gossip about topics that do not exist."""
     topics = [secrets.token_hex(16).encode() for _ in range(TOPICS_OF_A_PACKET)]
     subscriptions = b"".join(field_of(1, b"\x08\x01" + field_of(2, topic)) for topic in topics)
-    prunes = b"".join(field_of(4, field_of(1, topic) + b"\x18" + varint(1 << 40)) for topic in topics)
+    prunes = b"".join(field_of(4, field_of(1, topic) + b"\x18" + encode_varint(1 << 40)) for topic in topics)
     packet = subscriptions + field_of(3, prunes)
-    return varint(len(packet)) + packet
+    return encode_varint(len(packet)) + packet
 
 
 class Stranger:
@@ -150,8 +150,8 @@ class Stranger:
         await trio.sleep_forever()
 
 
-class Attack:
-    """One kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
+class Attack(ABC):
+    """An attack of one kind, against all nodes at once, until cancelled. `made` counts what it did, by what it is.
 
     return_s: how long one that was turned away stays away, in the mean.
     """
@@ -163,9 +163,9 @@ class Attack:
         self.made: Counter[str] = Counter()
         self._fresh = fresh_addresses()
 
+    @abstractmethod
     async def run(self) -> None:
-        """Attack. Subclasses say how."""
-        raise NotImplementedError
+        """Attack."""
 
     async def again(self, attack: Callable[[str], Awaitable[None]], address: str) -> None:
         """Attack one node over and over."""
@@ -198,7 +198,6 @@ class Ahead(Attack):
     """One stranger, linked with all, that claims to be far ahead."""
 
     async def run(self) -> None:
-        """See `Attack`."""
         async with self.stranger(FAR) as boaster:
             await self.each(lambda address: self._boast(boaster, address))
 
@@ -227,10 +226,9 @@ class Ahead(Attack):
 
 
 class Push(Attack):
-    """Identify's push, with names of protocols by the megabyte."""
+    """Strangers that push names of protocols by the megabyte (identify's push)."""
 
     async def run(self) -> None:
-        """See `Attack`."""
         await self.each(self._push, times=2)
 
     async def _push(self, address: str) -> None:
@@ -241,17 +239,16 @@ class Push(Attack):
                 stream = await raw_stream(one.host, peer)
                 self.made["pushes"] += 1
                 with contextlib.suppress(*FOREIGN_ERRORS):
-                    await stream.write(named(PUSH_PROTOCOL) + varint(len(names)) + names)
+                    await stream.write(named(PUSH_PROTOCOL) + encode_varint(len(names)) + names)
                     self.made["pushed bytes"] += len(names)
                     await stream.close()
                 await trio.sleep(BUSY_S)
 
 
 class Multistream(Attack):
-    """Lengths of gigabytes, in the first words that are said."""
+    """Strangers that announce gigabytes before they say anything else."""
 
     async def run(self) -> None:
-        """See `Attack`."""
         await self.each(self._announce, times=SOCKETS)
 
     async def _announce(self, address: str) -> None:
@@ -266,12 +263,11 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """As many silent strangers at each node as it has places. They come one after the other."""
+    """Silent strangers, as many at each node as it has places. They come one after the other."""
 
     return_s = SIEGE_RETURN_S
 
     async def run(self) -> None:
-        """See `Attack`."""
         async with trio.open_nursery() as nursery:
             for _ in range(self.places):
                 nursery.start_soon(self._besiege)
@@ -288,10 +284,9 @@ class Links(Attack):
 
 
 class Prune(Attack):
-    """Control of gossip about topics that do not exist."""
+    """A stranger that sends control messages of gossip about topics that do not exist."""
 
     async def run(self) -> None:
-        """See `Attack`."""
         await self.each(self._prune)
 
     async def _prune(self, address: str) -> None:
@@ -315,21 +310,11 @@ ATTACKS: Final[dict[str, type[Attack]]] = {
 }
 
 
-async def attack_until_told(attack: Attack) -> None:
-    """Attack until the standard input ends."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(attack.run)
-        sys.stdout.buffer.write(b"ready\n")
-        sys.stdout.buffer.flush()
-        await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
-        nursery.cancel_scope.cancel()
-
-
 def main() -> None:
     kind, swarm, places, *addresses = sys.argv[1:]
     connect_from_source()
-    attack: Any = ATTACKS[kind](SwarmId(bytes.fromhex(swarm)), int(places), addresses)
-    trio.run(attack_until_told, attack)
+    attack = ATTACKS[kind](SwarmId(bytes.fromhex(swarm)), int(places), addresses)
+    trio.run(attack_until_told, attack.run)
     sys.stdout.buffer.write(msgspec.json.encode(dict(attack.made)) + b"\n")
 
 

@@ -16,15 +16,14 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.lab.explore.agreement import Exploration
-    from shoal.lab.explore.repair import RepairExploration
-    from shoal.lab.explore.rules import RulesExploration
-    from shoal.lab.explore.rules_bugs import Bug
-    from shoal.lab.explore.scope import Scope
-    from shoal.lab.explore.search import Finding
     from shoal.protocol.quorum import FaultModel
+    from shoal.lab.explore.repair import RepairExploration
+    from shoal.lab.explore.rules_bugs import Bug
+    from shoal.lab.explore.rules_scope import RulesScope
+    from shoal.lab.explore.scope import Scope
+    from shoal.lab.explore.search import Exploration, Finding
 
-    AnyExploration = Exploration | RulesExploration | RepairExploration
+    AnyExploration = Exploration[Scope] | Exploration[RulesScope] | RepairExploration
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -95,7 +94,7 @@ def explore(options: ExploreOptions) -> None:
     raise typer.Exit(1 if exploration.violations else 0)
 
 
-def _explored_agreement(options: ExploreOptions) -> Exploration:
+def _explored_agreement(options: ExploreOptions) -> Exploration[Scope]:
     from shoal.lab.explore.agreement import Explorer
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.walk import walk
@@ -120,7 +119,7 @@ def _explored_agreement(options: ExploreOptions) -> Exploration:
     return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
 
 
-def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration:
+def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration[Scope]:
     from shoal.lab.explore.liar_search import LiarExplorer
     from shoal.lab.explore.liar_walk import walk_with_liar
 
@@ -137,7 +136,7 @@ def _faults(quorum: str) -> FaultModel:
     return FaultModel(quorum)
 
 
-def _explored_rules(options: ExploreOptions) -> RulesExploration:
+def _explored_rules(options: ExploreOptions) -> Exploration[RulesScope]:
     from shoal.lab.explore.rules import RulesExplorer
     from shoal.lab.explore.rules_scope import RulesScope
     from shoal.lab.explore.rules_walk import walk_rules

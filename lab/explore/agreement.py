@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
-from shoal.lab.explore.scope import Scope, outweighs
-from shoal.lab.explore.search import Finding, OnProgress, Search, State, ignore_progress
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
+from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
+from shoal.lab.explore.scope import Scope, outweighs
+from shoal.lab.explore.search import Exploration, OnProgress, Search, State, ignore_progress
 
 PROGRESS_PERIOD_STATES = 4096
 
@@ -51,21 +51,6 @@ class Standing:
     certified: frozenset[bytes]
     crashes: int
     leaves: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """What a search found. `complete`: every schedule of the scope was walked. `certified` are the sets of values, by
-    name, that some schedule certified: the empty one, and one of each value."""
-
-    scope: Scope
-    states: int
-    transitions: int
-    member_states: int
-    seconds: float
-    complete: bool
-    certified: frozenset[frozenset[str]]
-    violations: tuple[Finding, ...] = ()
 
 
 def _without_later(steps: list[tuple[int, Outcome]]) -> list[tuple[int, Outcome]]:
@@ -111,25 +96,22 @@ class Explorer:
 
     # -- the search ----------------------------------------------------------------------------------------------
 
-    def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> Exploration:
+    def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> Exploration[Scope]:
         """Walk every schedule, breadth first, until a promise is broken or `limit` states were met."""
         search = Search(self.start, self._steps, self.after, progress_period_states=PROGRESS_PERIOD_STATES)
         order = self._order = search.order
         search.run(limit, on_progress)
-        finding = search.finding
-        if finding is not None and self.scope.first_alike < self.scope.members:
+        figures = search.figures()
+        if figures["violations"] and self.scope.first_alike < self.scope.members:
             # Members were exchanged on the way to it: search with their names.
             named = replace(self.scope, exchanged=False)
             (finding,) = Explorer(named, self._make, forks_only=self._forks_only).run().violations
+            figures["violations"] = (finding,)
         return Exploration(
             scope=self.scope,
-            states=len(order),
-            transitions=search.transitions,
             member_states=len({number for state in order for number in state[:-1]}),
-            seconds=search.seconds,
-            complete=search.complete,
             certified=frozenset(self.certified(state) for state in order),
-            violations=() if finding is None else (finding,),
+            **figures,
         )
 
     def certified(self, state: State) -> frozenset[str]:

@@ -22,33 +22,26 @@ from functools import cache
 
 import msgspec
 
-from shoal.lab.explore.scope import Scope, Values
-from shoal.lab.explore.word import Said
-from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
-    LEAVE_DOMAIN,
-    PREPARE_DOMAIN,
-    PROPOSE_DOMAIN,
-    REPORT_DOMAIN,
-    VOTE_DOMAIN,
     Certificate,
     Leave,
     Message,
     Moves,
     Prepare,
-    Prepared,
     PreparedValue,
     Propose,
     Value,
     ViewChange,
     Vote,
     domain_hash,
-    report_preimage,
-    step_preimage,
 )
 from shoal.protocol.quorum import is_quorum
-from shoal.protocol.view_change import compelled, make_moves, sign_move
-from shoal.protocol.wire import canonical
+from shoal.protocol.view_change import compelled
+from shoal.lab.explore.scope import Scope, Values
+from shoal.lab.explore.word import Said, order_of
+from shoal.lab.forgeries import with_stranger, without_others
+from shoal.lab.signed import certified, change_of, leave_of, moves_of, prepare_of, prepared_by, propose_of, vote_of
 
 FAR_VIEWS = 8
 """A view far ahead is so many beyond the last that is explored."""
@@ -59,52 +52,47 @@ Signers = Mapping[tuple[int, bytes], frozenset[int]]
 """Who signed something of a kind, by view and hash of the value."""
 
 
+class _Remembering(Identity):
+    """An identity that signs the same again without the work."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.peer_id = identity.peer_id
+        self._signed = cache(identity.sign)
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        return self._signed(domain, message)
+
+
 class Liar:
-    """What member `position` may say."""
+    """The lying member `position`, and all messages that it may send."""
 
     def __init__(self, position: int, identities: Sequence[Identity], values: Values, scope: Scope) -> None:
         self.position = position
-        self._identities = identities
-        self._me = identities[position]
+        self._identities = [_Remembering(identity) for identity in identities]
+        self._me = self._identities[position]
         self._scope = scope
         self._base = values.previous
         peer = self._me.peer_id
         true, other = (values.fresh(peer, plan, ()) for plan in (0, 1))
         self.false = msgspec.structs.replace(true, digest=domain_hash("what nobody computed"))
-        self.taken = self._forged_leaves(true)
-        self.unfair = self._with_stranger(true)
+        self.taken = without_others(true, self._me)
+        self.unfair = with_stranger(true, _STRANGER, signs=True)
         self.own = (true, other, self.false, self.unfair, self.taken)
         self.bad = {value.hash: name for value, name in self._named()}
         values.names.update(self.bad)
         for value in self.own:
             values.by_hash[value.hash] = value
         self._alphabets: dict[object, frozenset[Message]] = {}
-        self._sign = cache(lambda who, domain, preimage: identities[who].sign(domain, preimage))
 
     def _named(self) -> Iterator[tuple[Value, str]]:
         yield self.false, "a false digest"
         yield self.unfair, "a stranger as a member"
         yield self.taken, "leaves that nobody signed"
 
-    def _forged_leaves(self, true: Value) -> Value:
-        gone = tuple(peer for peer in true.members if peer != self._me.peer_id)
-        signature = self._me.sign(LEAVE_DOMAIN, true.base)
-        return msgspec.structs.replace(
-            true, members=(self._me.peer_id,), leaves=gone, leave_signatures=(signature,) * len(gone)
-        )
-
-    def _with_stranger(self, true: Value) -> Value:
-        report = report_preimage(true.base, true.plan, true.digest, true.bitmaps, true.tokens)
-        return msgspec.structs.replace(
-            true,
-            members=tuple(sorted({*true.members, _STRANGER.peer_id})),
-            report_signatures=(_STRANGER.sign(REPORT_DOMAIN, report),),
-        )
-
     # -- the alphabet --------------------------------------------------------------------------------------------
 
     def alphabet(self, said: Sequence[Said]) -> frozenset[Message]:
-        """All that it may say when the members, in order, said what is in `said`."""
+        """Return all that it may say when the members, in order, said what is in `said`."""
         heard = frozenset(
             (who, message) for who, messages in enumerate(said) for message in messages if who != self.position
         )
@@ -119,38 +107,23 @@ class Liar:
         certificates = list(self._certificates(values, _signers(heard, Prepare)))
         for view in range(self._scope.views):
             for value in values.values():
-                yield self._step(Prepare, PREPARE_DOMAIN, view, value)
-                yield self._step(Vote, VOTE_DOMAIN, view, value)
-        yield self._round(Leave, signature=self._sign(self.position, LEAVE_DOMAIN, self._base.hash))
+                yield prepare_of(self._me, view, value)
+                yield vote_of(self._me, view, value)
+        yield leave_of(self._me, self._base)
         yield from self._moves(certificates)
         yield from self._proposals(heard, certificates)
         yield from self._decisions(values, _signers(heard, Vote))
-
-    def _round(self, kind: type[Message], **fields: object) -> Message:
-        term, round = self._base.next_term, self._base.next_round
-        return kind(term=term, round=round, base=self._base.hash, **fields)
-
-    def _signed(self, domain: bytes, view: int, value: bytes, who: int | None = None) -> bytes:
-        return self._sign(self.position if who is None else who, domain, step_preimage(view, value))
-
-    def _step(self, kind: type[Message], domain: bytes, view: int, value: Value) -> Message:
-        return self._round(kind, view=view, value=value.hash, signature=self._signed(domain, view, value.hash))
 
     def _certificates(self, values: Mapping[bytes, Value], prepares: Signers) -> Iterator[PreparedValue]:
         """Those that hold, with its own Prepare where need be."""
         for view in range(self._scope.views):
             for value_hash, value in values.items():
-                who = prepares.get((view, value_hash), frozenset()) | {self.position}
-                signers = self._peers(who)
-                if is_quorum(self._base, signers, value.leaves, faults=self._scope.faults):
-                    yield PreparedValue(value, self._prepared(view, value_hash, who))
+                prepared = prepared_by(self._with_me(prepares.get((view, value_hash), ())), view, value)
+                if is_quorum(self._base, prepared.signers, value.leaves, faults=self._scope.faults):
+                    yield PreparedValue(value, prepared)
 
-    def _prepared(self, view: int, value: bytes, who: Iterable[int]) -> Prepared:
-        by_peer = {self._identities[one].peer_id: self._signed(PREPARE_DOMAIN, view, value, one) for one in who}
-        return Prepared(view, tuple(sorted(by_peer)), tuple(by_peer[peer] for peer in sorted(by_peer)))
-
-    def _peers(self, who: Iterable[int]) -> list[PeerId]:
-        return [self._identities[one].peer_id for one in who]
+    def _with_me(self, others: Iterable[int]) -> list[Identity]:
+        return [self._identities[one] for one in {*others, self.position}]
 
     def _moves(self, certificates: Sequence[PreparedValue]) -> Iterator[ViewChange]:
         for view in range(1, self._scope.views):
@@ -164,13 +137,10 @@ class Liar:
 
     def _invented(self, view: int) -> Iterator[PreparedValue]:
         for value in (self.own[1], self.unfair):
-            yield PreparedValue(value, self._prepared(view - 1, value.hash, [self.position]))
+            yield PreparedValue(value, prepared_by([self._me], view - 1, value))
 
     def _change(self, view: int, prepared: PreparedValue | None) -> ViewChange:
-        signature = sign_move(self._me, self._base.hash, view, prepared)
-        change = self._round(ViewChange, view=view, prepared=prepared, signature=signature)
-        assert isinstance(change, ViewChange)
-        return change
+        return change_of(self._me, self._base, view, prepared)
 
     # -- proposals and certificates --------------------------------------------------------------------------------
 
@@ -180,12 +150,12 @@ class Liar:
         led = [view for view in range(self._scope.views) if view % self._scope.members == self.position]
         for view in led:
             for value in self.own:
-                yield self._propose(view, value)
+                yield propose_of(self._me, view, value)
             if view > 0:
                 yield from self._justified(view, heard, certificates)
         far = self._scope.members * (self._scope.views + FAR_VIEWS) + self.position
-        yield self._propose(far, self.own[0])
-        yield self._propose(far, self.own[0], self._shown(far, {}, self._change(far, None)))
+        yield propose_of(self._me, far, self.own[0])
+        yield propose_of(self._me, far, self.own[0], self._shown(far, {}, self._change(far, None)))
 
     def _justified(
         self, view: int, heard: frozenset[tuple[int, Message]], certificates: Sequence[PreparedValue]
@@ -207,41 +177,24 @@ class Liar:
                         continue
                     met.add(claim)
                     for value in self.own:
-                        yield self._propose(view, value, moves)
+                        yield propose_of(self._me, view, value, moves)
                     if claim is not None:
-                        yield self._propose(view, by_claim[claim].value, moves, by_claim[claim].prepared)
+                        yield propose_of(self._me, view, by_claim[claim].value, moves, by_claim[claim].prepared)
         for one in self._invented(view):
             moves = self._shown(view, dict(moved), self._change(view, one))
-            yield self._propose(view, one.value, moves, one.prepared)
+            yield propose_of(self._me, view, one.value, moves, one.prepared)
 
     def _shown(self, view: int, moved: Mapping[int, ViewChange], own: ViewChange) -> Moves:
         """The ViewChanges of those and itself, each under its sender's key."""
-        changes = {self._me.peer_id: own}
-        for who, change in moved.items():
-            signature = sign_move(self._identities[who], self._base.hash, view, change.prepared)
-            changes[self._identities[who].peer_id] = msgspec.structs.replace(change, signature=signature)
-        return make_moves(changes, {})
-
-    def _propose(
-        self,
-        view: int,
-        value: Value,
-        moves: Moves | msgspec.UnsetType = msgspec.UNSET,
-        prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
-    ) -> Message:
-        signature = self._signed(PROPOSE_DOMAIN, view, value.hash)
-        return self._round(Propose, view=view, value=value, signature=signature, moves=moves, prepared=prepared)
+        carried = {self._identities[who].peer_id: change.prepared for who, change in moved.items()}
+        carried[self._me.peer_id] = own.prepared
+        return moves_of(self._with_me(moved), self._base, view, carried)
 
     def _decisions(self, values: Mapping[bytes, Value], votes: Signers) -> Iterator[Certificate]:
         for view in range(self._scope.views):
             for value_hash, value in values.items():
-                for who in {frozenset({self.position}), votes.get((view, value_hash), frozenset()) | {self.position}}:
-                    by_peer = {
-                        self._identities[one].peer_id: self._signed(VOTE_DOMAIN, view, value_hash, one) for one in who
-                    }
-                    signers = tuple(sorted(by_peer))
-                    signatures = tuple(by_peer[peer] for peer in signers)
-                    yield Certificate(value=value, view=view, signers=signers, signatures=signatures)
+                yield certified(value, self._me, view=view)
+                yield certified(value, *self._with_me(votes.get((view, value_hash), ())), view=view)
 
 
 def _signers(heard: Iterable[tuple[int, Message]], kind: type[Prepare | Vote]) -> Signers:
@@ -254,7 +207,7 @@ def _signers(heard: Iterable[tuple[int, Message]], kind: type[Prepare | Vote]) -
 
 
 def evidence(said: Iterable[Message]) -> str | None:
-    """What convicts the sender of all these, if anything does."""
+    """Find what convicts the sender of all these messages, if anything does."""
     signed: dict[tuple[type[Message], int], bytes] = {}
     left = False
     others = False
@@ -276,12 +229,7 @@ def evidence(said: Iterable[Message]) -> str | None:
 
 
 def one_of(alphabet: frozenset[Message], rng: random.Random) -> Message:
-    """A message, of each kind as likely; which one follows from `rng` alone."""
+    """Draw a message, each kind with equal probability; which one follows from `rng` alone."""
     kinds = sorted({type(message) for message in alphabet}, key=lambda kind: kind.__name__)
     kind = rng.choice(kinds)
     return rng.choice(sorted((m for m in alphabet if type(m) is kind), key=order_of))
-
-
-def order_of(message: Message) -> tuple[int, bytes]:
-    """Lower views first; the rest only has to be the same in each run."""
-    return getattr(message, "view", 0), canonical(message)

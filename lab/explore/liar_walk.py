@@ -10,24 +10,19 @@ At the end of each walk the network is calm, the liar goes on, and the first vie
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.lab.explore.agreement import Exploration
-from shoal.lab.explore.liar import Liar, evidence, one_of, order_of
+from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
+from shoal.protocol.quorum import FaultModel
+from shoal.lab.explore.liar import Liar, evidence, one_of
 from shoal.lab.explore.liar_calm import Calm
 from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.lab.explore.scope import Scope, outweighs
-from shoal.lab.explore.search import Finding, OnProgress, ignore_progress
-from shoal.protocol.messages import Certificate, Message, Prepare, Propose, Vote
-from shoal.protocol.quorum import FaultModel
+from shoal.lab.explore.search import Exploration, OnProgress, ignore_progress
+from shoal.lab.explore.walk import AgreementWalk, walked
 
-STEPS_PER_MEMBER_LIMIT = 60
-"""A walk this long ends, and the next begins."""
-
-LOSS, REPEAT, LYING = 0.05, 0.15, 0.25
-"""How likely a message is lost, heard and kept, and how often it is the liar who acts."""
+LOSS, LYING = 0.05, 0.25
+"""How likely a message is lost, and how often it is the liar who acts."""
 
 TO_THE_POINT = 0.7
 """How often the liar says something of the view that its hearer is in, and of what that prepared, if anything."""
@@ -46,109 +41,59 @@ def walk_with_liar(
     make: MakeAgreement = plain_agreement,
     *,
     on_progress: OnProgress = ignore_progress,
-) -> Exploration:
+) -> Exploration[Scope]:
     """Take `steps` random steps, in as many walks as it needs; planner and liar are others in each."""
-    began = time.perf_counter()
     rng = random.Random(seed)
-    taken = members = 0
-    certified: set[frozenset[str]] = set()
-    finding: Finding | None = None
-    while taken < steps and finding is None:
+
+    def begin() -> _LiarWalk:
         planner, liar = rng.randrange(scope.members), rng.randrange(scope.members)
-        one = _Walk(replace(scope, reduced=False, planner=planner, liars=1, liar=liar), rng, make)
-        wrong = None
-        limit = STEPS_PER_MEMBER_LIMIT * scope.members
-        while wrong is None and one.steps < min(steps - taken, limit) and not one.convicted:
-            wrong = one.step()
-        if wrong is None and not one.convicted:
-            wrong = one.calms()
-        if wrong is not None:
-            finding = Finding(kind=wrong, schedule=tuple(one.path))
-        taken += one.steps
-        on_progress(taken, taken)
-        members += len(one.members.states)
-        certified.add(frozenset(one.members.values.name(value) for value in one.certified))
-    return Exploration(
-        scope=replace(scope, reduced=False, liars=1),
-        states=taken,
-        transitions=taken,
-        member_states=members,
-        seconds=time.perf_counter() - began,
-        complete=False,
-        certified=frozenset(certified),
-        violations=() if finding is None else (finding,),
-    )
+        return _LiarWalk(replace(scope, reduced=False, planner=planner, liars=1, liar=liar), rng, make)
+
+    return walked(replace(scope, reduced=False, liars=1), begin, steps, on_progress)
 
 
-class _Walk:
+class _LiarWalk(AgreementWalk):
+    """A walk that is over when the liar is convicted."""
+
     def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
-        self.members = Members(scope, make)
-        self.scope = scope
-        self.steps = 0
-        self.path: list[str] = []
-        self.certified: set[bytes] = set()
-        self.convicted = False
-        self._rng = rng
-        self._crashes, self._leaves = scope.crashes, scope.leaves
-        self._numbers = list(self.members.start)
-        self._honest = [position for position in range(scope.members) if position != scope.liar]
+        two_faced = rng.random() < TWO_FACED
+        weights = (20.0, 4.0, 4.0, rng.choice((0.02, 0.1, 0.5)), 0.2, 0.1)
+        honest = [position for position in range(scope.members) if position != scope.liar]
+        super().__init__(Members(scope, make), honest, rng, weights=weights, loss=LOSS, vote_loss=LOSS)
+        self._scope = scope
+        self._certified: set[bytes] = set()
         self._liar = Liar(scope.liar, self.members.identities, self.members.values, scope)
-        self._two_faced = rng.random() < TWO_FACED
+        self._two_faced = two_faced
         self._sent: set[Message] = set()
-        self._bags: dict[int, list[tuple[int, Message]]] = {position: [] for position in self._honest}
-        self._kinds: list[Callable[[int, int], list[Outcome]]] = [
-            self._hears,
-            self.members.computes,
-            self.members.proposes,
-            self.members.moves,
-            self.members.returns,
-            self.members.leaves,
-        ]
-        self._weights = (20.0, 4.0, 4.0, rng.choice((0.02, 0.1, 0.5)), 0.2, 0.1)
 
     def step(self) -> str | None:
-        """Somebody does something, or nothing; returns what must never happen and happened."""
-        self.steps += 1
+        """Let the liar say something, or an honest member do something."""
         if self._rng.random() < LYING:
             self._lies()
             return None
-        position = self._rng.choice(self._honest)
-        (kind,) = self._rng.choices(self._kinds, self._weights)
-        possible = kind(position, self._numbers[position])
-        possible = [o for o in possible if o.crashes <= self._crashes and o.leaves <= self._leaves]
-        if not possible:
-            return None
-        outcome = possible[0] if self._rng.random() < 0.6 else self._rng.choice(possible)
-        self.path.append(f"member {position} {outcome.text}")
-        before, self._numbers[position] = self._numbers[position], outcome.after
-        self._crashes -= outcome.crashes
-        self._leaves -= outcome.leaves
-        states = self.members.states
-        for message in sorted(states[outcome.after].said - states[before].said, key=order_of):
-            for receiver in self._honest:
-                if receiver != position:
-                    self._bags[receiver].append((position, message))
-        return outcome.violation or self._judged(position, outcome)
+        return super().step()
 
-    def calms(self) -> str | None:
-        """What is wrong with what comes of it once the network is calm."""
+    def end(self) -> str | None:
+        """Calm the network, and return what is wrong with the outcome, if anything is."""
+        if self.over:
+            return None
         machines = {position: self.members.states[self._numbers[position]].machine for position in self._honest}
-        calm = Calm(self.scope, self.members, self._liar, machines, self._rng)
+        calm = Calm(self._scope, self.members, self._liar, machines, self._rng)
         wrong = calm.decides()
         self.path += calm.path if wrong else []
         return wrong
 
     def _said(self, position: int) -> frozenset[Message]:
-        return self.members.states[self._numbers[position]].said if position != self.scope.liar else frozenset()
+        return self.members.states[self._numbers[position]].said if position != self._scope.liar else frozenset()
 
     def _lies(self) -> None:
         receiver = self._rng.choice(self._honest)
-        alphabet = self._liar.alphabet([self._said(i) for i in range(self.scope.members)])
+        alphabet = self._liar.alphabet([self._said(i) for i in range(self._scope.members)])
         if self._rng.random() < TO_THE_POINT:
             alphabet = self._to_the_point(alphabet, receiver)
         message = one_of(alphabet, self._rng)
         self._sent.add(message)
-        self._bags[receiver].append((self.scope.liar, message))
+        self._bags[receiver].append((self._scope.liar, message))
 
     def _to_the_point(self, alphabet: frozenset[Message], receiver: int) -> frozenset[Message]:
         view = self.members.states[self._numbers[receiver]].machine.view
@@ -162,20 +107,14 @@ class _Walk:
             and (not prepared or not isinstance(m, Prepare | Vote) or m.value in prepared)
         )
 
-    def _hears(self, position: int, number: int) -> list[Outcome]:
-        bag, rng = self._bags[position], self._rng
-        if not bag:
-            return []
-        at = rng.randrange(len(bag))
-        sender, message = bag[at]
-        if rng.random() > REPEAT:
-            bag[at] = bag[-1]
-            bag.pop()
-        return [] if rng.random() < LOSS else self.members.hears(position, number, sender, message)
+    def names_certified(self) -> frozenset[str]:
+        return frozenset(map(self.members.values.name, self._certified))
 
     def _judged(self, position: int, outcome: Outcome) -> str | None:
+        if outcome.violation is not None:
+            return outcome.violation
         member = self.members.states[outcome.after]
-        if member.machine.view >= self.scope.views:
+        if member.machine.view >= self._scope.views:
             return "a member followed to a view far ahead"
         for message in member.said:
             if isinstance(message, Prepare | Vote) and message.value in self._liar.bad:
@@ -187,19 +126,19 @@ class _Walk:
             wrong = self._unfounded(certificate)
             if wrong is not None:
                 return wrong
-            self.certified.add(certificate.value.hash)
-        if len(self.certified) < 2:
+            self._certified.add(certificate.value.hash)
+        if len(self._certified) < 2:
             return None
-        self.convicted = self.scope.faults is FaultModel.CRASH and evidence(self._sent) is not None
-        return None if self.convicted else "fork"
+        self.over = self._scope.faults is FaultModel.CRASH and evidence(self._sent) is not None
+        return None if self.over else "fork"
 
     def _count(self, view: int, value: bytes) -> None:
         voters = {self.members.peers[i] for i in self._honest if _voted(self._said(i), view, value)}
-        if self.scope.faults is FaultModel.LYING or _voted(self._sent, view, value):
-            voters.add(self.members.peers[self.scope.liar])
+        if self._scope.faults is FaultModel.LYING or _voted(self._sent, view, value):
+            voters.add(self.members.peers[self._scope.liar])
         leaves = self.members.values.by_hash[value].leaves
-        if outweighs(self.members.previous, voters, leaves, self.scope.faults):
-            self.certified.add(value)
+        if outweighs(self.members.previous, voters, leaves, self._scope.faults):
+            self._certified.add(value)
 
     def _unfounded(self, certificate: Certificate) -> str | None:
         value = certificate.value.hash

@@ -5,7 +5,7 @@ did with what it met, so that whoever combines members deals in small integers a
 once. The machine is the one that nodes run (`shoal.protocol.agreement`), with real keys.
 
 What is said is checked here against what the same member said before, in this life or an earlier one: that it was
-written first, and breaks no promise. What several members said together is for `explore.py`.
+written first, and breaks no promise. What several members said together is for `agreement.py`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def plain_agreement(identity: Identity, previous: Value) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member in one state. `said` is what may still bind it; `rank` that of its last step (see `explore.py`)."""
+    """One member in one state. `said` is what may still bind it; `rank` that of its last step (see `agreement.py`)."""
 
     machine: Agreement
     log: Log

@@ -91,16 +91,12 @@ class RepairExplorer:
         revisions = {plan.hash for plan in plans if plan.lineage != plan.hash}
         return RepairExploration(
             scope=self.scope,
-            states=len(search.order),
-            transitions=search.transitions,
             member_states=len(self.members.states),
-            seconds=search.seconds,
-            complete=search.complete,
             plans=len(plans),
             revisions=len(revisions),
             repaired=len(revisions.intersection(plan for plan, _ in self.members.finals)),
             certified=len(self.certified),
-            violations=() if search.finding is None else (search.finding,),
+            **search.figures(),
         )
 
     def sayings(self) -> frozenset[tuple[int, str]]:

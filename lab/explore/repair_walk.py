@@ -8,18 +8,17 @@ on what it happens to believe. A seed gives the same walks again.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from shoal.protocol.messages import Message, Plan
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_judge import Parcel
 from shoal.lab.explore.repair_member import LOUD
 from shoal.lab.explore.repair_run import Kit, Passed
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.explore.repair_steps import Context, Outcome, told_parcel
-from shoal.lab.explore.search import Finding, OnProgress, State, ignore_progress
-from shoal.protocol.messages import Message, Plan
+from shoal.lab.explore.search import OnProgress, State, Walk, ignore_progress, taken_from, walk_at_random
 
 STEPS_PER_MEMBER_LIMIT = 80
 """A walk this long ends, and the next begins."""
@@ -35,40 +34,26 @@ KILLED_WITHIN = 0.03
 """Of steps within which a member can be killed, where any may return."""
 TRIES = 50
 """To find something that changes somebody."""
-PROGRESS_PERIOD_STEPS = 256
 
 
 def walk_repair(
     scope: RepairScope, steps: int, seed: int, kit: Kit | None = None, *, on_progress: OnProgress = ignore_progress
 ) -> RepairExploration:
     """Take `steps` random steps, in as many walks as it needs; chunks are dealt anew in each."""
-    began, rng, found = time.perf_counter(), random.Random(seed), _Found()
-    taken = 0
-    while taken < steps and found.finding is None:
-        here = replace(scope, reduced=False, shift=rng.randrange(scope.members))
-        one = _Walk(here, rng, kit)
-        for _ in range(min(steps - taken, STEPS_PER_MEMBER_LIMIT * scope.members)):
-            kind = one.step()
-            taken += 1
-            if taken % PROGRESS_PERIOD_STEPS == 0:
-                on_progress(taken, taken)
-            if kind is not None:
-                found.finding = Finding(kind=kind, schedule=tuple(one.path))
-            if one.over or kind is not None:
-                break
-        found.add(one)
+    rng, found = random.Random(seed), _Found()
+
+    def begin() -> _Walk:
+        return _Walk(replace(scope, reduced=False, shift=rng.randrange(scope.members)), rng, kit)
+
+    figures = walk_at_random(begin, found.add, steps, on_progress)
     return RepairExploration(
         scope=scope,
-        states=taken,
-        transitions=taken,
         member_states=found.member_states,
-        seconds=time.perf_counter() - began,
-        complete=False,
         plans=len(found.plans),
         revisions=len(found.revisions),
         repaired=len(found.revisions & found.reduced),
         certified=len(found.certified),
-        violations=() if found.finding is None else (found.finding,),
+        **figures,
     )
 
 
@@ -81,7 +66,6 @@ class _Found:
     revisions: set[bytes] = field(default_factory=set)
     reduced: set[bytes] = field(default_factory=set)
     certified: set[bytes] = field(default_factory=set)
-    finding: Finding | None = None
 
     def add(self, walk: _Walk) -> None:
         visited = [walk.explorer.members.states[number] for number in walk.visited]
@@ -96,13 +80,11 @@ class _Found:
 _Kind = Callable[[int, tuple[int, ...], Context], Iterable[Outcome]]
 
 
-class _Walk:
+class _Walk(Walk):
     def __init__(self, scope: RepairScope, rng: random.Random, kit: Kit | None) -> None:
+        super().__init__(STEPS_PER_MEMBER_LIMIT * scope.members)
         self.explorer = RepairExplorer(scope, kit)
         self.state: State = self.explorer.start
-        self.path: list[str] = []
-        self.over = False
-        """Whether it was hard to find anything more to do."""
         self._rng = rng
         self._members = self.explorer.members
         self._alive = rng.choice(BELIEVED_ALIVE)
@@ -123,7 +105,7 @@ class _Walk:
         self._kinds, self._weights = [kind for kind, _ in weights], [weight for _, weight in weights]
 
     def step(self) -> str | None:
-        """Somebody does something, if it is soon found; returns what must never happen and happened."""
+        """Take a step, if one is soon found, or else it is over; returns what must never happen and happened."""
         before = len(self.path)
         for _ in range(TRIES):
             kind = self._try()
@@ -199,11 +181,7 @@ class _Walk:
         bag, rng = self._words[position], self._rng
         if not bag:
             return ()
-        at = rng.randrange(len(bag))
-        sender, message = bag[at]
-        if rng.random() > REPEAT:
-            bag[at] = bag[-1]
-            bag.pop()
+        sender, message = taken_from(bag, rng, repeat=REPEAT)
         return context.does(*rng.choice(list(context.hears(sender, message))))
 
     def _acts(self, position: int, voices: tuple[int, ...], context: Context) -> Iterable[Outcome]:

@@ -40,7 +40,7 @@ from shoal.lab.explore.rules_guards import FREE, Facts, Guards, Mover
 from shoal.lab.explore.rules_liar import Used
 from shoal.lab.explore.rules_scope import LYING, Kind, RulesScope, outvotes
 from shoal.lab.explore.rules_voter import NONE, Memory, Signatures, Signing, Voter, new_voter
-from shoal.lab.explore.search import Finding, OnProgress, Search, State, ignore_progress
+from shoal.lab.explore.search import Exploration, OnProgress, Search, State, ignore_progress
 
 PROGRESS_PERIOD_STATES = 4096
 _MOVE, _PROPOSE, _PREPARE, _VOTE, _RANKS = range(5)
@@ -72,21 +72,6 @@ class Step:
     violation: str | None = None
     votes: bool = False
     moves: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulesExploration:
-    """What a search found. `complete`: every schedule of the scope was walked. `certified` are the sets of values, by
-    name, for which some schedule has certificates."""
-
-    scope: RulesScope
-    states: int
-    transitions: int
-    member_states: int
-    seconds: float
-    complete: bool
-    certified: frozenset[frozenset[str]]
-    violations: tuple[Finding, ...] = ()
 
 
 class _Said(NamedTuple):
@@ -122,24 +107,18 @@ class RulesExplorer:
 
     # -- the search ----------------------------------------------------------------------------------------------
 
-    def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> RulesExploration:
+    def run(self, limit: int | None = None, on_progress: OnProgress = ignore_progress) -> Exploration[RulesScope]:
         """Walk every schedule, breadth first, until something is wrong or `limit` states were met."""
         search = Search(self.start, self.steps, self.after, progress_period_states=PROGRESS_PERIOD_STATES)
         search.run(limit, on_progress)
-        finding = search.finding
-        if finding is not None and len(self.scope.alike) > 1:
+        figures = search.figures()
+        if figures["violations"] and len(self.scope.alike) > 1:
             # Members were exchanged on the way to it: search with their names.
             named = RulesExplorer(replace(self.scope, exchanged=False), self.bug, forks_only=self._forks_only)
             (finding,) = named.run().violations
-        return RulesExploration(
-            scope=self.scope,
-            states=len(search.order),
-            transitions=search.transitions,
-            member_states=len(self.voters),
-            seconds=search.seconds,
-            complete=search.complete,
-            certified=frozenset(self.certified),
-            violations=() if finding is None else (finding,),
+            figures["violations"] = (finding,)
+        return Exploration(
+            scope=self.scope, member_states=len(self.voters), certified=frozenset(self.certified), **figures
         )
 
     def after(self, state: State, position: int, step: Step) -> State | str:

@@ -6,21 +6,18 @@ Nothing is reduced: members move when they like, and may restart. A seed gives t
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
-from shoal.lab.explore.rules import RulesExploration, RulesExplorer
+from shoal.lab.explore.rules import RulesExplorer
 from shoal.lab.explore.rules_bugs import Bug
 from shoal.lab.explore.rules_scope import RulesScope
-from shoal.lab.explore.search import Finding, OnProgress, ignore_progress
+from shoal.lab.explore.search import Exploration, OnProgress, Walk, ignore_progress, walk_at_random
 
 STEPS_PER_MEMBER_LIMIT = 40
 """A walk this long ends, and the next begins."""
 
 RELUCTANCE = (1.0, 0.3, 0.05)
 """How likely a member moves, beside its other steps: where it seldom does, views fill with Prepares and votes."""
-
-PROGRESS_PERIOD_STEPS = 256
 
 
 def walk_rules(
@@ -31,47 +28,45 @@ def walk_rules(
     *,
     forks_only: bool = False,
     on_progress: OnProgress = ignore_progress,
-) -> RulesExploration:
+) -> Exploration[RulesScope]:
     """Take `steps` random steps, in as many walks as it needs; which members lie is drawn for each."""
-    began = time.perf_counter()
     rng = random.Random(seed)
     explorers: dict[int, RulesExplorer] = {}
-    taken = 0
-    finding: Finding | None = None
-    while taken < steps and finding is None:
+
+    def begin() -> _Walk:
         liar = rng.randrange(scope.members - scope.liars + 1) if scope.liars else 0
         if liar not in explorers:
             here = replace(scope, reduced=False, liar=liar)
             explorers[liar] = RulesExplorer(here, bug, forks_only=forks_only)
-        walked, finding = _walk(explorers[liar], rng, min(steps - taken, STEPS_PER_MEMBER_LIMIT * scope.members))
-        taken += walked
-        on_progress(taken, taken)
-    return RulesExploration(
+        return _Walk(explorers[liar], rng)
+
+    figures = walk_at_random(begin, lambda _: None, steps, on_progress)  # what it met is in its explorer
+    return Exploration(
         scope=replace(scope, reduced=False),
-        states=taken,
-        transitions=taken,
         member_states=max(len(explorer.voters) for explorer in explorers.values()),
-        seconds=time.perf_counter() - began,
-        complete=False,
         certified=frozenset(names for explorer in explorers.values() for names in explorer.certified),
-        violations=() if finding is None else (finding,),
+        **figures,
     )
 
 
-def _walk(explorer: RulesExplorer, rng: random.Random, limit: int) -> tuple[int, Finding | None]:
-    """One walk, until nothing is left to do: how many steps it took, and what never may happen and did."""
-    state = explorer.start
-    path: list[str] = []
-    reluctance = rng.choice(RELUCTANCE)
-    for taken in range(1, limit + 1):
-        steps = explorer.steps(state)
+class _Walk(Walk):
+    def __init__(self, explorer: RulesExplorer, rng: random.Random) -> None:
+        super().__init__(STEPS_PER_MEMBER_LIMIT * explorer.scope.members)
+        self._explorer, self._rng = explorer, rng
+        self._state = explorer.start
+        self._reluctance = rng.choice(RELUCTANCE)
+
+    def step(self) -> str | None:
+        """Take a step that is possible; where there is none it is over."""
+        steps = self._explorer.steps(self._state)
         if not steps:
-            return taken, None
-        weights = [reluctance if step.moves else 1.0 for _, step in steps]
-        ((member, step),) = rng.choices(steps, weights)
-        path.append(f"member {member} {step.text}")
-        reached = explorer.after(state, member, step)
+            self.over = True
+            return None
+        weights = [self._reluctance if step.moves else 1.0 for _, step in steps]
+        ((member, step),) = self._rng.choices(steps, weights)
+        self.path.append(f"member {member} {step.text}")
+        reached = self._explorer.after(self._state, member, step)
         if isinstance(reached, str):
-            return taken, Finding(kind=reached, schedule=tuple(path))
-        state = reached
-    return limit, None
+            return reached
+        self._state = reached
+        return None

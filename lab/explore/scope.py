@@ -40,7 +40,7 @@ class Scope:
     back instead; the round is then the first after another rollback, and each member has on disk what it said in the
     abandoned round of the same number. With one of `liars`, member `liar` says anything at any time (`liar.py`).
     `faults` is the fault model, and so the quorum. `reduced` leaves out schedules that differ from others in
-    nothing that matters, `exchanged` those that differ in the names of members only; see `explore.py`.
+    nothing that matters, `exchanged` those that differ in the names of members only; see `agreement.py`.
     Raises ConfigError for what is out of range.
     """
 

@@ -1,35 +1,44 @@
-"""Breadth first through the states that steps of members lead to, until something is wrong, and how it came to that."""
+"""Breadth first through the states that steps of members lead to, until something is wrong, and how it came to that.
+
+Where there are too many states, walks at random go through some of them instead.
+"""
 
 from __future__ import annotations
 
+import random
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypedDict, TypeVar
 
 from shoal.protocol.errors import LocalError
 
 State = tuple[int, ...]
 """The number of a member's state for each position, then what is common to all."""
 
+WALK_PROGRESS_PERIOD_STEPS = 256
+
 OnProgress = Callable[[int, int], None]
 """Called with the number of states and of transitions so far."""
 
 
 def ignore_progress(states: int, transitions: int) -> None:
-    """For whom progress does not matter."""
+    """Do nothing, where nobody wants to see progress."""
 
 
 class Told(Protocol):
-    """What can happen to one member, and how it is called."""
+    """Something that can happen to one member, and its name."""
 
     @property
     def text(self) -> str: ...
 
 
 OutcomeT = TypeVar("OutcomeT", bound=Told)
+ScopeT = TypeVar("ScopeT")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,31 @@ class Finding:
 
     kind: str
     schedule: tuple[str, ...]
+
+
+class Figures(TypedDict):
+    """The size of a search or of walks, the time they took, and what they found."""
+
+    states: int
+    transitions: int
+    seconds: float
+    complete: bool
+    violations: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration(Generic[ScopeT]):
+    """The findings in a scope. `complete`: every schedule of it was walked. `certified` are the sets of values, by
+    name, that some schedule certified: the empty one, and one of each value."""
+
+    scope: ScopeT
+    states: int
+    transitions: int
+    member_states: int
+    seconds: float
+    complete: bool
+    certified: frozenset[frozenset[str]]
+    violations: tuple[Finding, ...] = ()
 
 
 class Search(Generic[OutcomeT]):
@@ -57,10 +91,10 @@ class Search(Generic[OutcomeT]):
     ) -> None:
         self.order: list[State] = [start]
         """The states that were met, as they were met."""
-        self.transitions = 0
-        self.complete = False
         self.finding: Finding | None = None
-        self.seconds = 0.0
+        self._transitions = 0
+        self._complete = False
+        self._seconds = 0.0
         self._steps, self._after = steps, after
         self._progress_period_states = progress_period_states
         self._parents = array("Q", [0])
@@ -86,9 +120,19 @@ class Search(Generic[OutcomeT]):
             at += 1
             if at % self._progress_period_states == 0:
                 on_progress(len(order), transitions)
-        self.transitions = transitions
-        self.complete = at == len(order) and self.finding is None
-        self.seconds = time.perf_counter() - began
+        self._transitions = transitions
+        self._complete = at == len(order) and self.finding is None
+        self._seconds = time.perf_counter() - began
+
+    def figures(self) -> Figures:
+        """Return what `run` came to."""
+        return Figures(
+            states=len(self.order),
+            transitions=self._transitions,
+            seconds=self._seconds,
+            complete=self._complete,
+            violations=() if self.finding is None else (self.finding,),
+        )
 
     def _path(self, at: int) -> list[str]:
         """The steps that led to a state. Raises LocalError for one that no step leads to."""
@@ -107,3 +151,56 @@ class Search(Generic[OutcomeT]):
 
 def _told(position: int, outcome: Told) -> str:
     return f"member {position} {outcome.text}"
+
+
+class Walk(ABC):
+    """One random schedule, from its start: the steps in its `path`. It ends when it is `over`, or at its limit."""
+
+    def __init__(self, limit_steps: int) -> None:
+        self.limit_steps = limit_steps
+        self.path: list[str] = []
+        self.over = False
+
+    @abstractmethod
+    def step(self) -> str | None:
+        """Take a step, or none; returns what must never happen and happened."""
+
+    def end(self) -> str | None:
+        """Return what is wrong once the last step is taken, if anything is."""
+        return None
+
+
+WalkT = TypeVar("WalkT", bound=Walk)
+
+
+def walk_at_random(
+    begin: Callable[[], WalkT], ended: Callable[[WalkT], object], steps: int, on_progress: OnProgress
+) -> Figures:
+    """Begin and end one walk after the other, until `steps` steps are taken or something is wrong."""
+    began = time.perf_counter()
+    taken = 0
+    violations: tuple[Finding, ...] = ()
+    while taken < steps and not violations:
+        walk, wrong = begin(), None
+        limit = min(steps, taken + walk.limit_steps)
+        while wrong is None and not walk.over and taken < limit:
+            wrong = walk.step()
+            taken += 1
+            if taken % WALK_PROGRESS_PERIOD_STEPS == 0:
+                on_progress(taken, taken)
+        wrong = walk.end() if wrong is None else wrong
+        if wrong is not None:
+            violations = (Finding(kind=wrong, schedule=tuple(walk.path)),)
+        ended(walk)
+    seconds = time.perf_counter() - began
+    return Figures(states=taken, transitions=taken, seconds=seconds, complete=False, violations=violations)
+
+
+def taken_from(bag: list[ItemT], rng: random.Random, *, repeat: float) -> ItemT:
+    """Draw something from a bag; with the probability `repeat` it stays there for another time."""
+    at = rng.randrange(len(bag))
+    item = bag[at]
+    if rng.random() > repeat:
+        bag[at] = bag[-1]
+        bag.pop()
+    return item

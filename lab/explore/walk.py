@@ -7,15 +7,24 @@ every message goes to everyone, and votes and certificates are heard. A seed giv
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.lab.explore.agreement import Exploration, Explorer
-from shoal.lab.explore.member import MakeAgreement, Outcome, plain_agreement
-from shoal.lab.explore.scope import Scope
-from shoal.lab.explore.search import Finding, OnProgress, State, ignore_progress
 from shoal.protocol.messages import Certificate, Message, Vote
+from shoal.lab.explore.agreement import Explorer
+from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
+from shoal.lab.explore.scope import Scope
+from shoal.lab.explore.search import (
+    Exploration,
+    OnProgress,
+    State,
+    Walk,
+    ignore_progress,
+    taken_from,
+    walk_at_random,
+)
+from shoal.lab.explore.word import order_of
 
 STEPS_PER_MEMBER_LIMIT = 60
 """A walk this long ends, and the next begins."""
@@ -23,8 +32,6 @@ STEPS_PER_MEMBER_LIMIT = 60
 LOSS, REPEAT = 0.1, 0.15
 VOTE_LOSS = (0.1, 0.6, 0.95)
 """Where votes get lost the outcome stays unknown, and members go through many views with votes behind them."""
-
-PROGRESS_PERIOD_STEPS = 256
 
 
 def walk(
@@ -34,47 +41,40 @@ def walk(
     make: MakeAgreement = plain_agreement,
     *,
     on_progress: OnProgress = ignore_progress,
-) -> Exploration:
+) -> Exploration[Scope]:
     """Take `steps` random steps, in as many walks as it needs; the planner is another in each."""
-    began = time.perf_counter()
     rng = random.Random(seed)
-    taken = members = 0
-    certified: set[frozenset[str]] = set()
-    finding: Finding | None = None
-    while taken < steps and finding is None:
-        here = replace(scope, reduced=False, planner=rng.randrange(scope.members))
-        one = _Walk(here, rng, make)
-        for _ in range(min(steps - taken, STEPS_PER_MEMBER_LIMIT * scope.members)):
-            kind = one.step()
-            taken += 1
-            if taken % PROGRESS_PERIOD_STEPS == 0:
-                on_progress(taken, taken)
-            if kind is not None:
-                finding = Finding(kind=kind, schedule=tuple(one.path))
-                break
-        members += len(one.explorer.members.states)
-        certified.add(one.explorer.certified(one.state))
-    return Exploration(
-        scope=scope,
-        states=taken,
-        transitions=taken,
-        member_states=members,
-        seconds=time.perf_counter() - began,
-        complete=False,
-        certified=frozenset(certified),
-        violations=() if finding is None else (finding,),
-    )
+
+    def begin() -> _HonestWalk:
+        return _HonestWalk(replace(scope, reduced=False, planner=rng.randrange(scope.members)), rng, make)
+
+    return walked(scope, begin, steps, on_progress)
 
 
-class _Walk:
-    def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
-        self.explorer = Explorer(scope, make)
-        self.state: State = self.explorer.start
-        self.path: list[str] = []
-        self._rng = rng
-        self._crashes, self._leaves = scope.crashes, scope.leaves
-        self._bags: list[list[tuple[int, Message]]] = [[] for _ in range(scope.members)]
-        members = self.explorer.members
+class AgreementWalk(Walk):
+    """A schedule of those of the members that are honest. Subclasses judge what comes of each step.
+
+    weights: how likely a member hears, computes, proposes, moves, returns, or leaves.
+    loss: how likely a message is lost; vote_loss: a vote or a certificate.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        honest: Sequence[int],
+        rng: random.Random,
+        *,
+        weights: Sequence[float],
+        loss: float,
+        vote_loss: float,
+    ) -> None:
+        super().__init__(STEPS_PER_MEMBER_LIMIT * members.scope.members)
+        self.members = members
+        self._honest, self._rng, self._weights = honest, rng, weights
+        self._loss, self._vote_loss = loss, vote_loss
+        self._numbers = list(members.start)
+        self._crashes, self._leaves = members.scope.crashes, members.scope.leaves
+        self._bags: dict[int, list[tuple[int, Message]]] = {position: [] for position in honest}
         self._kinds: list[Callable[[int, int], list[Outcome]]] = [
             self._hears,
             members.computes,
@@ -83,41 +83,69 @@ class _Walk:
             members.returns,
             members.leaves,
         ]
-        self._weights = (20.0, 6.0, 6.0, rng.choice((0.5, 1.0, 2.0)), 0.3, 0.1)
-        self._vote_loss = rng.choice(VOTE_LOSS)
 
     def step(self) -> str | None:
-        """Somebody does something, or nothing; returns what must never happen and happened."""
-        rng = self._rng
-        position = rng.randrange(len(self._bags))
-        (kind,) = rng.choices(self._kinds, self._weights)
-        possible = kind(position, self.state[position])
+        """Let an honest member do something, or nothing; returns what must never happen and happened."""
+        position = self._rng.choice(self._honest)
+        (kind,) = self._rng.choices(self._kinds, self._weights)
+        possible = kind(position, self._numbers[position])
         possible = [o for o in possible if o.crashes <= self._crashes and o.leaves <= self._leaves]
         if not possible:
             return None
-        outcome = possible[0] if rng.random() < 0.6 else rng.choice(possible)
+        outcome = possible[0] if self._rng.random() < 0.6 else self._rng.choice(possible)
         self.path.append(f"member {position} {outcome.text}")
-        after = self.explorer.after(self.state, position, outcome)
-        if isinstance(after, str):
-            return after
+        before, self._numbers[position] = self._numbers[position], outcome.after
         self._crashes -= outcome.crashes
         self._leaves -= outcome.leaves
-        states = self.explorer.members.states
-        for message in states[after[position]].said - states[self.state[position]].said:
-            for receiver, bag in enumerate(self._bags):
+        states = self.members.states
+        for message in sorted(states[outcome.after].said - states[before].said, key=order_of):
+            for receiver in self._honest:
                 if receiver != position:
-                    bag.append((position, message))
-        self.state = after
-        return None
+                    self._bags[receiver].append((position, message))
+        return self._judged(position, outcome)
 
     def _hears(self, position: int, number: int) -> list[Outcome]:
-        bag, rng = self._bags[position], self._rng
-        if not bag:
+        if not self._bags[position]:
             return []
-        at = rng.randrange(len(bag))
-        sender, message = bag[at]
-        if rng.random() > REPEAT:
-            bag[at] = bag[-1]
-            bag.pop()
-        loss = self._vote_loss if isinstance(message, Vote | Certificate) else LOSS
-        return [] if rng.random() < loss else self.explorer.members.hears(position, number, sender, message)
+        sender, message = taken_from(self._bags[position], self._rng, repeat=REPEAT)
+        loss = self._vote_loss if isinstance(message, Vote | Certificate) else self._loss
+        return [] if self._rng.random() < loss else self.members.hears(position, number, sender, message)
+
+    @abstractmethod
+    def names_certified(self) -> frozenset[str]:
+        """Name the values that have been certified."""
+
+    @abstractmethod
+    def _judged(self, position: int, outcome: Outcome) -> str | None:
+        """Return what must never happen and happened in the step of a member, if anything did."""
+
+
+def walked(scope: Scope, begin: Callable[[], AgreementWalk], steps: int, on_progress: OnProgress) -> Exploration[Scope]:
+    """Walk through a scope at random, and report what was found."""
+    met: list[tuple[int, frozenset[str]]] = []
+
+    def ended(one: AgreementWalk) -> None:
+        met.append((len(one.members.states), one.names_certified()))
+
+    figures = walk_at_random(begin, ended, steps, on_progress)
+    certified = frozenset(names for _, names in met)
+    return Exploration(scope=scope, member_states=sum(count for count, _ in met), certified=certified, **figures)
+
+
+class _HonestWalk(AgreementWalk):
+    def __init__(self, scope: Scope, rng: random.Random, make: MakeAgreement) -> None:
+        self._explorer = Explorer(scope, make)
+        self._state: State = self._explorer.start
+        weights = (20.0, 6.0, 6.0, rng.choice((0.5, 1.0, 2.0)), 0.3, 0.1)
+        vote_loss, everyone = rng.choice(VOTE_LOSS), range(scope.members)
+        super().__init__(self._explorer.members, everyone, rng, weights=weights, loss=LOSS, vote_loss=vote_loss)
+
+    def names_certified(self) -> frozenset[str]:
+        return self._explorer.certified(self._state)
+
+    def _judged(self, position: int, outcome: Outcome) -> str | None:
+        after = self._explorer.after(self._state, position, outcome)
+        if isinstance(after, str):
+            return after
+        self._state = after
+        return None

@@ -1,7 +1,7 @@
 """A member's word: what it may still say after what it said before, in this life or an earlier one.
 
 Only its own messages are looked at here, as someone would who heard all of them, and its log at the time. What several
-members said together is for `explore.py`.
+members said together is for `agreement.py`.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from collections.abc import Iterable
 
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
+from shoal.protocol.wire import canonical
 
 Log = tuple[DurableRecord, ...]
 Said = frozenset[Message]
-
 
 STAGES = 4
 """Of a view: moves to it, its lead, prepares, votes."""
 
 
 def move_stage(view: int) -> int:
-    """When members move to a view, if all of lower views comes first."""
+    """Rank of moving to a view, where lower views come first."""
     return STAGES * view
 
 
 def lead_stage(view: int) -> int:
-    """When a view is led."""
+    """Rank of leading a view."""
     return STAGES * view + 1
 
 
 def prepare_stage(view: int) -> int:
-    """When a proposal is accepted."""
+    """Rank of accepting what is proposed in a view."""
     return STAGES * view + 2
 
 
 def vote_stage(view: int) -> int:
-    """When votes are cast."""
+    """Rank of voting in a view."""
     return STAGES * view + 3
 
 
 def stage(message: Message) -> int:
-    """When a message is said, if all of lower views comes first."""
+    """Rank of saying a message, where lower views come first."""
     if isinstance(message, ViewChange):
         return move_stage(message.view)
     if isinstance(message, Prepare):
@@ -48,6 +48,11 @@ def stage(message: Message) -> int:
     if isinstance(message, Vote):
         return vote_stage(message.view)
     return lead_stage(message.view) if isinstance(message, Propose) else 1
+
+
+def order_of(message: Message) -> tuple[int, bytes]:
+    """Key for sorting messages: lower views first, and the same order in each run."""
+    return getattr(message, "view", 0), canonical(message)
 
 
 def last_view(said: Iterable[Message]) -> int:

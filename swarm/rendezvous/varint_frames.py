@@ -49,7 +49,7 @@ class VarintFrames:
 
     async def write(self, data: bytes) -> None:
         """As `RawStream.write`."""
-        await self._raw.write(_encode(len(data) - LENGTH_BYTES) + data[LENGTH_BYTES:])
+        await self._raw.write(encode_varint(len(data) - LENGTH_BYTES) + data[LENGTH_BYTES:])
 
     async def finish(self) -> None:
         """As `RawStream.finish`."""
@@ -64,7 +64,8 @@ def _decode(varint: bytearray) -> int:
     return sum((byte & 0x7F) << (7 * index) for index, byte in enumerate(varint))
 
 
-def _encode(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
+    """Encode a number as libp2p and protobuf do: seven bits a byte, the lowest first."""
     encoded = bytearray()
     while number >= 0x80:
         encoded.append(number & 0x7F | 0x80)

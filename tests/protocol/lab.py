@@ -11,9 +11,10 @@ the code under test accept it. Everything random comes from the walk's own seede
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -34,22 +35,15 @@ from shoal.protocol.agreement import (
     Persist,
 )
 from shoal.protocol.certificate import check_certificate, genesis
+from shoal.protocol.effects import Effect
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
-    LEAVE_DOMAIN,
     NO_HASH,
-    PREPARE_DOMAIN,
-    PROPOSE_DOMAIN,
-    REPORT_DOMAIN,
-    VOTE_DOMAIN,
     Certificate,
     Leave,
     Message,
-    Moves,
     Prepare,
-    Prepared,
-    PreparedValue,
     Propose,
     Report,
     RoundMessage,
@@ -57,9 +51,10 @@ from shoal.protocol.messages import (
     ViewChange,
     Vote,
     domain_hash,
-    report_preimage,
-    step_preimage,
 )
+from shoal.lab.signed import leave_of, signed_report
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 SWARM = bytes(range(32))
 BAG_LIMIT_MESSAGES = 160
@@ -124,22 +119,6 @@ def honest_report(previous: Value, plan: bytes) -> Report:
     )
 
 
-def signed_report(identity: Identity, report: Report) -> Report:
-    """`report` as `identity` says it."""
-    preimage = report_preimage(report.base, report.plan, report.digest, report.bitmaps, report.tokens)
-    return msgspec.structs.replace(report, signature=identity.sign(REPORT_DOMAIN, preimage))
-
-
-def leave_of(identity: Identity, previous: Value) -> Leave:
-    """`identity`'s signed leave of the round after `previous`."""
-    return Leave(
-        term=previous.next_term,
-        round=previous.next_round,
-        base=previous.hash,
-        signature=identity.sign(LEAVE_DOMAIN, previous.hash),
-    )
-
-
 def value_of(
     previous: Value,
     plan: bytes,
@@ -184,80 +163,6 @@ def _value_of(
     )
 
 
-def vote_of(identity: Identity, view: int, value: Value) -> Vote:
-    """`identity`'s signed vote for `value` in `view`."""
-    return Vote(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        view=view,
-        value=value.hash,
-        signature=identity.sign(VOTE_DOMAIN, step_preimage(view, value.hash)),
-    )
-
-
-def prepare_of(identity: Identity, view: int, value: Value) -> Prepare:
-    """`identity`'s signed Prepare of `value` in `view`."""
-    return Prepare(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        view=view,
-        value=value.hash,
-        signature=identity.sign(PREPARE_DOMAIN, step_preimage(view, value.hash)),
-    )
-
-
-def prepared_by(identities: Iterable[Identity], view: int, value: Value) -> Prepared:
-    """The prepare certificate that these make."""
-    signed = {one.peer_id: prepare_of(one, view, value).signature for one in identities}
-    return Prepared(view, tuple(sorted(signed)), tuple(signed[peer] for peer in sorted(signed)))
-
-
-def propose_of(
-    identity: Identity,
-    view: int,
-    value: Value,
-    moves: Moves | msgspec.UnsetType = msgspec.UNSET,
-    prepared: Prepared | msgspec.UnsetType = msgspec.UNSET,
-) -> Propose:
-    """What the lead `identity` says to propose `value` in `view`."""
-    return Propose(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        view=view,
-        value=value,
-        signature=identity.sign(PROPOSE_DOMAIN, step_preimage(view, value.hash)),
-        moves=moves,
-        prepared=prepared,
-    )
-
-
-def change_of(identity: Identity, previous: Value, view: int, prepared: PreparedValue | None = None) -> ViewChange:
-    """`identity`'s move to `view`, with the prepare certificate that it carries."""
-    return ViewChange(
-        term=previous.next_term,
-        round=previous.next_round,
-        base=previous.hash,
-        view=view,
-        prepared=prepared,
-        signature=view_change_module.sign_move(identity, previous.hash, view, prepared),
-    )
-
-
-def moves_of(
-    identities: Iterable[Identity],
-    previous: Value,
-    view: int,
-    carried: Mapping[PeerId, PreparedValue] | None = None,
-) -> Moves:
-    """The ViewChanges to `view` of these, as proof."""
-    carried = carried or {}
-    changes = {one.peer_id: change_of(one, previous, view, carried.get(one.peer_id)) for one in identities}
-    return view_change_module.make_moves(changes, {})
-
-
 def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
     """The quorum rule in other words than the code's: more than half, or exactly half with the last planner."""
     electorate = set(previous.members) - set(leaves)
@@ -265,6 +170,11 @@ def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collectio
     return 2 * len(inside) > len(electorate) or (
         len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
     )
+
+
+def messages_in(effects: Collection[Effect | AgreementEffect], kind: type[MessageT]) -> list[MessageT]:
+    """The messages of a kind that these effects send to everybody."""
+    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import (
     VIEWS_AHEAD_LIMIT,
     Agreement,
-    AgreementEffect,
     Broadcast,
     Decided,
     DurableRecord,
@@ -35,7 +34,6 @@ from shoal.protocol.identity import verify as real_verify
 from shoal.protocol.messages import (
     VIEW_LIMIT,
     Leave,
-    Message,
     Prepare,
     PreparedValue,
     Propose,
@@ -43,6 +41,16 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
     Vote,
+)
+from shoal.lab.signed import (
+    change_of,
+    leave_of,
+    moves_of,
+    prepare_of,
+    prepared_by,
+    propose_of,
+    signed_report,
+    vote_of,
 )
 from tests.protocol import seeded
 from tests.protocol.lab import (
@@ -53,18 +61,11 @@ from tests.protocol.lab import (
     PaperIdentity,
     Violation,
     Walk,
-    change_of,
     honest_report,
-    leave_of,
-    moves_of,
+    messages_in,
     paper_signatures,
     plan_hash,
-    prepare_of,
-    prepared_by,
-    propose_of,
-    signed_report,
     value_of,
-    vote_of,
 )
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -72,10 +73,6 @@ __all__ = ["paper_signatures"]
 
 WALKS = 240
 WALK_STEPS = 480
-
-
-def messages_in(effects: list[AgreementEffect], kind: type[Message]) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
 
 
 # -- the undisturbed course ----------------------------------------------------------------------------------

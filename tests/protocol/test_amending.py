@@ -30,7 +30,6 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     NO_HASH,
-    VOTE_DOMAIN,
     Amended,
     Amendment,
     Certificate,
@@ -39,16 +38,16 @@ from shoal.protocol.messages import (
     PreparedValue,
     Propose,
     Rebase,
-    Report,
     Target,
     Value,
     Vote,
-    step_preimage,
 )
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import SWARM, change_of, paper_signatures, plan_hash, prepared_by, propose_of, value_of
+from shoal.testnet import signed
+from shoal.lab.signed import change_of, prepared_by, propose_of, report_of
+from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 
 __all__ = ["paper_signatures"]
@@ -83,9 +82,7 @@ def in_force(chain: Chain) -> InForce:
 
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS[:3]) -> Certificate:
-    signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
-    return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
+    return signed.certified(value, *signers)
 
 
 def result(previous: Value, name: str = "") -> Value:
@@ -353,18 +350,6 @@ def test_neither_rebase_nor_rollback_carries_an_amendment() -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------
 
 
-def report(value: Value) -> Report:
-    return Report(
-        term=value.term,
-        round=value.round,
-        base=value.base,
-        plan=value.plan,
-        digest=value.digest,
-        bitmaps=value.bitmaps,
-        tokens=value.tokens,
-    )
-
-
 def proposed(machine: Agreement, value: Value) -> Propose:
     return propose_of(key_of(machine.lead(0)), 0, value)
 
@@ -402,7 +387,7 @@ def test_member_that_never_consented_votes_for_what_a_quorum_wants_and_for_nothi
             machine.receive(lead, certified(wrong))
         with pytest.raises(LocalError):
             members[lead].propose(wrong)
-    machine.computed(report(good))
+    machine.computed(report_of(good))
     assert prepares(machine.receive(lead, proposed(machine, good))) == [good.hash]
     plain = Agreement(identity=KEYS[0], previous=head)
     with pytest.raises(RemoteError, match="proposed an amendment"):

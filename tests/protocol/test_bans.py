@@ -30,7 +30,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.wire import canonical, decode
-from tests.protocol.lab import honest_report, paper_signatures, plan_hash, prepare_of, propose_of, value_of, vote_of
+from shoal.lab.signed import prepare_of, propose_of, vote_of
+from tests.protocol.lab import honest_report, paper_signatures, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of
 
 __all__ = ["paper_signatures"]

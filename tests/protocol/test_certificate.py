@@ -23,6 +23,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
+from shoal.testnet import signed
 from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
 
 KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
@@ -40,14 +41,7 @@ def subsets(peers: Sequence[PeerId]) -> Iterator[tuple[PeerId, ...]]:
 def certified(
     previous: Value, signers: Iterable[Identity], *, view: int = 0, value: Value | None = None
 ) -> Certificate:
-    value = value or value_of(previous, plan_hash("plan"), previous.members[0])
-    by_peer = sorted(signers, key=lambda key: key.peer_id)
-    return Certificate(
-        value=value,
-        view=view,
-        signers=tuple(key.peer_id for key in by_peer),
-        signatures=tuple(key.sign(VOTE_DOMAIN, step_preimage(view, value.hash)) for key in by_peer),
-    )
+    return signed.certified(value or value_of(previous, plan_hash("plan"), previous.members[0]), *signers, view=view)
 
 
 # -- quorum --------------------------------------------------------------------------------------------------

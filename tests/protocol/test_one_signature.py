@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 import msgspec
 import pytest
 
-from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, Decided, DurableRecord, Mismatch, Persist
+from shoal.protocol.agreement import Agreement, Broadcast, Decided, DurableRecord, Mismatch, Persist
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     FIRST_VOTE_DOMAIN,
     NO_HASH,
@@ -26,7 +25,6 @@ from shoal.protocol.messages import (
     Prepared,
     PreparedValue,
     Propose,
-    Report,
     Target,
     Value,
     ViewChange,
@@ -37,38 +35,24 @@ from shoal.protocol.messages import (
 from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
-from tests.protocol.lab import (
-    Lab,
-    PaperIdentity,
+from shoal.lab.forgeries import with_stranger, without, without_others
+from shoal.lab.signed import (
+    certified,
     change_of,
-    honest_report,
     leave_of,
     moves_of,
-    paper_signatures,
-    plan_hash,
     prepare_of,
     prepared_by,
     propose_of,
     signed_report,
-    value_of,
     vote_of,
 )
+from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 __all__ = ["paper_signatures"]
-
-
-def messages_in(effects: Collection[Effect | AgreementEffect], kind: type[Message]) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Broadcast) and isinstance(e.message, kind)]
-
-
-def certified(value: Value, *signing: Identity, view: int = 0) -> Certificate:
-    votes = {one.peer_id: vote_of(one, view, value).signature for one in signing}
-    return Certificate(
-        value=value, view=view, signers=tuple(sorted(votes)), signatures=tuple(votes[p] for p in sorted(votes))
-    )
 
 
 # -- names in a value ----------------------------------------------------------------------------------------
@@ -79,9 +63,9 @@ def test_member_that_lists_all_others_as_gone_certifies_nothing(signs_leaves: bo
     lab = Lab(4)
     liar = lab.members[lab.lead(0)].identity
     others = [peer for peer in lab.start.members if peer != liar.peer_id]
-    value = value_of(lab.start, plan_hash("mine"), liar.peer_id, [liar.peer_id], others)
-    if signs_leaves:
-        value = msgspec.structs.replace(value, leave_signatures=(leave_of(liar, lab.start).signature,) * 3)
+    value = without_others(value_of(lab.start, plan_hash("mine"), liar.peer_id), liar)
+    if not signs_leaves:
+        value = msgspec.structs.replace(value, leave_signatures=msgspec.UNSET)
     forged = certified(value, liar)
     assert is_quorum(lab.start, [liar.peer_id], others), "it would be one, if they had left"
     with pytest.raises(RemoteError, match="without their proofs"):
@@ -196,14 +180,9 @@ def test_lying_lead_that_leaves_members_out_gains_nothing() -> None:
     """In whole rounds: whoever it leaves out is a member of the next round all the same."""
     lab = RoundLab(4, seed=3)
     liar = lab.lead()
-    victim = (liar + 1) % 4
+    victim = lab.nodes[(liar + 1) % 4].peer
 
-    def leave_out(value: Value) -> Value:
-        return msgspec.structs.replace(
-            value, members=tuple(peer for peer in value.members if peer != lab.nodes[victim].peer)
-        )
-
-    _proposing_otherwise(lab, liar, leave_out)
+    _proposing_otherwise(lab, liar, lambda value: without(value, victim))
     lab.run_until(lab.height_of_all(1), 30)
     assert lab.members(1) == set(range(4))
     assert lab.value(1).planner != lab.nodes[liar].peer
@@ -214,21 +193,7 @@ def test_lying_lead_that_brings_strangers_in_gains_nothing(stranger_signs: bool)
     lab = RoundLab(4, seed=3)
     liar, stranger = lab.lead(), PaperIdentity("77")
 
-    def bring_in(value: Value) -> Value:
-        report = Report(
-            term=value.term,
-            round=value.round,
-            base=value.base,
-            plan=value.plan,
-            digest=value.digest,
-            bitmaps=value.bitmaps,
-            tokens=value.tokens,
-        )
-        signature = signed_report(stranger, report).signature if stranger_signs else bytes(64)
-        members = tuple(sorted([*value.members, stranger.peer_id]))
-        return msgspec.structs.replace(value, members=members, report_signatures=(signature,))
-
-    _proposing_otherwise(lab, liar, bring_in)
+    _proposing_otherwise(lab, liar, lambda value: with_stranger(value, stranger, signs=stranger_signs))
     lab.run_until(lab.height_of_all(1), 30)
     assert set(lab.value(1).members) == {node.peer for node in lab.nodes}
 

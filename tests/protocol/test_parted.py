@@ -15,7 +15,8 @@ from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduc
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import MEMBER_LIMIT, Evict, Held, Message, Plan
 from shoal.protocol.round import RoundMachine
-from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures
+from shoal.lab.signed import moves_of
+from tests.protocol.lab import PaperIdentity, paper_signatures
 from tests.protocol.round_machines import accuse, contribution, machines_of, planned
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")

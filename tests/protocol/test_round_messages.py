@@ -30,7 +30,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
-from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures, value_of
+from shoal.lab.signed import moves_of
+from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,
     RoundLab,
@@ -331,13 +332,17 @@ def test_plan_holds_no_more_than_a_message_may() -> None:
     assert planned_peers >= {m.me for m in machines}, "members come first"
 
 
+def report_on(plan: Plan) -> Report:
+    return Report(
+        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
+    )
+
+
 def test_lead_waits_for_a_slow_report_but_not_for_ever() -> None:
     _, machines, leader, plan = planned(4)
     lead = machines[leader]
     others = [machines[n] for n in range(4) if n != leader]
-    report = Report(
-        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
-    )
+    report = report_on(plan)
     effects = lead.reduced(report, 2.0)
     for other in others[:2]:
         effects += lead.receive(other.me, other.agreement.sign_report(report), 2.1)
@@ -350,9 +355,7 @@ def test_lead_waits_for_a_slow_report_but_not_for_ever() -> None:
 def test_who_reported_is_told_to_who_is_still_reducing_by_that_plan() -> None:
     _, machines, leader, plan = planned(4)
     slow, *others = (machines[n] for n in range(4) if n != leader)
-    report = Report(
-        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
-    )
+    report = report_on(plan)
     slow.receive(machines[leader].me, plan, 1.5)
     assert slow.phase is Phase.REDUCE
     assert slow.complete_at() == ()
@@ -370,9 +373,7 @@ def test_report_of_another_digest_is_no_membership() -> None:
     _, machines, leader, plan = planned(3)
     lead = machines[leader]
     one, two = (machines[n] for n in range(3) if n != leader)
-    report = Report(
-        term=plan.term, round=1, base=plan.base, plan=plan.hash, digest=domain_hash("d"), bitmaps=domain_hash("b")
-    )
+    report = report_on(plan)
     effects = lead.reduced(report, 2.0)
     another = msgspec.structs.replace(report, digest=domain_hash("e"))
     effects += lead.receive(one.me, one.agreement.sign_report(another), 2.1)

@@ -16,7 +16,6 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
     NO_HASH,
-    VOTE_DOMAIN,
     Certificate,
     Entry,
     PreparedValue,
@@ -26,12 +25,13 @@ from shoal.protocol.messages import (
     Term,
     Value,
     ViewChange,
-    step_preimage,
 )
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical
-from tests.protocol.lab import SWARM, change_of, plan_hash, prepared_by, propose_of, value_of
+from shoal.testnet import signed
+from shoal.lab.signed import change_of, prepared_by, propose_of
+from tests.protocol.lab import SWARM, plan_hash, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(5)), key=lambda key: key.peer_id)
 AUTHORITY = Identity.from_seed(b"a" * 32)
@@ -39,9 +39,7 @@ PEERS = [key.peer_id for key in KEYS]
 
 
 def certified(value: Value, signers: Iterable[Identity] = KEYS) -> Certificate:
-    signing = sorted(signers, key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in signing)
-    return Certificate(value=value, view=0, signers=tuple(k.peer_id for k in signing), signatures=signatures)
+    return signed.certified(value, *signers)
 
 
 def result(previous: Value, name: str, members: Sequence[PeerId] | None = None) -> Certificate:

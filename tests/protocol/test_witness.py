@@ -18,16 +18,8 @@ from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose
 from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
-from tests.protocol.lab import (
-    change_of,
-    leave_of,
-    plan_hash,
-    prepare_of,
-    prepared_by,
-    propose_of,
-    value_of,
-    vote_of,
-)
+from shoal.lab.signed import change_of, leave_of, prepare_of, prepared_by, propose_of, vote_of
+from tests.protocol.lab import plan_hash, value_of
 from tests.protocol.round_lab import deal_evenly
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)

@@ -289,22 +289,28 @@ def test_hello_that_is_none_is_answered_with_nothing() -> None:
     run(main)
 
 
+@contextlib.asynccontextmanager
+async def full_node(monkeypatch: pytest.MonkeyPatch, waiting: int) -> AsyncIterator[list[Node]]:
+    """Node 1, with a place for one link, which node 2 has; and another, which has no link yet."""
+    monkeypatch.setattr(links, "LINK_LIMIT", 1)
+    async with nodes(1, 2, waiting) as made:
+        await made[0].join(made[1])
+        yield made
+        assert made[0].links.linked() == {made[1].peer}
+        await assert_still_talking(made[0], made[1])
+
+
 def test_who_comes_to_a_full_node_is_told_so_at_hello_and_no_link_is_up_at_either_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "LINK_LIMIT", 1)
-
     async def main() -> None:
-        async with nodes(1, 2, 3) as (one, two, three):
-            await one.join(two)
+        async with full_node(monkeypatch, 3) as (one, _, three):
             with pytest.raises(NoPlaceLeft, match=f"{one.peer} is full"):
                 await three.join(one)
             assert three.gate.fulls == [(one.peer, Full(others=(b"another",)))]
             assert (three.gate.ups, three.links.linked()) == ([], frozenset())
-            assert one.links.linked() == {two.peer}
             assert one.links._refusals.counts() == {Reason.LINKS.value: 1}
             await until(lambda: one.peer not in three.host.connected())  # in a while: the answer has to arrive
-            await assert_still_talking(one, two)
 
     run(main)
 
@@ -312,19 +318,14 @@ def test_who_comes_to_a_full_node_is_told_so_at_hello_and_no_link_is_up_at_eithe
 def test_full_node_ends_no_link_for_whom_it_dials_itself_and_does_not_dial_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "LINK_LIMIT", 1)
-
     async def main() -> None:
-        async with nodes(1, 2, 3) as (one, two, three):
-            await one.join(two)
+        async with full_node(monkeypatch, 3) as (one, _, three):
             with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
                 await one.links.meet(three.peer, three.host.addresses, deadline_s=5)
             assert three.gate.ups == [], "it was not even dialled"
             with pytest.raises(NoPlaceLeft, match="all 1 links of this node are taken"):
                 await one.join(three)
             await until(lambda: not three.links.linked())
-            assert one.links.linked() == {two.peer}
-            await assert_still_talking(one, two)
 
     run(main)
 

@@ -9,13 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.main import execute
-from shoal.lab.bench.hostile_forgeries import forged_certificate, invented_value, with_stranger, without
-from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
-from shoal.lab.bench.hostile_stranger import pruning, varint
-from shoal.lab.bench.hostile_strikes import STRIKES
-from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.cli.bench.hostile import PLACES, to_lines
+from shoal.cli.main import execute
 from shoal.node.state.store import RecordLog
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
@@ -23,15 +18,20 @@ from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     LEAVE_DOMAIN,
     REPORT_DOMAIN,
-    VOTE_DOMAIN,
     Ban,
     Certificate,
     Value,
     report_preimage,
-    step_preimage,
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
+from shoal.swarm.rendezvous.varint_frames import encode_varint
+from shoal.testnet import signed
+from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_stranger import pruning
+from shoal.lab.bench.hostile_strikes import STRIKES
+from shoal.lab.bench.hostile_verdict import problems_of
+from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]
@@ -64,13 +64,11 @@ class Chains:
 
 
 def value_after(previous: Value) -> Value:
-    return invented_value(HONEST[0], previous, previous.members)
+    return invented_value(HONEST[0], previous)
 
 
 def certified(value: Value, *signing: Identity) -> Certificate:
-    votes = {one.peer_id: one.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for one in signing or HONEST}
-    signers = tuple(sorted(votes))
-    return Certificate(value=value, view=0, signers=signers, signatures=tuple(votes[peer] for peer in signers))
+    return signed.certified(value, *signing or HONEST)
 
 
 def left(value: Value, who: Identity) -> Value:
@@ -151,7 +149,7 @@ def test_node_that_certified_nothing_is_seen(tmp_path: Path) -> None:
 def test_report_of_a_stranger_is_signed_as_it_would_sign_it() -> None:
     """Else the strike would be refused for its form."""
     previous = genesis(bytes(32), [one.peer_id for one in IDENTITIES[:5]])
-    value = with_stranger(invented_value(LIAR, previous, previous.members), STRANGER, signs=True)
+    value = with_stranger(invented_value(LIAR, previous), STRANGER, signs=True)
     said = report_preimage(value.base, value.plan, value.digest, value.bitmaps, value.tokens)
     assert value.report_signatures == (STRANGER.sign(REPORT_DOMAIN, said),)
 
@@ -230,11 +228,11 @@ def test_every_kind_has_its_strike() -> None:
 
 
 def test_lengths_are_encoded_as_protobuf_does() -> None:
-    assert [varint(number) for number in (0, 127, 128, 300)] == [b"\0", b"\x7f", b"\x80\x01", b"\xac\x02"]
+    assert [encode_varint(number) for number in (0, 127, 128, 300)] == [b"\0", b"\x7f", b"\x80\x01", b"\xac\x02"]
     from shoal.swarm.gossip_packets import control, parse, subscriptions
 
     packet = pruning()
-    size = len(varint(len(packet) - 3))
+    size = len(encode_varint(len(packet) - 3))
     said = parse(packet[size:])
     assert len(list(subscriptions(said))) > 0
     assert len(said.control.prune) == len(said.subscriptions) == 500

@@ -5,16 +5,17 @@ Larger scopes take minutes, and are for `shoal explore`.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from functools import partial
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from shoal.lab.explore.agreement import Exploration, Explorer
-from shoal.lab.explore.scope import Scope, Values, electorate, outweighs
-from shoal.lab.explore.walk import walk
-from shoal.lab.explore.word import broken_promise, still_binding
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import Agreement, DurableRecord
@@ -22,6 +23,11 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Prepared, PreparedValue, Propose, Value, ViewChange, Vote
+from shoal.lab.explore.agreement import Explorer
+from shoal.lab.explore.scope import Scope, Values, electorate, outweighs
+from shoal.lab.explore.search import Exploration
+from shoal.lab.explore.walk import walk
+from shoal.lab.explore.word import broken_promise, still_binding
 from tests.protocol import seeded
 
 IDENTITIES, PREVIOUS = electorate(3, planner=0)
@@ -29,11 +35,11 @@ VALUES = Values(PREVIOUS, [identity.peer_id for identity in IDENTITIES])
 A, B = (VALUES.fresh(IDENTITIES[0].peer_id, plan, ()) for plan in range(2))
 
 
-def explore(bug: type[Agreement] = Agreement, *, forks_only: bool = False, **scope: Any) -> Exploration:
+def explore(bug: type[Agreement] = Agreement, *, forks_only: bool = False, **scope: Any) -> Exploration[Scope]:
     return Explorer(Scope(**scope), partial(seeded.made_by, bug), forks_only=forks_only).run(limit=100_000)
 
 
-def kinds(exploration: Exploration) -> list[str]:
+def kinds(exploration: Exploration[Scope]) -> list[str]:
     return [finding.kind for finding in exploration.violations]
 
 
@@ -206,6 +212,28 @@ def test_walks_find_forks_and_a_seed_finds_the_same_again(bug: type[Agreement]) 
     first, again = (walk(scope, 6000, 1, partial(seeded.made_by, bug)) for _ in range(2))
     assert kinds(first) == ["fork"]
     assert first.violations == again.violations
+
+
+def test_walk_of_a_seed_is_the_same_in_another_process() -> None:
+    """Where the hashes of what is said are others, and so the order of what lies in a set."""
+    command = [
+        sys.executable,
+        "-m",
+        "shoal.cli.main",
+        "explore",
+        "agreement",
+        "--members",
+        "4",
+        "--walk",
+        "1500",
+        "--json",
+    ]
+    said = [
+        json.loads(subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hashes}, stdout=PIPE, check=True).stdout)
+        for hashes in ("1", "2")
+    ]
+    first, again = ({name: one[name] for name in one if not name.endswith(("seconds", "_per_s"))} for one in said)
+    assert first == again
 
 
 # -- seeded bugs: each check can fail ----------------------------------------------------------------------------

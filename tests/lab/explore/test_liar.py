@@ -9,33 +9,35 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.lab.explore.agreement import Exploration
-from shoal.lab.explore.liar import Liar, evidence
-from shoal.lab.explore.liar_search import LiarExplorer
-from shoal.lab.explore.liar_walk import walk_with_liar
-from shoal.lab.explore.scope import Scope, Values, electorate
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, NeedFinals
 from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Prepared, Propose, Value, ViewChange, Vote
 from shoal.protocol.quorum import FaultModel
+from shoal.lab.explore.liar import Liar, evidence
+from shoal.lab.explore.liar_search import LiarExplorer
+from shoal.lab.explore.liar_walk import walk_with_liar
+from shoal.lab.explore.scope import Scope, Values, electorate
+from shoal.lab.explore.search import Exploration
 from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING
 WALK: dict[str, Any] = {"views": 4, "crashes": 2, "plans": 2}
 
 
-def walked(faults: FaultModel, members: int, steps: int, seed: int, bug: type[Agreement] = Agreement) -> Exploration:
+def walked(
+    faults: FaultModel, members: int, steps: int, seed: int, bug: type[Agreement] = Agreement
+) -> Exploration[Scope]:
     scope = Scope(members=members, faults=faults, **WALK)
     return walk_with_liar(scope, steps, seed, partial(seeded.made_by, bug))
 
 
-def explored(**scope: Any) -> Exploration:
+def explored(**scope: Any) -> Exploration[Scope]:
     return LiarExplorer(Scope(liars=1, **scope)).run()
 
 
-def kinds(exploration: Exploration) -> list[str]:
+def kinds(exploration: Exploration[Scope]) -> list[str]:
     return [finding.kind for finding in exploration.violations]
 
 

@@ -20,20 +20,21 @@ from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.robust import combine
-from shoal.lab.explore.repair import RepairExploration, RepairExplorer
-from shoal.lab.explore.repair_run import Kit
-from shoal.lab.explore.repair_scope import RepairScope
 from shoal.protocol import leading as leading_module
 from shoal.protocol import round as round_module
 from shoal.protocol.agreement import Agreement, AgreementEffect
 from shoal.protocol.effects import CloseOff, Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose, Report
+from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, Propose
 from shoal.protocol.planning import Deal, PlanSeat, make_plan
 from shoal.protocol.repair import revise_plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
+from shoal.lab.explore.repair import RepairExploration, RepairExplorer
+from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_scope import RepairScope
+from shoal.lab.signed import report_of
 from tests.protocol import seeded
 
 # The lead owns a chunk, and so does one of the others.
@@ -243,19 +244,7 @@ class VotesBlindly(Agreement):
     """Votes for whatever is proposed, finals or not."""
 
     def _receive_propose(self, sender: PeerId, message: Propose) -> list[AgreementEffect]:
-        value = message.value
-        self._computed.setdefault(
-            value.plan,
-            Report(
-                term=value.term,
-                round=value.round,
-                base=value.base,
-                plan=value.plan,
-                digest=value.digest,
-                bitmaps=value.bitmaps,
-                tokens=value.tokens,
-            ),
-        )
+        self._computed.setdefault(message.value.plan, report_of(message.value))
         return super()._receive_propose(sender, message)
 
 

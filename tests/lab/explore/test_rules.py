@@ -6,25 +6,26 @@ from typing import Any
 
 import pytest
 
+from shoal.protocol.errors import ConfigError
 from shoal.lab.explore.quorum_table import reached
-from shoal.lab.explore.rules import RulesExploration, RulesExplorer
+from shoal.lab.explore.rules import RulesExplorer
 from shoal.lab.explore.rules_bugs import Bug
 from shoal.lab.explore.rules_liar import Liar
 from shoal.lab.explore.rules_scope import RulesScope, outvotes
 from shoal.lab.explore.rules_voter import NONE
 from shoal.lab.explore.rules_walk import walk_rules
-from shoal.protocol.errors import ConfigError
+from shoal.lab.explore.search import Exploration
 
 LYING: dict[str, Any] = {"quorum": "lying", "members": 4, "liars": 1, "views": 2}
 CRASH: dict[str, Any] = {"quorum": "crash", "members": 3, "views": 2}
 UNREDUCED = {"reduced": False}
 
 
-def explore(bug: Bug | None = None, *, forks_only: bool = False, **scope: Any) -> RulesExploration:
+def explore(bug: Bug | None = None, *, forks_only: bool = False, **scope: Any) -> Exploration[RulesScope]:
     return RulesExplorer(RulesScope(**scope), bug, forks_only=forks_only).run()
 
 
-def kinds(exploration: RulesExploration) -> list[str]:
+def kinds(exploration: Exploration[RulesScope]) -> list[str]:
     return [finding.kind for finding in exploration.violations]
 
 
