@@ -6,6 +6,7 @@ import secrets
 
 import msgspec
 
+from shoal.lab.signed import certified, change_of, moves_of, prepare_of, propose_of, report_of, signed_report
 from shoal.protocol.certificate import lead
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -19,7 +20,6 @@ from shoal.protocol.messages import (
     ViewChange,
 )
 from shoal.protocol.wire import HASH_BYTES
-from shoal.lab.signed import certified, change_of, moves_of, prepare_of, propose_of, report_of, signed_report
 
 FAR_VIEW = 100
 

@@ -21,14 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.collectives.traffic import PlanTraffic
-from shoal.node.rounds.pace import Stall
-from shoal.node.rounds.reducing import ReduceDesk
-from shoal.protocol.agreement import Agreement
-from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Prepare, Propose, RoundMessage, Value, Vote
-from shoal.protocol.peering import LinkMessage
-from shoal.swarm.lanes.frame import FrameKind
-from shoal.swarm.links import Links
 from shoal.lab.forgeries import (
     far_messages,
     forged_certificate,
@@ -37,6 +29,14 @@ from shoal.lab.forgeries import (
     without,
 )
 from shoal.lab.signed import propose_of
+from shoal.node.rounds.pace import Stall
+from shoal.node.rounds.reducing import ReduceDesk
+from shoal.protocol.agreement import Agreement
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Prepare, Propose, RoundMessage, Value, Vote
+from shoal.protocol.peering import LinkMessage
+from shoal.swarm.lanes.frame import FrameKind
+from shoal.swarm.links import Links
 
 PERIOD_S: Final = 0.5
 """Between two lies of those that need no turn of its own."""

@@ -26,6 +26,14 @@ from typing import Final
 import msgspec
 import trio
 
+from shoal.lab.bench.flood_attacker import (
+    GREETING,
+    attack_until_told,
+    connect_from_source,
+    fresh_addresses,
+    raw_stream,
+    source,
+)
 from shoal.node.state.librarian import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -40,14 +48,6 @@ from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, 
 from shoal.swarm.muxer import FOREIGN_ERRORS
 from shoal.swarm.rendezvous.varint_frames import encode_varint
 from shoal.swarm.streams import MessageStream
-from shoal.lab.bench.flood_attacker import (
-    GREETING,
-    attack_until_told,
-    connect_from_source,
-    fresh_addresses,
-    raw_stream,
-    source,
-)
 
 FAR: Final = 1_000_000
 """Rounds."""

@@ -16,12 +16,12 @@ from shoal.cli.text import count
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.protocol.quorum import FaultModel
     from shoal.lab.explore.repair import RepairExploration
     from shoal.lab.explore.rules_bugs import Bug
     from shoal.lab.explore.rules_scope import RulesScope
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.search import Exploration, Finding
+    from shoal.protocol.quorum import FaultModel
 
     AnyExploration = Exploration[Scope] | Exploration[RulesScope] | RepairExploration
 

@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
 from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.lab.explore.scope import Scope, outweighs
 from shoal.lab.explore.search import Exploration, OnProgress, Search, State, ignore_progress
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Leave, Message, Prepare, Propose, ViewChange, Vote
 
 PROGRESS_PERIOD_STATES = 4096
 

@@ -22,6 +22,10 @@ from functools import cache
 
 import msgspec
 
+from shoal.lab.explore.scope import Scope, Values
+from shoal.lab.explore.word import Said, order_of
+from shoal.lab.forgeries import with_stranger, without_others
+from shoal.lab.signed import certified, change_of, leave_of, moves_of, prepare_of, prepared_by, propose_of, vote_of
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     Certificate,
@@ -38,10 +42,6 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.quorum import is_quorum
 from shoal.protocol.view_change import compelled
-from shoal.lab.explore.scope import Scope, Values
-from shoal.lab.explore.word import Said, order_of
-from shoal.lab.forgeries import with_stranger, without_others
-from shoal.lab.signed import certified, change_of, leave_of, moves_of, prepare_of, prepared_by, propose_of, vote_of
 
 FAR_VIEWS = 8
 """A view far ahead is so many beyond the last that is explored."""

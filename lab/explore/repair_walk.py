@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from shoal.protocol.messages import Message, Plan
 from shoal.lab.explore.repair import RepairExploration, RepairExplorer
 from shoal.lab.explore.repair_judge import Parcel
 from shoal.lab.explore.repair_member import LOUD
@@ -19,6 +18,7 @@ from shoal.lab.explore.repair_run import Kit, Passed
 from shoal.lab.explore.repair_scope import RepairScope
 from shoal.lab.explore.repair_steps import Context, Outcome, told_parcel
 from shoal.lab.explore.search import OnProgress, State, Walk, ignore_progress, taken_from, walk_at_random
+from shoal.protocol.messages import Message, Plan
 
 STEPS_PER_MEMBER_LIMIT = 80
 """A walk this long ends, and the next begins."""

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.protocol.messages import Certificate, Message, Vote
 from shoal.lab.explore.agreement import Explorer
 from shoal.lab.explore.member import MakeAgreement, Members, Outcome, plain_agreement
 from shoal.lab.explore.scope import Scope
@@ -25,6 +24,7 @@ from shoal.lab.explore.search import (
     walk_at_random,
 )
 from shoal.lab.explore.word import order_of
+from shoal.protocol.messages import Certificate, Message, Vote
 
 STEPS_PER_MEMBER_LIMIT = 60
 """A walk this long ends, and the next begins."""

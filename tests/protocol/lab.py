@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from shoal.lab.signed import leave_of, signed_report
 from shoal.protocol import amending as amending_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import commitments as commitments_module
@@ -52,7 +53,6 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
-from shoal.lab.signed import leave_of, signed_report
 
 MessageT = TypeVar("MessageT", bound=Message)
 

@@ -12,6 +12,16 @@ from functools import partial
 import msgspec
 import pytest
 
+from shoal.lab.signed import (
+    change_of,
+    leave_of,
+    moves_of,
+    prepare_of,
+    prepared_by,
+    propose_of,
+    signed_report,
+    vote_of,
+)
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import (
@@ -41,16 +51,6 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
     Vote,
-)
-from shoal.lab.signed import (
-    change_of,
-    leave_of,
-    moves_of,
-    prepare_of,
-    prepared_by,
-    propose_of,
-    signed_report,
-    vote_of,
 )
 from tests.protocol import seeded
 from tests.protocol.lab import (

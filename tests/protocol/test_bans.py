@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from shoal.lab.signed import prepare_of, propose_of, vote_of
 from shoal.protocol.agreement import Agreement, Broadcast, Decided
 from shoal.protocol.bans import NeedEvidence, Register, may_ban, named, with_bans
 from shoal.protocol.certificate import genesis, lead_order
@@ -30,7 +31,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.wire import canonical, decode
-from shoal.lab.signed import prepare_of, propose_of, vote_of
 from tests.protocol.lab import honest_report, paper_signatures, plan_hash, value_of
 from tests.protocol.round_machines import contribution, machines_of
 

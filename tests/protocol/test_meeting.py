@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.lab.signed import vote_of
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import Effect
 from shoal.protocol.meeting import APART_S, meeting_view
 from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
-from shoal.lab.signed import vote_of
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 

@@ -7,6 +7,18 @@ from collections.abc import Callable, Collection
 import msgspec
 import pytest
 
+from shoal.lab.forgeries import with_stranger, without, without_others
+from shoal.lab.signed import (
+    certified,
+    change_of,
+    leave_of,
+    moves_of,
+    prepare_of,
+    prepared_by,
+    propose_of,
+    signed_report,
+    vote_of,
+)
 from shoal.protocol.agreement import Agreement, Broadcast, Decided, DurableRecord, Mismatch, Persist
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.chain import Chain
@@ -35,18 +47,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
-from shoal.lab.forgeries import with_stranger, without, without_others
-from shoal.lab.signed import (
-    certified,
-    change_of,
-    leave_of,
-    moves_of,
-    prepare_of,
-    prepared_by,
-    propose_of,
-    signed_report,
-    vote_of,
-)
 from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned

@@ -10,12 +10,12 @@ from collections.abc import Collection
 
 import pytest
 
+from shoal.lab.signed import moves_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import MEMBER_LIMIT, Evict, Held, Message, Plan
 from shoal.protocol.round import RoundMachine
-from shoal.lab.signed import moves_of
 from tests.protocol.lab import PaperIdentity, paper_signatures
 from tests.protocol.round_machines import accuse, contribution, machines_of, planned
 

@@ -8,6 +8,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from shoal.lab.signed import moves_of
 from shoal.protocol.accusations import PLANS_LIMIT
 from shoal.protocol.agreement import Broadcast, DurableRecord, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
@@ -30,7 +31,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, Phase, RoundMachine
-from shoal.lab.signed import moves_of
 from tests.protocol.lab import PaperIdentity, paper_signatures, value_of
 from tests.protocol.round_lab import (
     SETTINGS,

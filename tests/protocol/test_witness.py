@@ -9,6 +9,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
+from shoal.lab.signed import change_of, leave_of, prepare_of, prepared_by, propose_of, vote_of
 from shoal.protocol.certificate import genesis, lead
 from shoal.protocol.commitments import committed
 from shoal.protocol.errors import RemoteError
@@ -18,7 +19,6 @@ from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose
 from shoal.protocol.planning import CONTRIBUTOR, PlanSeat, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
-from shoal.lab.signed import change_of, leave_of, prepare_of, prepared_by, propose_of, vote_of
 from tests.protocol.lab import plan_hash, value_of
 from tests.protocol.round_lab import deal_evenly
 

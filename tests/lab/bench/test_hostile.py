@@ -9,8 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.lab.cli.bench.hostile import PLACES, to_lines
 from shoal.cli.main import execute
+from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_stranger import pruning
+from shoal.lab.bench.hostile_strikes import STRIKES
+from shoal.lab.bench.hostile_verdict import problems_of
+from shoal.lab.cli.bench.hostile import PLACES, to_lines
+from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
 from shoal.node.state.store import RecordLog
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
@@ -27,11 +32,6 @@ from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rendezvous.varint_frames import encode_varint
 from shoal.testnet import signed
-from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
-from shoal.lab.bench.hostile_stranger import pruning
-from shoal.lab.bench.hostile_strikes import STRIKES
-from shoal.lab.bench.hostile_verdict import problems_of
-from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]

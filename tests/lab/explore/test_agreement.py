@@ -16,6 +16,11 @@ from typing import Any
 
 import pytest
 
+from shoal.lab.explore.agreement import Explorer
+from shoal.lab.explore.scope import Scope, Values, electorate, outweighs
+from shoal.lab.explore.search import Exploration
+from shoal.lab.explore.walk import walk
+from shoal.lab.explore.word import broken_promise, still_binding
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.agreement import Agreement, DurableRecord
@@ -23,11 +28,6 @@ from shoal.protocol.certificate import is_quorum
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Message, Prepare, Prepared, PreparedValue, Propose, Value, ViewChange, Vote
-from shoal.lab.explore.agreement import Explorer
-from shoal.lab.explore.scope import Scope, Values, electorate, outweighs
-from shoal.lab.explore.search import Exploration
-from shoal.lab.explore.walk import walk
-from shoal.lab.explore.word import broken_promise, still_binding
 from tests.protocol import seeded
 
 IDENTITIES, PREVIOUS = electorate(3, planner=0)

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.lab.explore.liar import Liar, evidence
+from shoal.lab.explore.liar_search import LiarExplorer
+from shoal.lab.explore.liar_walk import walk_with_liar
+from shoal.lab.explore.scope import Scope, Values, electorate
+from shoal.lab.explore.search import Exploration
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import view_change as view_change_module
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, NeedFinals
 from shoal.protocol.messages import Certificate, Leave, Message, Prepare, Prepared, Propose, Value, ViewChange, Vote
 from shoal.protocol.quorum import FaultModel
-from shoal.lab.explore.liar import Liar, evidence
-from shoal.lab.explore.liar_search import LiarExplorer
-from shoal.lab.explore.liar_walk import walk_with_liar
-from shoal.lab.explore.scope import Scope, Values, electorate
-from shoal.lab.explore.search import Exploration
 from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING

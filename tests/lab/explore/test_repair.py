@@ -20,6 +20,10 @@ from shoal.collectives.arrivals import Kept
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.robust import combine
+from shoal.lab.explore.repair import RepairExploration, RepairExplorer
+from shoal.lab.explore.repair_run import Kit
+from shoal.lab.explore.repair_scope import RepairScope
+from shoal.lab.signed import report_of
 from shoal.protocol import leading as leading_module
 from shoal.protocol import round as round_module
 from shoal.protocol.agreement import Agreement, AgreementEffect
@@ -31,10 +35,6 @@ from shoal.protocol.planning import Deal, PlanSeat, make_plan
 from shoal.protocol.repair import revise_plan
 from shoal.protocol.round import RoundMachine
 from shoal.swarm.lanes.frame import FrameKind
-from shoal.lab.explore.repair import RepairExploration, RepairExplorer
-from shoal.lab.explore.repair_run import Kit
-from shoal.lab.explore.repair_scope import RepairScope
-from shoal.lab.signed import report_of
 from tests.protocol import seeded
 
 # The lead owns a chunk, and so does one of the others.

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from shoal.protocol.errors import ConfigError
 from shoal.lab.explore.quorum_table import reached
 from shoal.lab.explore.rules import RulesExplorer
 from shoal.lab.explore.rules_bugs import Bug
@@ -15,6 +14,7 @@ from shoal.lab.explore.rules_scope import RulesScope, outvotes
 from shoal.lab.explore.rules_voter import NONE
 from shoal.lab.explore.rules_walk import walk_rules
 from shoal.lab.explore.search import Exploration
+from shoal.protocol.errors import ConfigError
 
 LYING: dict[str, Any] = {"quorum": "lying", "members": 4, "liars": 1, "views": 2}
 CRASH: dict[str, Any] = {"quorum": "crash", "members": 3, "views": 2}
