@@ -31,19 +31,17 @@ VARIANCE_LEAST = 1e-8
 class SelectionSettings:
     """What may be chosen.
 
-    staleness_rounds: the most of this node's rounds since an offer arrived. staleness_versions: how many versions of
-    the origin's policy it may be behind the newest that the origin announced; None for any. offers_per_origin: the
-    most, its latest, that may be drawn of one peer, so that who offers more is not chosen more.
+    staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
+    that may be drawn of one peer, so that who offers more is not chosen more.
     """
 
     weighting: Weighting = "uniform"
     staleness_rounds: int = 4
-    staleness_versions: int | None = None
     offers_per_origin: int = 64
 
     def __post_init__(self) -> None:
         """Raises LocalError."""
-        if self.staleness_rounds < 0 or (self.staleness_versions or 0) < 0 or self.offers_per_origin < 1:
+        if self.staleness_rounds < 0 or self.offers_per_origin < 1:
             raise LocalError(f"staleness is counted from 0 and offers from 1, not as in {self}")
 
 
@@ -76,12 +74,11 @@ class Selector:
     def eligible(self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]) -> list[Offer]:
         """The offers that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
         offers = list(offers)
-        newest = self._newest_versions(offers)
         kept, counted = [], set()
         for offer in offers:
             if offer.digest in used:
                 continue
-            reason = self._reason_against(offer, round_number, newest[offer.origin])
+            reason = self._reason_against(offer, round_number)
             if reason is None:
                 kept.append(offer)
                 continue
@@ -104,16 +101,13 @@ class Selector:
         keys = [(rng.random() ** (1 / offer.announcement.reward_variance), at) for at, offer in enumerate(offers)]
         return [offers[at] for _, at in sorted(keys, reverse=True)[:count]]
 
-    def _reason_against(self, offer: Offer, round_number: int, newest_version: int) -> Reason | None:
-        announcement, settings = offer.announcement, self.settings
+    def _reason_against(self, offer: Offer, round_number: int) -> Reason | None:
+        announcement = offer.announcement
         if self._ignored(offer.origin):
             return Reason.IGNORED
         if not self._scorable(announcement.task.family):
             return Reason.UNSAFE_FAMILY
-        if round_number - offer.arrived > settings.staleness_rounds:
-            return Reason.STALE
-        versions = settings.staleness_versions
-        if versions is not None and newest_version - announcement.policy_version > versions:
+        if round_number - offer.arrived > self.settings.staleness_rounds:
             return Reason.STALE
         if announcement.reward_variance <= VARIANCE_LEAST:
             return Reason.NO_VARIANCE
@@ -138,13 +132,6 @@ class Selector:
                 room[offer.origin] = left - 1
                 latest.append(offer)
         return latest[::-1]
-
-    @staticmethod
-    def _newest_versions(offers: Iterable[Offer]) -> dict[PeerId, int]:
-        newest: dict[PeerId, int] = {}
-        for offer in offers:
-            newest[offer.origin] = max(newest.get(offer.origin, 0), offer.announcement.policy_version)
-        return newest
 
 
 class ByteBudget:
