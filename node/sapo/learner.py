@@ -117,7 +117,7 @@ class Learner:
     """Trains one policy, round by round.
 
     round: how many are finished, and the version of the policy. unencodable: others' groups that were left out since
-    the policy's tokenizer cannot express them, by origin. random: draws completions and the order of training.
+    the policy's tokenizer cannot express them, by origin. random: draws completions.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Learner:
         sharing: Sharing,
         seed: int,
     ) -> None:
-        """seed: of sampling and of the order of training."""
+        """seed: of sampling."""
         self.policy = policy
         self.round = 0
         self.unencodable: Counter[str] = Counter()
@@ -140,7 +140,7 @@ class Learner:
         self._generator = GroupGenerator(
             policy, group_size=settings.group_size, generator=self.random, over_provision=settings.over_provision
         )
-        self._updater = Updater(policy, settings.updates, generator=self.random)
+        self._updater = Updater(policy, settings.updates)
         self._adaptive = AdaptiveCount(settings.external) if settings.adaptive and settings.external else None
         self._current: _Round | None = None
 
