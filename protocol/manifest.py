@@ -14,7 +14,7 @@ A key's description below is also the comment that `shoal init` writes above it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from blake3 import blake3
@@ -26,6 +26,7 @@ from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import check_sync
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies import with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
@@ -320,10 +321,7 @@ class RoundSection(Message, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=1000, description="A missed contribution may still count this many rounds later."),
     ] = 3
-    durability: Annotated[
-        Literal["disk", "memory"],
-        Meta(description="Where encoded results wait for the certificate: disk, or memory (for small H)."),
-    ] = "disk"
+    durability: Literal["disk"] = "disk"
     reduce_deadline_s: Annotated[
         float,
         Meta(gt=0, le=86_400, description="Seconds after which a reduce is repaired, whatever the rates."),
@@ -378,6 +376,11 @@ class Manifest(Message, frozen=True, kw_only=True):
         Its `[network]` is empty: a stranger's addresses are not covered by the SwarmId.
         Raises RemoteError.
         """
+        tables = decode(data, dict[str, Any], peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
+        try:
+            refuse_withdrawn(tables)
+        except ValueError as error:
+            raise RemoteError(f"a manifest that this release cannot follow: {error}", peer=peer) from None
         manifest = decode(data, Manifest, peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
         if manifest.network.bootstrap:
             raise RemoteError("a manifest with addresses that nobody vouches for", peer=peer)
@@ -424,6 +427,7 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
     try:
         plain = with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
         refuse_non_finite(plain)
+        refuse_withdrawn(plain)
         manifest = msgspec.convert(plain, Manifest)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(explain_validation(str(error), Manifest, source)) from None
