@@ -77,13 +77,7 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
     staleness_rounds: Annotated[
         int, Meta(ge=0, le=1000, description="An offered group may be taken for so many of the taker's rounds.")
     ] = 4
-    adaptive: Annotated[
-        bool,
-        Meta(
-            description="Whether a node takes fewer groups of others, and makes more itself, while its reward "
-            "oscillates from round to round."
-        ),
-    ] = False
+    adaptive: bool = False
     sampling: Annotated[
         Literal["uniform", "weighted"],
         Meta(

@@ -31,6 +31,9 @@ WITHDRAWN: Final[Mapping[tuple[str, str], Withdrawn]] = {
     ("round", "durability"): Withdrawn(
         stays="disk", advice="results wait for their certificate on disk; leave the key out"
     ),
+    ("rollouts", "adaptive"): Withdrawn(
+        stays=False, advice="a node takes as many groups of others as `external` says; leave the key out"
+    ),
 }
 """By section and key."""
 

@@ -60,9 +60,6 @@ class SapoOptions(ReportOptions):
             "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
         ),
     ] = "uniform"
-    adaptive: Annotated[
-        bool, option("--adaptive", help="Take fewer groups of others while the own reward oscillates.")
-    ] = False
     learning_rate: Annotated[float, option("--learning-rate", help="Of every agent's AdamW.")] = 1e-3
     over_provision: Annotated[
         float, option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
@@ -86,7 +83,6 @@ def sapo(options: SapoOptions) -> None:
         terms=options.terms,
         damped_below=options.damped_below,
         sampling=options.sampling,
-        adaptive=options.adaptive,
         learning_rate=options.learning_rate,
         warm_up_reward=options.warm_up_reward,
     )

@@ -10,10 +10,9 @@ Source: arXiv 2509.08721, section 3 and algorithm 1.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from shoal.protocol.errors import LocalError
@@ -156,36 +155,3 @@ class ByteBudget:
     def allows(self, size_bytes: int) -> bool:
         """Whether a replacement of this size may be pulled."""
         return self.wasted_bytes + size_bytes <= self.allowance * self.trained_bytes
-
-
-class AdaptiveCount:
-    """J, lowered while the mean reward oscillates and raised while it does not; between 1 and `most`.
-
-    Reward oscillates where most of its changes, over the last `window` rounds, turn against the one before and their
-    size on average exceeds `swing`.
-    """
-
-    def __init__(self, most: int, *, window: int = 8, swing: float = 0.05) -> None:
-        """Raises LocalError unless there is a J to adapt and a window to see a turn in."""
-        if most < 1 or window < 3:
-            raise LocalError("an adaptive J needs a J of at least 1 and a window of at least 3 rounds")
-        self.count = most
-        self._most = most
-        self._swing = swing
-        self._rewards: deque[float] = deque(maxlen=window)
-
-    def note(self, reward: float) -> None:
-        """The mean reward of this node's own groups in a round."""
-        self._rewards.append(reward)
-        if len(self._rewards) < (self._rewards.maxlen or 0):
-            return
-        step = -1 if self._oscillates() else 1
-        self.count = min(max(self.count + step, 1), self._most)
-        for _ in range(len(self._rewards) // 2):
-            self._rewards.popleft()  # each change of J gets rounds of its own to show what it does
-
-    def _oscillates(self) -> bool:
-        rewards = list(self._rewards)
-        changes = [after - before for before, after in pairwise(rewards)]
-        turns = sum(first * second < 0 for first, second in pairwise(changes))
-        return 2 * turns > len(changes) - 1 and sum(map(abs, changes)) / len(changes) > self._swing

@@ -65,7 +65,6 @@ class SapoBench:
     terms: ExternalTerms = GrpoSettings().external
     damped_below: float = GrpoSettings().damped_below
     sampling: Sampling = "uniform"
-    adaptive: bool = False
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
@@ -107,7 +106,6 @@ class SapoBench:
             external=self.external,
             group_size=self.group_size,
             over_provision=self.over_provision,
-            adaptive=self.adaptive,
             updates=replace(self.updates, grpo=grpo),
         )
 
@@ -123,7 +121,6 @@ class SapoBench:
             "terms": self.terms,
             "damped_below": self.damped_below,
             "sampling": self.sampling,
-            "adaptive": self.adaptive,
             "attackers": self.attacking,
             "over_provision": self.over_provision,
             "learning_rate": self.updates.learning_rate,
@@ -143,7 +140,6 @@ class SapoWords:
     terms: str | None = None
     damped_below: float = GrpoSettings().damped_below
     sampling: str = "uniform"
-    adaptive: bool = False
     learning_rate: float = UPDATES.learning_rate
     warm_up_reward: float = WarmUpSettings().reward
 
@@ -161,7 +157,6 @@ def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
         terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
         damped_below=words.damped_below,
         sampling=cast(Sampling, words.sampling),
-        adaptive=words.adaptive,
         updates=replace(UPDATES, learning_rate=words.learning_rate),
         warm_up=WarmUpSettings(reward=words.warm_up_reward),
     )
@@ -241,7 +236,6 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     terms: str
     damped_below: float
     sampling: str
-    adaptive: bool
     attackers: int
     over_provision: float
     learning_rate: float

@@ -12,13 +12,18 @@ from shoal.protocol.manifest_withdrawn import WITHDRAWN, is_gone
 from shoal.protocol.wire import SwarmId, canonical
 from tests.protocol.test_manifest import GOLDEN_SWARM_ID, MINIMAL
 
+TASKS = MINIMAL + "[rollouts]\ntasks = [{family = 'bf'}]\n"
+TASKS_SWARM_ID = "5d49032cfcbedbf6b4b53d7103bb4735c83eb190ab1ce703190d50fa4312960b"
+
 WITHOUT = {
-    ("round", "durability"): '[round]\ndurability = "disk"\n',
+    ("round", "durability"): (MINIMAL + '[round]\ndurability = "disk"\n', GOLDEN_SWARM_ID),
+    ("rollouts", "adaptive"): (TASKS + "adaptive = false\n", TASKS_SWARM_ID),
 }
-"""What manifests of earlier releases say of keys that are gone, where they do without."""
+"""Manifests of earlier releases that name keys which are gone and do without them, and the swarms that they named."""
 
 REFUSED = [
     ("round", "durability", "memory", "results wait for their certificate on disk; leave the key out"),
+    ("rollouts", "adaptive", True, "a node takes as many groups of others as `external` says; leave the key out"),
 ]
 
 
@@ -29,8 +34,9 @@ def test_every_withdrawn_setting_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("setting", WITHOUT)
 def test_manifest_that_does_without_is_read_and_names_the_same_swarm(setting: tuple[str, str]) -> None:
-    manifest = parse_manifest(MINIMAL + WITHOUT[setting])
-    assert manifest.swarm_id.hex() == GOLDEN_SWARM_ID
+    text, swarm_id = WITHOUT[setting]
+    manifest = parse_manifest(text)
+    assert manifest.swarm_id.hex() == swarm_id
     assert setting[1] not in render_manifest(manifest)
     assert parse_manifest(render_manifest(manifest)) == manifest
     assert Manifest.from_canonical(manifest.to_canonical(), manifest.swarm_id) == manifest
@@ -38,7 +44,7 @@ def test_manifest_that_does_without_is_read_and_names_the_same_swarm(setting: tu
 
 @pytest.mark.parametrize(("section", "key", "value", "advice"), REFUSED)
 def test_manifest_that_needs_it_is_refused_in_one_line(section: str, key: str, value: object, advice: str) -> None:
-    tables = msgspec.to_builtins(parse_manifest(MINIMAL))
+    tables = msgspec.to_builtins(parse_manifest(TASKS))
     tables[section][key] = value
     said = f"[{section}] {key}: {value!r} is no longer there: {advice}."
     with pytest.raises(ConfigError) as caught:

@@ -52,7 +52,6 @@ def test_the_summary_says_what_was_measured() -> None:
         terms="damped",
         damped_below=0.2,
         sampling="uniform",
-        adaptive=False,
         attackers=1,
         over_provision=1.0,
         learning_rate=1e-3,

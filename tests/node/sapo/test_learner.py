@@ -260,19 +260,3 @@ def test_settings_without_a_round_are_refused(wrong: dict[str, int]) -> None:
 def test_updates_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         UpdateSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("adaptive", "asked"), [(True, [3] * 8 + [2] * 4 + [1]), (False, [3] * 13)])
-def test_fewer_groups_of_others_are_wanted_while_the_reward_oscillates(adaptive: bool, asked: list[int]) -> None:
-    market = Market()
-    learner = Learner(
-        CharPolicy(SMALL, seed=1),
-        LearnerSettings(local=1, external=3, group_size=2, adaptive=adaptive),
-        draw=easy_task,
-        score=lambda pairs: [float(learner.round % 2)] * len(pairs),
-        sharing=market,
-        seed=1,
-    )
-    reports = [learner.run_round() for _ in asked]
-    assert market.asked == asked
-    assert {report.local for report in reports} == {4}  # what others are not asked for is made here

@@ -1,4 +1,4 @@
-"""Selection: what may be drawn, how it is drawn, the byte budget, and an adaptive J."""
+"""Selection: what may be drawn, how it is drawn, and the byte budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from shoal.node.sapo.selection import AdaptiveCount, ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.node.sapo.selection import ByteBudget, SelectionSettings, Selector, Weighting
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -121,33 +121,8 @@ def test_budget_lets_replacements_through_up_to_its_share() -> None:
     assert (budget.trained_bytes, budget.wasted_bytes) == (10_000, 300)
 
 
-def test_adaptive_count_falls_while_reward_oscillates_and_rises_again() -> None:
-    adaptive = AdaptiveCount(4, window=4, swing=0.05)
-    counts = []
-    for at in range(12):
-        adaptive.note(0.5 + 0.2 * (-1) ** at)
-        counts.append(adaptive.count)
-    assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1]
-    for at in range(20):
-        adaptive.note(0.5 + 0.01 * at)
-    assert adaptive.count == 4
-
-
-def test_adaptive_count_ignores_growth_and_small_swings() -> None:
-    adaptive = AdaptiveCount(4, window=4, swing=0.05)
-    for at in range(20):
-        adaptive.note(0.04 * at + 0.01 * (-1) ** at)
-    for at in range(20):
-        adaptive.note(0.8 + 0.02 * (-1) ** at)
-    assert adaptive.count == 4
-
-
 def test_settings_are_checked() -> None:
     with pytest.raises(LocalError):
         SelectionSettings(staleness_rounds=-1)
     with pytest.raises(LocalError):
         SelectionSettings(offers_per_origin=0)
-    with pytest.raises(LocalError):
-        AdaptiveCount(0)
-    with pytest.raises(LocalError):
-        AdaptiveCount(4, window=2)
