@@ -86,10 +86,10 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
         ),
     ] = "uniform"
     external_terms: Annotated[
-        Literal["naive", "damped", "positive"],
+        Literal["naive", "positive"],
         Meta(
-            description="What counts of others' completions that did worse than their group: all (naive), less where "
-            "this node's policy finds them improbable (damped), or nothing (positive)."
+            description="What counts of others' completions that did worse than their group: all (naive) or nothing "
+            "(positive)."
         ),
     ] = "positive"
 

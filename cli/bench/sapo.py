@@ -48,12 +48,9 @@ class SapoOptions(ReportOptions):
         option(
             "--terms",
             help="What bounds others' completions with negative advantage. [default: positive]",
-            metavar="naive|damped|positive",
+            metavar="naive|positive",
         ),
     ] = None
-    damped_below: Annotated[
-        float, option("--damped-below", help="With --terms damped: the probability below which they are weakened.")
-    ] = 0.2
     sampling: Annotated[
         str,
         option(
@@ -81,7 +78,6 @@ def sapo(options: SapoOptions) -> None:
         attackers=options.attackers,
         over_provision=options.over_provision,
         terms=options.terms,
-        damped_below=options.damped_below,
         sampling=options.sampling,
         learning_rate=options.learning_rate,
         warm_up_reward=options.warm_up_reward,

@@ -63,7 +63,6 @@ class SapoBench:
     group_size: int = 8
     over_provision: float = 1.0
     terms: ExternalTerms = GrpoSettings().external
-    damped_below: float = GrpoSettings().damped_below
     sampling: Sampling = "uniform"
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
@@ -81,8 +80,6 @@ class SapoBench:
             raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
         if self.sampling not in get_args(Sampling):
             raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
-        if not 0 < self.damped_below <= 1:
-            raise ConfigError(f"--damped-below must be above 0 and at most 1, not {self.damped_below:g}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         _ = self.learner
@@ -100,7 +97,7 @@ class SapoBench:
     @property
     def learner(self) -> LearnerSettings:
         """Of every honest agent."""
-        grpo = replace(self.updates.grpo, external=self.terms, damped_below=self.damped_below)
+        grpo = replace(self.updates.grpo, external=self.terms)
         return LearnerSettings(
             local=self.local,
             external=self.external,
@@ -119,7 +116,6 @@ class SapoBench:
             "rounds": self.rounds,
             "skills": self.skills,
             "terms": self.terms,
-            "damped_below": self.damped_below,
             "sampling": self.sampling,
             "attackers": self.attacking,
             "over_provision": self.over_provision,
@@ -138,7 +134,6 @@ class SapoWords:
     attackers: float = 0.0
     over_provision: float = 1.0
     terms: str | None = None
-    damped_below: float = GrpoSettings().damped_below
     sampling: str = "uniform"
     learning_rate: float = UPDATES.learning_rate
     warm_up_reward: float = WarmUpSettings().reward
@@ -155,7 +150,6 @@ def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
         attackers=words.attackers,
         over_provision=words.over_provision,
         terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
-        damped_below=words.damped_below,
         sampling=cast(Sampling, words.sampling),
         updates=replace(UPDATES, learning_rate=words.learning_rate),
         warm_up=WarmUpSettings(reward=words.warm_up_reward),
@@ -234,7 +228,6 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_rewards: tuple[float, ...]
     skills: str
     terms: str
-    damped_below: float
     sampling: str
     attackers: int
     over_provision: float

@@ -24,6 +24,7 @@ WITHOUT = {
 REFUSED = [
     ("round", "durability", "memory", "results wait for their certificate on disk; leave the key out"),
     ("rollouts", "adaptive", True, "a node takes as many groups of others as `external` says; leave the key out"),
+    ("rollouts", "external_terms", "damped", 'take "positive", which did better'),
 ]
 
 

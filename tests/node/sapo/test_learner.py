@@ -168,7 +168,7 @@ def test_others_answers_are_learnt_by_another_tokenizer_model_and_group_size() -
 def test_a_policy_moves_towards_the_good_and_away_from_the_bad() -> None:
     task = easy_task(1000, 0)
     market = Market([lesson(0, wrong="44")])
-    learner = new_learner(market, local=1, external=1, rate=1e-3, terms="damped")
+    learner = new_learner(market, local=1, external=1, rate=1e-3, terms="naive")
     prompt = learner.policy.encode_prompt(task.question)
     right = next(group.texts[0] for group in market.groups)
 
