@@ -201,11 +201,11 @@ class SyncSection(Message, frozen=True, kw_only=True):
         ),
     ] = False
     aggregate: Annotated[
-        Literal["mean", "median", "trimmed", "centred_clip"],
+        Literal["mean", "median", "trimmed"],
         Meta(
             description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
             "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
-            "without the largest and smallest. centred_clip: the mean of what is clipped around the median."
+            "without the largest and smallest."
         ),
     ] = "mean"
     trim: Annotated[
@@ -216,15 +216,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
         ),
     ] = 0.25
-    clip_radius: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=100,
-            description="With aggregate = centred_clip: how far from the median a contribution may be, as a multiple "
-            "of the distance that half of them keep.",
-        ),
-    ] = 1.0
+    clip_radius: float = 1.0
 
     def __post_init__(self) -> None:
         check_sync(self)
@@ -257,9 +249,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
     @property
     def plan_aggregate(self) -> str:
         """What a plan calls the aggregate: with its parameter in 1/65536, where it has one."""
-        parameters = {"trimmed": self.trim, "centred_clip": self.clip_radius}
-        parameter = parameters.get(self.aggregate)
-        return self.aggregate if parameter is None else f"{self.aggregate}{round(parameter * 65536)}"
+        return f"trimmed{round(self.trim * 65536)}" if self.aggregate == "trimmed" else self.aggregate
 
 
 class InnerSection(Message, frozen=True, kw_only=True):

@@ -28,6 +28,8 @@ class Withdrawn:
 
 
 WITHDRAWN: Final[Mapping[tuple[str, str], Withdrawn]] = {
+    ("sync", "aggregate"): Withdrawn(gone="centred_clip", advice='take "trimmed"'),
+    ("sync", "clip_radius"): Withdrawn(stays=1.0, advice='the rule "centred_clip" is gone; leave the key out'),
     ("round", "durability"): Withdrawn(
         stays="disk", advice="results wait for their certificate on disk; leave the key out"
     ),

@@ -54,9 +54,6 @@ DEFENCES: Final[Mapping[str, Defence]] = {
         "clipped, then value by value the mean without the quarter that is largest and the quarter that is smallest",
         {"aggregate": "trimmed"},
     ),
-    "centred_clip": Defence(
-        "clipped, then the mean of what is clipped around the median", {"aggregate": "centred_clip"}
-    ),
 }
 SIZES: Final[Mapping[str, Option]] = {"width": 64, "layers": 1, "heads": 2, "context": 32, "batch": 4}
 """Of the workload text: 82,000 parameters, so that each of 16 peers owns a chunk or two of 4,096."""

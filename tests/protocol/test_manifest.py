@@ -99,7 +99,6 @@ CHANGES = [
     ("sync", {"norm_clip": False}),
     ("sync", {"aggregate": "median"}),
     ("sync", {"aggregate": "trimmed", "trim": 0.1}),
-    ("sync", {"aggregate": "centred_clip", "clip_radius": 2.0}),
     ("sync", {"balance": False}),
     ("inner", {"lr": 0.1}),
     ("inner", {"weight_decay": 0.0}),

@@ -16,12 +16,15 @@ TASKS = MINIMAL + "[rollouts]\ntasks = [{family = 'bf'}]\n"
 TASKS_SWARM_ID = "5d49032cfcbedbf6b4b53d7103bb4735c83eb190ab1ce703190d50fa4312960b"
 
 WITHOUT = {
+    ("sync", "clip_radius"): (MINIMAL + "clip_radius = 1.0\n", GOLDEN_SWARM_ID),
     ("round", "durability"): (MINIMAL + '[round]\ndurability = "disk"\n', GOLDEN_SWARM_ID),
     ("rollouts", "adaptive"): (TASKS + "adaptive = false\n", TASKS_SWARM_ID),
 }
 """Manifests of earlier releases that name keys which are gone and do without them, and the swarms that they named."""
 
 REFUSED = [
+    ("sync", "aggregate", "centred_clip", 'take "trimmed"'),
+    ("sync", "clip_radius", 2.0, 'the rule "centred_clip" is gone; leave the key out'),
     ("round", "durability", "memory", "results wait for their certificate on disk; leave the key out"),
     ("rollouts", "adaptive", True, "a node takes as many groups of others as `external` says; leave the key out"),
     ("rollouts", "external_terms", "damped", 'take "positive", which did better'),
