@@ -114,10 +114,9 @@ def peer_identity(seed: int, index: int) -> Identity:
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One attack under one defence. val_loss: None if it is no number any more. ratio: to the clean, undefended run.
 
-    proven: per attacker after how many rounds its lie was proven, None if it was not. overlap: the largest overlap of
-    an attacker's contribution with another's, in the last round; honest_overlap: of two honest ones. useless: the share
-    of the attackers' contributions of the last round that made the loss on their own data no better; honest_useless: of
-    the honest ones.
+    proven: per attacker after how many rounds its lie was proven, None if it was not. useless: the share of the
+    attackers' contributions of the last round that made the loss on their own data no better; honest_useless: of the
+    honest ones.
     """
 
     attack: str
@@ -125,8 +124,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float | None
     ratio: float | None
     proven: tuple[int | None, ...] = ()
-    overlap: float | None = None
-    honest_overlap: float | None = None
     useless: float | None = None
     honest_useless: float | None = None
     seconds: float = 0.0

@@ -84,7 +84,5 @@ def test_command_prints_one_document_that_renders_as_tables(capsys: pytest.Captu
     (cell,) = found["cells"]
     assert (cell["attack"], cell["defence"], cell["proven"]) == ("copy", "trimmed", [None])
     assert cell["ratio"] == pytest.approx(cell["val_loss"] / found["clean_val_loss"])
-    assert cell["overlap"] == 1.0
-    assert cell["honest_overlap"] < 1.0
     page = render(msgspec.convert(found, AttackResult))
     assert f"| copy | {cell['ratio']:.3f} | cannot be |" in page
