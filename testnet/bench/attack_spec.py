@@ -30,8 +30,6 @@ ATTACKS: Final[Mapping[str, str]] = {
     "tokens": "sign_flip, of the largest number of tokens that can be declared",
 }
 """What each attacker does in every round. All know what the honest contribute before they contribute themselves."""
-PROVABLE: Final = frozenset({"nan", "false_norm", "wrong_sums"})
-"""Attacks of which signed bytes are proof."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ import torch
 from shoal.cli.main import execute
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.bench.attack import AttackedSwarm, render
-from shoal.testnet.bench.attack_spec import ATTACKS, CLEAN, DEFENCES, PROVABLE, AttackBench, AttackResult, chosen
+from shoal.testnet.bench.attack_spec import ATTACKS, CLEAN, DEFENCES, AttackBench, AttackResult, chosen
 from shoal.testnet.bench.attack_spec import peer_identity as identity
 
 BENCH = AttackBench(peers=5, attackers=2, rounds=1, inner_steps=1, audits=10)
 SEED = 3
+PROVABLE = frozenset({"nan", "false_norm", "wrong_sums"})
+"""Attacks of which signed bytes are proof."""
 
 
 @pytest.fixture(autouse=True)
