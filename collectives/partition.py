@@ -12,7 +12,7 @@ All arithmetic is on integers and fractions: the same deal on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import zip_longest
 
@@ -26,22 +26,18 @@ CAP_FAIR_SHARES = 2
 """No owner is dealt more than this many times an equal share."""
 
 
-def deal(
-    rates: Sequence[tuple[int, int]], chunks: int, *, eligible: Collection[int] | None = None
-) -> tuple[OwnedRange, ...]:
+def deal(rates: Sequence[tuple[int, int]], chunks: int) -> tuple[OwnedRange, ...]:
     """Ranges that cover all `chunks` once, in order, each owner's contiguous; who gets none is not named.
 
     rates: (upload, download) bytes/s of each participant, in plan order; zero is unknown and counts as the median.
-    eligible: places that may own chunks; None means all.
 
-    Raises LocalError if nobody may own anything.
+    Raises LocalError if there is nobody.
     """
-    places = sorted(set(range(len(rates)) if eligible is None else eligible))
-    if not places or places[0] < 0 or places[-1] >= len(rates):
-        raise LocalError(f"no owners to deal to among {len(rates)} participants: {places}")
-    shares = _shares(_known([min(rates[i]) for i in places]), len(rates))
+    if not rates:
+        raise LocalError("no owners to deal to")
+    shares = _shares(_known([min(rate) for rate in rates]), len(rates))
     ranges, start = [], 0
-    for place, count in zip(places, _apportion(shares, chunks), strict=True):
+    for place, count in enumerate(_apportion(shares, chunks)):
         if count:
             ranges.append(OwnedRange(place, start, start + count))
             start += count

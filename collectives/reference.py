@@ -89,22 +89,14 @@ def _aggregate(plan: Plan, present: Sequence[tuple[int, int, F32]], length: int)
         least = min(-(-count * aggregate.parameter // CLIP_UNIT), (count - 1) // 2)
     else:
         least = (count - 1) // 2
-    middle = _mean(ascending[least : count - least])
-    if aggregate.rule != "centred_clip":
-        return middle
-    squares = [_square_sum(values - middle) for values in clipped]
-    radius = aggregate.parameter / CLIP_UNIT
-    reach = radius * radius * sorted(squares)[(count - 1) // 2]
-    factors = [np.float32(sqrt(reach / square)) if square > reach else np.float32(1) for square in squares]
-    steps = [factor * (values - middle) for factor, values in zip(factors, clipped, strict=True)]
-    return middle + _mean([np.zeros(length, np.float32), *steps], count)
+    return _mean(ascending[least : count - least])
 
 
-def _mean(rows: Sequence[F32] | F32, count: int | None = None) -> F32:
+def _mean(rows: F32) -> F32:
     total = rows[0]
     for row in rows[1:]:
         total = total + row
-    mean: F32 = total / np.float32(count or len(rows))
+    mean: F32 = total / np.float32(len(rows))
     return mean
 
 

@@ -15,19 +15,15 @@ so whoever told of a small norm and sent a large one is bounded by the median he
 Rules. `mean` weighs by tokens (`summing`). The others count every contribution that is present once, whatever it
 weighs: a weight is what its contributor declared. x(i) are the decoded and clipped values, m how many there are:
 
-    median         per value the middle one of the x(i), of an even number half the sum of the two
-    trimmed        per value the mean of what is left without the t smallest and the t largest, added in ascending
-                   order; t = ⌈share · m⌉, or ⌊(m − 1) ÷ 2⌋ where that is less
-    centred_clip   v + Σ f(i) · (x(i) − v) ÷ m in plan order, v being the median and d(i) the norm of x(i) − v in this
-                   chunk; f(i) = fp32(radius · √(D ÷ d(i)²)) where d(i)² > radius² · D, else 1; D is the lower median of
-                   the d(i)²
+    median    per value the middle one of the x(i), of an even number half the sum of the two
+    trimmed   per value the mean of what is left without the t smallest and the t largest, added in ascending order;
+              t = ⌈share · m⌉, or ⌊(m − 1) ÷ 2⌋ where that is less
 
 Sums of squares are those of `adamw.square_sum`, in float64 in a fixed order. Zeros are positive before they are
 compared, for which of +0 and −0 is the smaller is left open by IEEE 754. Working memory is one block of BLOCK_VALUES
 per contribution, whatever the size of a chunk.
 
-Source: Yin et al., arXiv 1803.01498 (median, trimmed mean); Karimireddy et al., arXiv 2012.10333 (centred clipping,
-there around the last step's mean and over all parameters; here around the median, of which no earlier state is needed).
+Source: Yin et al., arXiv 1803.01498.
 """
 
 from __future__ import annotations
@@ -54,12 +50,12 @@ BLOCK_VALUES: Final = 4 * SPAN_ALIGNMENT
 """Values of all contributions that are sorted together: with 64 contributions 4 MiB."""
 
 _ZERO: Final = np.float32(0)
-_NAME: Final = re.compile(r"(mean|median)|(trimmed|centred_clip)([1-9][0-9]{0,7}|0)")
+_NAME: Final = re.compile(r"(mean|median)|(trimmed)([1-9][0-9]{0,7}|0)")
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """How the contributions to a chunk are combined. parameter: share or radius in 1/65536, of the rules with one.
+    """How the contributions to a chunk are combined. parameter: of `trimmed`, the share in 1/65536.
 
     bounded: whether each is clipped to the median norm of the chunk before.
     """
@@ -144,8 +140,6 @@ def _combine_robustly(how: Codec, terms: Sequence[Term], aggregate: Aggregate, o
             _read(how, term, out.size, start, stop, row)
         _sort(rows, len(terms))
         _mean_of(rows[trimmed : len(terms) - trimmed], out[start:stop])
-    if aggregate.rule == "centred_clip":
-        _move_to_clipped_mean(how, terms, aggregate.parameter / CLIP_UNIT, out)
 
 
 def _read(how: Codec, term: Term, n: int, start: int, stop: int, out: F32) -> None:
@@ -194,39 +188,6 @@ def _comparators(count: int) -> Iterator[tuple[int, int]]:
         step >>= 1
 
 
-# --- by distance ---
-
-
-def _move_to_clipped_mean(how: Codec, terms: Sequence[Term], radius: float, centre: F32) -> None:
-    """From the median in `centre` to the mean of what is clipped around it."""
-    squares = [_square_distance(how, term, centre) for term in terms]
-    reach = radius * radius * _lower_median(squares)
-    factors = [np.float32(sqrt(reach / square)) if square > reach else np.float32(1) for square in squares]
-    count = np.float32(len(terms))
-    for start in range(0, centre.size, NORM_SPAN_VALUES):
-        stop = min(start + NORM_SPAN_VALUES, centre.size)
-        difference, total = _own.difference[: stop - start], _own.total[: stop - start]
-        total.fill(0)
-        for term, factor in zip(terms, factors, strict=True):
-            _read(how, term, centre.size, start, stop, difference)
-            np.subtract(difference, centre[start:stop], out=difference)
-            np.multiply(difference, factor, out=difference)
-            np.add(total, difference, out=total)
-        np.divide(total, count, out=total)
-        np.add(centre[start:stop], total, out=centre[start:stop])
-
-
-def _square_distance(how: Codec, term: Term, centre: F32) -> float:
-    total = 0.0
-    for start in range(0, centre.size, NORM_SPAN_VALUES):
-        stop = min(start + NORM_SPAN_VALUES, centre.size)
-        difference = _own.difference[: stop - start]
-        _read(how, term, centre.size, start, stop, difference)
-        np.subtract(difference, centre[start:stop], out=difference)
-        total += square_sum(difference, _own.squares)
-    return total
-
-
 # --- working memory ---
 
 
@@ -235,8 +196,6 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.squares: F64 = own_array(NORM_SPAN_VALUES, np.float64)
-        self.difference: F32 = own_array(NORM_SPAN_VALUES, np.float32)
-        self.total: F32 = own_array(NORM_SPAN_VALUES, np.float32)
         self._block: F32 = np.empty((0, BLOCK_VALUES), np.float32)
 
     def rows(self, count: int, length: int) -> list[F32]:

@@ -158,7 +158,6 @@ class Daemon:
             send=self.trainer.send,
             on_progress=on_progress,
             always=lambda round: self.checkpoints.is_due(round),
-            regular=manifest.round.durability == "disk",
         )
         self.checkpoints = self._checkpoints()
         self.reduce = ReduceDesk(

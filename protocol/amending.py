@@ -52,7 +52,7 @@ AMENDMENT_DOMAIN = b"shoal/amendment"
 AMENDABLE: Mapping[str, tuple[str, ...]] = {
     "sync": (
         *("inner_steps", "overlap_steps", "late_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
-        *("norm_clip", "aggregate", "trim", "clip_radius"),
+        *("norm_clip", "aggregate", "trim"),
     ),
     "inner": ("lr", "weight_decay", "warmup_tokens", "schedule", "decay_tokens", "min_lr", "clip_norm"),
     "round": ("grace_s", "weight_cap", "staleness_rounds", "reduce_deadline_s"),

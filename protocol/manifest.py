@@ -14,7 +14,7 @@ A key's description below is also the comment that `shoal init` writes above it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from blake3 import blake3
@@ -26,6 +26,7 @@ from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import check_sync
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies import with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
@@ -200,11 +201,11 @@ class SyncSection(Message, frozen=True, kw_only=True):
         ),
     ] = False
     aggregate: Annotated[
-        Literal["mean", "median", "trimmed", "centred_clip"],
+        Literal["mean", "median", "trimmed"],
         Meta(
             description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
             "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
-            "without the largest and smallest. centred_clip: the mean of what is clipped around the median."
+            "without the largest and smallest."
         ),
     ] = "mean"
     trim: Annotated[
@@ -215,15 +216,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
         ),
     ] = 0.25
-    clip_radius: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=100,
-            description="With aggregate = centred_clip: how far from the median a contribution may be, as a multiple "
-            "of the distance that half of them keep.",
-        ),
-    ] = 1.0
+    clip_radius: float = 1.0
 
     def __post_init__(self) -> None:
         check_sync(self)
@@ -256,9 +249,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
     @property
     def plan_aggregate(self) -> str:
         """What a plan calls the aggregate: with its parameter in 1/65536, where it has one."""
-        parameters = {"trimmed": self.trim, "centred_clip": self.clip_radius}
-        parameter = parameters.get(self.aggregate)
-        return self.aggregate if parameter is None else f"{self.aggregate}{round(parameter * 65536)}"
+        return f"trimmed{round(self.trim * 65536)}" if self.aggregate == "trimmed" else self.aggregate
 
 
 class InnerSection(Message, frozen=True, kw_only=True):
@@ -320,10 +311,7 @@ class RoundSection(Message, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=1000, description="A missed contribution may still count this many rounds later."),
     ] = 3
-    durability: Annotated[
-        Literal["disk", "memory"],
-        Meta(description="Where encoded results wait for the certificate: disk, or memory (for small H)."),
-    ] = "disk"
+    durability: Literal["disk"] = "disk"
     reduce_deadline_s: Annotated[
         float,
         Meta(gt=0, le=86_400, description="Seconds after which a reduce is repaired, whatever the rates."),
@@ -378,6 +366,11 @@ class Manifest(Message, frozen=True, kw_only=True):
         Its `[network]` is empty: a stranger's addresses are not covered by the SwarmId.
         Raises RemoteError.
         """
+        tables = decode(data, dict[str, Any], peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
+        try:
+            refuse_withdrawn(tables)
+        except ValueError as error:
+            raise RemoteError(f"a manifest that this release cannot follow: {error}", peer=peer) from None
         manifest = decode(data, Manifest, peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
         if manifest.network.bootstrap:
             raise RemoteError("a manifest with addresses that nobody vouches for", peer=peer)
@@ -424,6 +417,7 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
     try:
         plain = with_strategy_defaults(raw) if isinstance(raw, dict) else msgspec.to_builtins(raw)
         refuse_non_finite(plain)
+        refuse_withdrawn(plain)
         manifest = msgspec.convert(plain, Manifest)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(explain_validation(str(error), Manifest, source)) from None

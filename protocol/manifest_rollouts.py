@@ -77,13 +77,7 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
     staleness_rounds: Annotated[
         int, Meta(ge=0, le=1000, description="An offered group may be taken for so many of the taker's rounds.")
     ] = 4
-    adaptive: Annotated[
-        bool,
-        Meta(
-            description="Whether a node takes fewer groups of others, and makes more itself, while its reward "
-            "oscillates from round to round."
-        ),
-    ] = False
+    adaptive: bool = False
     sampling: Annotated[
         Literal["uniform", "weighted"],
         Meta(
@@ -92,10 +86,10 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
         ),
     ] = "uniform"
     external_terms: Annotated[
-        Literal["naive", "damped", "positive"],
+        Literal["naive", "positive"],
         Meta(
-            description="What counts of others' completions that did worse than their group: all (naive), less where "
-            "this node's policy finds them improbable (damped), or nothing (positive)."
+            description="What counts of others' completions that did worse than their group: all (naive) or nothing "
+            "(positive)."
         ),
     ] = "positive"
 

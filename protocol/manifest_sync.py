@@ -69,12 +69,10 @@ def _check_steps(sync: SyncSection) -> None:
 def _check_aggregate(sync: SyncSection) -> None:
     if sync.aggregate != "mean" and sync.strategy in ("gossip", "rollouts"):
         raise ValueError(f'aggregate has no meaning with strategy = "{sync.strategy}": nothing is summed over all')
-    if sync.aggregate in ("median", "trimmed") and sync.codec == "topk":
+    if sync.aggregate != "mean" and sync.codec == "topk":
         raise ValueError(
-            f'aggregate = "{sync.aggregate}" would be zero with strategy = "sparse", where few send the same value; '
-            "use mean or centred_clip"
+            f'aggregate = "{sync.aggregate}" would be zero with strategy = "sparse", where few send the same value: '
+            "use mean"
         )
     if sync.aggregate != "trimmed" and sync.trim != 0.25:
         raise ValueError('trim has a meaning with aggregate = "trimmed" only')
-    if sync.aggregate != "centred_clip" and sync.clip_radius != 1.0:
-        raise ValueError('clip_radius has a meaning with aggregate = "centred_clip" only')

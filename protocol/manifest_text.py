@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.manifest_withdrawn import is_gone
 
 LINE_CHARS = 100
 
@@ -31,7 +32,7 @@ _WORDS = {
     "`object`": "a table",
     "`null`": "nothing",
 }
-_AT = re.compile(r"^(?P<why>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<why>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _PATH_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -44,9 +45,10 @@ def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source:
             raise ConfigError(f"{source}: unknown {what}{_nearest(section, sections)}")
         if not isinstance(table, dict):
             continue  # its type is wrong; conversion says so
-        known = sections[section].__struct_fields__
+        fields = sections[section].__struct_fields__
         for key in table:
-            if key not in known:
+            if key not in fields:
+                known = [name for name in fields if not is_gone(section, name)]
                 raise ConfigError(f"{source}: [{section}] unknown key {key!r}{_nearest(key, known)}")
 
 
@@ -126,7 +128,7 @@ def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
 
 
 def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
-    """`manifest`, a struct of sections, as TOML: every key is there, under its comment if these are wanted."""
+    """`manifest`, a struct of sections, as TOML: every key of this release, under its comment if these are wanted."""
     root = type(manifest)
     lines: list[str] = []
     for section, hint in _sections(root).items():
@@ -134,7 +136,8 @@ def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
         if table is None:
             continue
         lines += [*_comment(hint.__doc__ or "", commented), f"[{section}]"]
-        for field in sorted(msgspec.structs.fields(hint), key=_is_table):
+        fields = [field for field in msgspec.structs.fields(hint) if not is_gone(section, field.name)]
+        for field in sorted(fields, key=_is_table):
             lines += _comment(_description(root, section, field.name), commented)
             lines += _assignment(section, field.name, getattr(table, field.name))
         lines.append("")

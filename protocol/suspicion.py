@@ -21,7 +21,7 @@ MISCOMMITTED = 1.0
 FALSE_EVIDENCE = 4.0
 """Evidence that proves nothing, from who says that it verified it."""
 USELESS = 1.0
-"""Work that did not help on the data it was assigned, or that looks like another's."""
+"""Work that did not help on the data it was assigned."""
 
 
 class Suspicion:

@@ -66,7 +66,6 @@ class Bench:
     codec: str = "fp32"
     iters: int = 5
     fault: FaultKind = "none"
-    durability: Literal["disk", "memory"] = "disk"
     recompute: bool = True
     inspect: bool = True
     sockets: bool = False
@@ -120,7 +119,6 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
     peers: int
     numel: int
     codec: str
-    durability: str
     median_s: float
     times_s: tuple[float, ...]
     decode_s: float
@@ -184,7 +182,6 @@ def _spec(bench: Bench) -> BenchSpec:
         peers=bench.peers,
         numel=bench.numel,
         codec=bench.codec,
-        durability=bench.durability,
         rounds=bench.rounds,
         test_mode=bench.fault != "none",
         sockets=bench.sockets,
@@ -213,7 +210,6 @@ def _result(
         peers=bench.peers,
         numel=bench.numel,
         codec=bench.codec,
-        durability=bench.durability,
         median_s=statistics.median(reduces_s),
         times_s=tuple(reduces_s),
         decode_s=decoding_s,

@@ -20,7 +20,6 @@ import torch
 from shoal.collectives.codecs import F32, U8, Undecodable
 from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.finals import FinalChunk, FinalFormat, Finals
-from shoal.collectives.overlap import overlap
 from shoal.collectives.proofs import is_unsound, is_wrong
 from shoal.lab.bench.attack_spec import (
     ATTACKS,
@@ -199,22 +198,17 @@ def _swarm(bench: AttackBench, attack: str, defence: str, seed: int) -> Attacked
 
 
 def _look(swarm: AttackedSwarm, anchor: F32, members: Sequence[PeerId], seed: int) -> dict[str, float | None]:
-    """What overlap and useful work say of the last round's contributions."""
+    """What useful work says of the last round's contributions."""
     manifest = swarm.manifest
     meter = WorkMeter(workload_of(manifest), torch.device("cpu"))
     useless: dict[bool, list[bool]] = {True: [], False: []}
-    shared: dict[bool, list[float]] = {True: [], False: []}
     for peer, values in swarm.decoded.items():
         lies = peer in swarm.attackers
         share = Assignment(
             seed=manifest.workload.seed, round=swarm.state.round, member=members.index(peer), members=len(members)
         )
         useless[lies].append(not meter.weigh(anchor, values, share).useful)
-        others = (theirs for other, theirs in swarm.decoded.items() if other != peer)
-        shared[lies].append(max((overlap(values, theirs) for theirs in others), default=0.0))
     return {
-        "overlap": max(shared[True], default=None),
-        "honest_overlap": float(np.median(shared[False])) if shared[False] else None,
         "useless": sum(useless[True]) / len(useless[True]) if useless[True] else None,
         "honest_useless": sum(useless[False]) / len(useless[False]) if useless[False] else None,
     }
@@ -306,19 +300,18 @@ def _proven(cells: Sequence[Cell]) -> str:
 
 def _looks(result: AttackResult) -> str:
     """What local looks say, under the recommended setting."""
-    cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.overlap is not None]
+    cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.useless is not None]
     if not cells:
         return ""
     lines = [
         "",
-        "What cannot be proven but seen, in the last round under the recommended setting: the overlap of an attacker's "
-        "contribution with the most similar other one, and the share of contributions that made the loss on their "
-        "sender's own data no better.",
+        "What cannot be proven but seen, in the last round under the recommended setting: the share of contributions "
+        "that made the loss on their sender's own data no better.",
         "",
-        "| attack | overlap, attackers | overlap, honest | useless, attackers | useless, honest |",
-        "| --- | --- | --- | --- | --- |",
+        "| attack | useless, attackers | useless, honest |",
+        "| --- | --- | --- |",
     ]
     for cell in cells:
-        numbers = (cell.overlap, cell.honest_overlap, cell.useless, cell.honest_useless)
+        numbers = (cell.useless, cell.honest_useless)
         lines.append(f"| {cell.attack} | " + " | ".join("" if n is None else f"{n:.2f}" for n in numbers) + " |")
     return "\n".join(lines) + "\n"

@@ -30,8 +30,6 @@ ATTACKS: Final[Mapping[str, str]] = {
     "tokens": "sign_flip, of the largest number of tokens that can be declared",
 }
 """What each attacker does in every round. All know what the honest contribute before they contribute themselves."""
-PROVABLE: Final = frozenset({"nan", "false_norm", "wrong_sums"})
-"""Attacks of which signed bytes are proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,6 @@ DEFENCES: Final[Mapping[str, Defence]] = {
     "trimmed": Defence(
         "clipped, then value by value the mean without the quarter that is largest and the quarter that is smallest",
         {"aggregate": "trimmed"},
-    ),
-    "centred_clip": Defence(
-        "clipped, then the mean of what is clipped around the median", {"aggregate": "centred_clip"}
     ),
 }
 SIZES: Final[Mapping[str, Option]] = {"width": 64, "layers": 1, "heads": 2, "context": 32, "batch": 4}
@@ -117,10 +112,9 @@ def peer_identity(seed: int, index: int) -> Identity:
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One attack under one defence. val_loss: None if it is no number any more. ratio: to the clean, undefended run.
 
-    proven: per attacker after how many rounds its lie was proven, None if it was not. overlap: the largest overlap of
-    an attacker's contribution with another's, in the last round; honest_overlap: of two honest ones. useless: the share
-    of the attackers' contributions of the last round that made the loss on their own data no better; honest_useless: of
-    the honest ones.
+    proven: per attacker after how many rounds its lie was proven, None if it was not. useless: the share of the
+    attackers' contributions of the last round that made the loss on their own data no better; honest_useless: of the
+    honest ones.
     """
 
     attack: str
@@ -128,8 +122,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float | None
     ratio: float | None
     proven: tuple[int | None, ...] = ()
-    overlap: float | None = None
-    honest_overlap: float | None = None
     useless: float | None = None
     honest_useless: float | None = None
     seconds: float = 0.0

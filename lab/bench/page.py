@@ -149,7 +149,7 @@ def _details(details: Iterable[Allreduce]) -> str:
         exact = {True: "yes", False: "**no**", None: "not checked"}[d.exact]
         parts = " + ".join(f"{seconds:.2f}" for seconds in d.breakdown.values())
         wire = f"{d.wire_bytes_per_peer / 1e6:.1f}"
-        lines.append((f"{d.codec}, {d.peers} peers, {d.durability}", parts, wire, peak, error, exact))
+        lines.append((f"{d.codec}, {d.peers} peers", parts, wire, peak, error, exact))
     heads = (
         "codec",
         "reduce + work out + agree + apply, s",

@@ -63,9 +63,7 @@ class SapoBench:
     group_size: int = 8
     over_provision: float = 1.0
     terms: ExternalTerms = GrpoSettings().external
-    damped_below: float = GrpoSettings().damped_below
     sampling: Sampling = "uniform"
-    adaptive: bool = False
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
@@ -82,8 +80,6 @@ class SapoBench:
             raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
         if self.sampling not in get_args(Sampling):
             raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
-        if not 0 < self.damped_below <= 1:
-            raise ConfigError(f"--damped-below must be above 0 and at most 1, not {self.damped_below:g}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         _ = self.learner
@@ -101,13 +97,12 @@ class SapoBench:
     @property
     def learner(self) -> LearnerSettings:
         """Of every honest agent."""
-        grpo = replace(self.updates.grpo, external=self.terms, damped_below=self.damped_below)
+        grpo = replace(self.updates.grpo, external=self.terms)
         return LearnerSettings(
             local=self.local,
             external=self.external,
             group_size=self.group_size,
             over_provision=self.over_provision,
-            adaptive=self.adaptive,
             updates=replace(self.updates, grpo=grpo),
         )
 
@@ -121,9 +116,7 @@ class SapoBench:
             "rounds": self.rounds,
             "skills": self.skills,
             "terms": self.terms,
-            "damped_below": self.damped_below,
             "sampling": self.sampling,
-            "adaptive": self.adaptive,
             "attackers": self.attacking,
             "over_provision": self.over_provision,
             "learning_rate": self.updates.learning_rate,
@@ -141,9 +134,7 @@ class SapoWords:
     attackers: float = 0.0
     over_provision: float = 1.0
     terms: str | None = None
-    damped_below: float = GrpoSettings().damped_below
     sampling: str = "uniform"
-    adaptive: bool = False
     learning_rate: float = UPDATES.learning_rate
     warm_up_reward: float = WarmUpSettings().reward
 
@@ -159,9 +150,7 @@ def bench_of(words: SapoWords, *, local: int, external: int) -> SapoBench:
         attackers=words.attackers,
         over_provision=words.over_provision,
         terms=GrpoSettings().external if words.terms is None else cast(ExternalTerms, words.terms),
-        damped_below=words.damped_below,
         sampling=cast(Sampling, words.sampling),
-        adaptive=words.adaptive,
         updates=replace(UPDATES, learning_rate=words.learning_rate),
         warm_up=WarmUpSettings(reward=words.warm_up_reward),
     )
@@ -239,9 +228,7 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_rewards: tuple[float, ...]
     skills: str
     terms: str
-    damped_below: float
     sampling: str
-    adaptive: bool
     attackers: int
     over_provision: float
     learning_rate: float

@@ -51,7 +51,6 @@ class BenchSpec:
     numel: int
     codec: str
     rounds: int
-    durability: str = "disk"
     test_mode: bool = False
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
@@ -213,7 +212,7 @@ def _manifest(spec: BenchSpec, nodes: list[NodeProcess]) -> Manifest:
         "swarm": {"name": "bench", "founders": [node.peer_id for node in nodes], "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": spec.numel}},
         "sync": {"inner_steps": 1, "codec": spec.codec, "balance": False, "norm_clip": False},
-        "round": {"chunk_values": spec.chunk_values, "durability": spec.durability, "grace_s": GRACE_S},
+        "round": {"chunk_values": spec.chunk_values, "grace_s": GRACE_S},
     }
     return validate_manifest(tables, source="the benchmark")
 

@@ -209,7 +209,6 @@ async def _reduce(
         numel=bench.values,
         codec=bench.codec,
         rounds=ROUNDS_LIMIT,
-        durability="memory",
         places=tuple(links.place(index) for index in range(bench.peers)),
     )
     tell(f"starting {bench.peers} nodes")

@@ -28,7 +28,6 @@ from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.contribution import EncodedContribution, payload_bytes
 from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.overlap import lookalikes_in_chunk
 from shoal.collectives.progress import Exclusion, Reason
 from shoal.collectives.proofs import is_unsound, is_wrong, proves_itself, top_in
 from shoal.node.audits.audit_exchange import AuditClient, AuditDesk
@@ -410,7 +409,6 @@ class Auditing(RoundObserver):
         if base is not None and await trio.to_thread.run_sync(is_wrong, plan, statement, payloads):
             attachment = b"".join(payloads[place].tobytes() for place in sorted(payloads))
             self._charge(WrongSum(base=base, plan=plan, statement=statement), attachment)
-        await self._look_for_lookalikes(plan, final.chunk, payloads)
         moved = sum(one.size for one in wanted.values() if one.peer != self._me)
         return trio.current_time() - began + moved / self._rates()[1]
 
@@ -434,12 +432,6 @@ class Auditing(RoundObserver):
                 logger.info("%s does not show chunk %d of its contribution", one.peer, one.chunk)
                 self.suspicion.add(one.peer, UNANSWERED, trio.current_time())
         return shown
-
-    async def _look_for_lookalikes(self, plan: Plan, chunk: int, payloads: Mapping[int, U8]) -> None:
-        """Hold it against two members that what they learnt is nearly the same: which of them copied cannot be seen."""
-        for pair in await trio.to_thread.run_sync(lookalikes_in_chunk, plan, chunk, payloads):
-            for peer in pair:
-                self.suspicion.add(peer, USELESS / 2, trio.current_time())
 
     async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
         """What a participant showed, if it is what the plan's root commits to; what is unsound in it is charged."""

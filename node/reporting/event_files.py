@@ -28,11 +28,6 @@ def earlier_of(log: Path) -> Path:
     return log.with_name(f"{log.stem}.1{log.suffix}")
 
 
-def files_of(log: Path) -> list[Path]:
-    """Those of the two that are there, oldest first."""
-    return [path for path in (earlier_of(log), log) if path.exists()]
-
-
 def start_anew(log: Path, limit_bytes: int) -> BinaryIO:
     """Give the log the name of the one before it, and open an empty one to append to.
 

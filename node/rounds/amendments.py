@@ -12,7 +12,6 @@ refuse is refused before anybody consents to it (`shoal.protocol.amending`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -37,8 +36,6 @@ from shoal.protocol.messages import Amendment
 from shoal.protocol.round import RoundMachine
 
 NAME = "amend.order"
-
-logger = logging.getLogger(__name__)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -50,10 +50,9 @@ class Candidate:
 class Candidates:
     """The candidates of the round under way."""
 
-    def __init__(self, *, shelf: StateShelf, outer: OuterSettings, durable: bool) -> None:
+    def __init__(self, *, shelf: StateShelf, outer: OuterSettings) -> None:
         self._shelf = shelf
         self._outer = outer
-        self._durable = durable
         self._by_plan: dict[bytes, Candidate] = {}
         self._next: NextState | None = None
         self._begun: FinalsWriter | None = None
@@ -85,8 +84,7 @@ class Candidates:
             return None
         apply = self._over(state, finals.plan).ahead(finals.plan)
         self._drop_begun()
-        if self._durable:
-            self._begun = self._shelf.finals_writer(finals)
+        self._begun = self._shelf.finals_writer(finals)
         return apply
 
     def _drop_begun(self) -> None:
@@ -101,7 +99,7 @@ class Candidates:
         return self._next
 
     async def work_out(self, state: CertifiedState, finals: Finals, seconds: float) -> Candidate:
-        """Apply `finals` over `state`, and keep them where they must be kept before this node reports.
+        """Apply `finals` over `state`, and keep them on disk before this node reports.
 
         Raises StorageError, and LocalError if they do not follow the state.
 
@@ -118,13 +116,10 @@ class Candidates:
 
     @contextmanager
     def _writer(self, finals: Finals) -> Iterator[Callable[[], None]]:
-        """Have `finals` written if they must be; what is given returns when they are there, and may raise StorageError.
+        """Have `finals` written; what is given returns when they are there, and may raise StorageError.
 
         Nothing stays of them when the block is left before that.
         """
-        if not self._durable:
-            yield lambda: None
-            return
         writer, self._begun = self._begun, None
         if writer is None or not writer.writes(finals):
             if writer is not None:

@@ -19,14 +19,9 @@ class StateTransition:
     """The step from S(e-1) to S(e) in the round under way. All of it runs in the engine's task."""
 
     def __init__(self, parts: EngineParts) -> None:
-        manifest = parts.config.manifest
         self._p = parts
         self._custody = parts.custody
-        self._candidates = Candidates(
-            shelf=parts.shelf,
-            outer=OuterSettings.of(manifest),
-            durable=manifest.round.durability == "disk",
-        )
+        self._candidates = Candidates(shelf=parts.shelf, outer=OuterSettings.of(parts.config.manifest))
         self._round_started = 0.0
         parts.reduce.begin = self._begin
 
@@ -52,7 +47,7 @@ class StateTransition:
         return self._candidates.begin(state, finals)
 
     async def work_out(self, finals: Finals, seconds: float) -> Report:
-        """Work out what S(e) will be, and keep the finals where they must be kept before this node reports.
+        """Work out what S(e) will be, and keep the finals on disk before this node reports.
 
         The state before it is here. Raises StorageError. Cancellation: finals may be on disk, nothing else happened.
         """
@@ -65,7 +60,7 @@ class StateTransition:
     async def apply(self, certificate: Certificate, candidate: Candidate) -> None:
         """Hold the certified state, and tell of the round. Raises StorageError.
 
-        Cancellation: the finals of the round are on disk, or peers have them.
+        Cancellation: the finals of the round are on disk.
         """
         value, finals = certificate.value, candidate.finals
         state = await self._candidates.take(candidate)

@@ -254,7 +254,6 @@ class Agent:
                 local=section.local,
                 external=section.external if begin.role == "train" else 0,
                 group_size=section.group_size,
-                adaptive=section.adaptive,
                 trains=begin.role == "train",
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,

@@ -13,13 +13,10 @@ improbable already; the gradient of its logarithm stays large there, and the mas
 it. `ExternalTerms` chooses what to do about that:
 
 * ``naive``: nothing.
-* ``damped``: the negative terms of another's tokens are multiplied by min(1, p / damped_below), where p is the
-  receiver's own probability of the token, without gradient: what the receiver would hardly do hardly moves it.
 * ``positive``: another's completions with negative advantage count nothing.
 
-``positive`` is the default, since it was the best of the bounded ones in `shoal bench sapo` with 4 of 8 groups from
-others, among agents of like skill as of unlike skill. Damping leaves the positive terms of a group without all of the
-negative ones that would cancel them on tokens that good and bad completions share.
+``positive`` is the default, since it was the best in `shoal bench sapo` with 4 of 8 groups from others, among agents of
+like skill as of unlike skill.
 """
 
 from __future__ import annotations
@@ -30,21 +27,17 @@ from typing import Literal
 
 import torch
 
-ExternalTerms = Literal["naive", "damped", "positive"]
+ExternalTerms = Literal["naive", "positive"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoSettings:
-    """Of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high].
-
-    damped_below: see ``damped`` above; at 1 the weight is the probability itself.
-    """
+    """Of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high]."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     epsilon: float = 1e-4
     external: ExternalTerms = "positive"
-    damped_below: float = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +74,6 @@ def grpo_loss(
     ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
     bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     terms = torch.minimum(ratio * advantages, bounded * advantages)
-    if settings.external != "naive":
-        weight = torch.zeros_like(log_probs)
-        if settings.external == "damped":
-            weight = (log_probs.detach().exp() / settings.damped_below).clamp(max=1.0)
-        terms = torch.where(batch.external[:, None] & (advantages < 0), terms * weight, terms)
+    if settings.external == "positive":
+        terms = torch.where(batch.external[:, None] & (advantages < 0), 0.0, terms)
     return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)

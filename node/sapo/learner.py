@@ -18,7 +18,6 @@ import torch
 from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.policy import Policy
-from shoal.node.sapo.selection import AdaptiveCount
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.errors import ConfigError, LocalError
@@ -64,7 +63,6 @@ class Alone:
 class LearnerSettings:
     """What a round is made of: I groups of its own, J of others. Raises ConfigError where no round can be made.
 
-    adaptive: J falls while the reward oscillates, see `AdaptiveCount`; I + J groups are trained on all the same.
     trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
     group_size, over_provision: see `GroupGenerator`.
     """
@@ -73,7 +71,6 @@ class LearnerSettings:
     external: int = 0
     group_size: int = 8
     over_provision: float = 1.0
-    adaptive: bool = False
     trains: bool = True
     updates: UpdateSettings = field(default_factory=UpdateSettings)
 
@@ -117,7 +114,7 @@ class Learner:
     """Trains one policy, round by round.
 
     round: how many are finished, and the version of the policy. unencodable: others' groups that were left out since
-    the policy's tokenizer cannot express them, by origin. random: draws completions and the order of training.
+    the policy's tokenizer cannot express them, by origin. random: draws completions.
     """
 
     def __init__(
@@ -130,7 +127,7 @@ class Learner:
         sharing: Sharing,
         seed: int,
     ) -> None:
-        """seed: of sampling and of the order of training."""
+        """seed: of sampling."""
         self.policy = policy
         self.round = 0
         self.unencodable: Counter[str] = Counter()
@@ -140,14 +137,8 @@ class Learner:
         self._generator = GroupGenerator(
             policy, group_size=settings.group_size, generator=self.random, over_provision=settings.over_provision
         )
-        self._updater = Updater(policy, settings.updates, generator=self.random)
-        self._adaptive = AdaptiveCount(settings.external) if settings.adaptive and settings.external else None
+        self._updater = Updater(policy, settings.updates)
         self._current: _Round | None = None
-
-    @property
-    def external(self) -> int:
-        """J: how many groups of others the next round is to have."""
-        return self._settings.external if self._adaptive is None else self._adaptive.count
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -177,12 +168,9 @@ class Learner:
             self._updater.train(current.rows)
         self.round += 1
         rewards = [reward for group in current.own for reward in group.rewards]
-        reward = math.fsum(rewards) / len(rewards)
-        if self._adaptive is not None:
-            self._adaptive.note(reward)
         return RoundReport(
             round=current.number,
-            reward=reward,
+            reward=math.fsum(rewards) / len(rewards),
             local=len(current.own),
             external=external,
             informative=current.informative,
@@ -206,11 +194,11 @@ class Learner:
 
     def _take(self, current: _Round) -> int:
         """Add others' groups to the round. Returns how many."""
-        taken = 0
+        taken, wanted = 0, self._settings.external
         for _ in range(TAKE_LIMIT):
-            if taken == self.external:
+            if taken == wanted:
                 break
-            groups = self._sharing.take(self.external - taken)
+            groups = self._sharing.take(wanted - taken)
             for group in groups:
                 rows = external_rows(group, self.policy, self._settings.updates.grpo)
                 if rows is None:

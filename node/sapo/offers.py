@@ -7,7 +7,7 @@
         wanted = intake.receive(await exchange.fetch(wanted, ...))
     groups = intake.finish()
 
-`gather` does that over a running exchange, `collect` with any function that fetches.
+`collect` does that with any function that fetches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
-
-import trio
 
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.judge import Judge, Score
@@ -164,29 +161,4 @@ def collect(
     wanted = intake.begin(offers, count, round_number)
     while wanted:
         wanted = intake.receive(fetch(wanted))
-    return intake.finish()
-
-
-class Exchange(Protocol):
-    """What `gather` needs of `shoal.swarm.rollouts.RolloutExchange`."""
-
-    def offers(self) -> tuple[Offer, ...]:
-        """What others offer."""
-
-    async def fetch(self, offers: Iterable[Offer], *, limit_bytes: int, deadline_s: float) -> dict[bytes, bytes]:
-        """The groups of these offers that came in time, by digest."""
-
-
-async def gather(
-    intake: Intake, exchange: Exchange, *, count: int, round_number: int, deadline_s: float
-) -> list[JudgedGroup]:
-    """Up to `count` judged groups of what the exchange offers; judging runs in a thread.
-
-    What has not come at the deadline is left out. Cancellation: the groups that came are lost to this round.
-    """
-    end = trio.current_time() + deadline_s
-    wanted = intake.begin(exchange.offers(), count, round_number)
-    while wanted and (left_s := end - trio.current_time()) > 0:
-        came = await exchange.fetch(wanted, limit_bytes=total_bytes(wanted), deadline_s=left_s)
-        wanted = await trio.to_thread.run_sync(partial(intake.receive, came))
     return intake.finish()

@@ -10,10 +10,9 @@ Source: arXiv 2509.08721, section 3 and algorithm 1.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from shoal.protocol.errors import LocalError
@@ -31,19 +30,17 @@ VARIANCE_LEAST = 1e-8
 class SelectionSettings:
     """What may be chosen.
 
-    staleness_rounds: the most of this node's rounds since an offer arrived. staleness_versions: how many versions of
-    the origin's policy it may be behind the newest that the origin announced; None for any. offers_per_origin: the
-    most, its latest, that may be drawn of one peer, so that who offers more is not chosen more.
+    staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
+    that may be drawn of one peer, so that who offers more is not chosen more.
     """
 
     weighting: Weighting = "uniform"
     staleness_rounds: int = 4
-    staleness_versions: int | None = None
     offers_per_origin: int = 64
 
     def __post_init__(self) -> None:
         """Raises LocalError."""
-        if self.staleness_rounds < 0 or (self.staleness_versions or 0) < 0 or self.offers_per_origin < 1:
+        if self.staleness_rounds < 0 or self.offers_per_origin < 1:
             raise LocalError(f"staleness is counted from 0 and offers from 1, not as in {self}")
 
 
@@ -76,12 +73,11 @@ class Selector:
     def eligible(self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]) -> list[Offer]:
         """The offers that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
         offers = list(offers)
-        newest = self._newest_versions(offers)
         kept, counted = [], set()
         for offer in offers:
             if offer.digest in used:
                 continue
-            reason = self._reason_against(offer, round_number, newest[offer.origin])
+            reason = self._reason_against(offer, round_number)
             if reason is None:
                 kept.append(offer)
                 continue
@@ -104,16 +100,13 @@ class Selector:
         keys = [(rng.random() ** (1 / offer.announcement.reward_variance), at) for at, offer in enumerate(offers)]
         return [offers[at] for _, at in sorted(keys, reverse=True)[:count]]
 
-    def _reason_against(self, offer: Offer, round_number: int, newest_version: int) -> Reason | None:
-        announcement, settings = offer.announcement, self.settings
+    def _reason_against(self, offer: Offer, round_number: int) -> Reason | None:
+        announcement = offer.announcement
         if self._ignored(offer.origin):
             return Reason.IGNORED
         if not self._scorable(announcement.task.family):
             return Reason.UNSAFE_FAMILY
-        if round_number - offer.arrived > settings.staleness_rounds:
-            return Reason.STALE
-        versions = settings.staleness_versions
-        if versions is not None and newest_version - announcement.policy_version > versions:
+        if round_number - offer.arrived > self.settings.staleness_rounds:
             return Reason.STALE
         if announcement.reward_variance <= VARIANCE_LEAST:
             return Reason.NO_VARIANCE
@@ -139,13 +132,6 @@ class Selector:
                 latest.append(offer)
         return latest[::-1]
 
-    @staticmethod
-    def _newest_versions(offers: Iterable[Offer]) -> dict[PeerId, int]:
-        newest: dict[PeerId, int] = {}
-        for offer in offers:
-            newest[offer.origin] = max(newest.get(offer.origin, 0), offer.announcement.policy_version)
-        return newest
-
 
 class ByteBudget:
     """Keeps what is pulled within the bytes of the groups trained on, plus `allowance` of them.
@@ -169,36 +155,3 @@ class ByteBudget:
     def allows(self, size_bytes: int) -> bool:
         """Whether a replacement of this size may be pulled."""
         return self.wasted_bytes + size_bytes <= self.allowance * self.trained_bytes
-
-
-class AdaptiveCount:
-    """J, lowered while the mean reward oscillates and raised while it does not; between 1 and `most`.
-
-    Reward oscillates where most of its changes, over the last `window` rounds, turn against the one before and their
-    size on average exceeds `swing`.
-    """
-
-    def __init__(self, most: int, *, window: int = 8, swing: float = 0.05) -> None:
-        """Raises LocalError unless there is a J to adapt and a window to see a turn in."""
-        if most < 1 or window < 3:
-            raise LocalError("an adaptive J needs a J of at least 1 and a window of at least 3 rounds")
-        self.count = most
-        self._most = most
-        self._swing = swing
-        self._rewards: deque[float] = deque(maxlen=window)
-
-    def note(self, reward: float) -> None:
-        """The mean reward of this node's own groups in a round."""
-        self._rewards.append(reward)
-        if len(self._rewards) < (self._rewards.maxlen or 0):
-            return
-        step = -1 if self._oscillates() else 1
-        self.count = min(max(self.count + step, 1), self._most)
-        for _ in range(len(self._rewards) // 2):
-            self._rewards.popleft()  # each change of J gets rounds of its own to show what it does
-
-    def _oscillates(self) -> bool:
-        rewards = list(self._rewards)
-        changes = [after - before for before, after in pairwise(rewards)]
-        turns = sum(first * second < 0 for first, second in pairwise(changes))
-        return 2 * turns > len(changes) - 1 and sum(map(abs, changes)) / len(changes) > self._swing

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 import torch
 
@@ -15,30 +14,23 @@ from shoal.node.sapo.grpo import Batch, GrpoSettings, group_advantages, grpo_los
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.protocol.errors import ConfigError
 
-UPDATES_LIMIT = 1024
-"""Passes, and updates in one pass."""
 GRADIENT_LIMIT = 1.0
 """The norm that a gradient is cut to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """How a round's rows are trained on: `epochs` passes of `minibatches` updates each, by AdamW without decay.
+    """How a round's rows are trained on: in one update, by AdamW without decay.
 
     gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
     """
 
     learning_rate: float = 1e-3
-    epochs: int = 1
-    minibatches: int = 1
     gradient_limit: float = GRADIENT_LIMIT
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in ("epochs", "minibatches"):
-            if not 1 <= getattr(self, name) <= UPDATES_LIMIT:
-                raise ConfigError(f"sapo: {name} must be 1 to {UPDATES_LIMIT}, not {getattr(self, name)}")
         for name in ("learning_rate", "gradient_limit"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(f"sapo: {name} must be a number above 0, not {getattr(self, name)}")
@@ -85,11 +77,9 @@ def external_rows(group: JudgedGroup, policy: Policy, settings: GrpoSettings) ->
 class Updater:
     """The optimizer of one policy."""
 
-    def __init__(self, policy: Policy, settings: UpdateSettings, *, generator: torch.Generator) -> None:
-        """generator: shuffles rows into minibatches."""
+    def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
         self._policy = policy
         self._settings = settings
-        self._generator = generator
         self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -108,48 +98,29 @@ class Updater:
         useful = [row for row in rows if self._counts(row)]
         if not useful:
             return
-        share = sum(len(row.sample.completion) for row in rows) / self._settings.minibatches
-        count = min(self._settings.minibatches, len(useful))
-        old = self._old_log_probs(useful, moves_between=self._settings.epochs * count > 1)
-        for _ in range(self._settings.epochs):
-            order = torch.randperm(len(useful), generator=self._generator)
-            for part in order.tensor_split(count):
-                self._update([useful[at] for at in part.tolist()], [old[at] for at in part.tolist()], tokens=share)
+        log_probs = self._policy.log_probs([row.sample for row in useful])
+        tokens = sum(len(row.sample.completion) for row in rows)
+        batch = _batch(useful, log_probs.detach())
+        self._optimizer.zero_grad(set_to_none=True)
+        grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
+        self._optimizer.step()
 
     def _counts(self, row: Row) -> bool:
         """Whether the row has a gradient."""
         unused = row.old is None and row.advantage < 0 and self._settings.grpo.external == "positive"
         return row.advantage != 0 and not unused
 
-    def _update(self, rows: Sequence[Row], old: Sequence[torch.Tensor | None], *, tokens: float) -> None:
-        samples = [row.sample for row in rows]
-        log_probs = self._policy.log_probs(samples)
-        mask = completion_mask(samples)
-        before = log_probs.detach().clone()
-        for at, values in enumerate(old):
-            if values is not None:
-                before[at, : len(values)] = values
-        batch = Batch(
-            old=before,
-            mask=mask,
-            advantages=torch.tensor([row.advantage for row in rows]),
-            external=torch.tensor([row.old is None for row in rows]),
-        )
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
-        self._optimizer.step()
 
-    def _old_log_probs(self, rows: Sequence[Row], *, moves_between: bool) -> list[torch.Tensor | None]:
-        """Those that ratios are taken against, (tokens,) a row: as drawn, or of this policy before the first update.
-
-        None for the latter where there is one update only, which computes them anyway.
-        """
-        others = [row.sample for row in rows if row.old is None]
-        found: Iterator[torch.Tensor | None] = repeat(None)
-        if others and moves_between:
-            with torch.no_grad():
-                logs = self._policy.log_probs(others)
-            found = iter([values[: len(sample.completion)] for values, sample in zip(logs, others, strict=True)])
-        return [next(found) if row.old is None else torch.tensor(row.old) for row in rows]
+def _batch(rows: Sequence[Row], current: torch.Tensor) -> Batch:
+    """The rows, with ratios against what they were drawn with, or against `current`, this policy, for another's."""
+    old = current.clone()
+    for at, row in enumerate(rows):
+        if row.old is not None:
+            old[at, : len(row.old)] = torch.tensor(row.old)
+    return Batch(
+        old=old,
+        mask=completion_mask([row.sample for row in rows]),
+        advantages=torch.tensor([row.advantage for row in rows]),
+        external=torch.tensor([row.old is None for row in rows]),
+    )

@@ -1,8 +1,8 @@
 """Custody of the chain and of the state at its head: from disk, from certificates as they come, and from peers.
 
 A state that this node computed is saved beside the rounds that follow: until it is, an older one and the finals since
-lead to it (`durability = "disk"`), or peers have it (`"memory"`). One that came from elsewhere is on disk before
-anything follows from it, and so is S(0), which nobody certifies: what does follow from it, tells whether it is the one.
+lead to it. One that came from elsewhere is on disk before anything follows from it, and so is S(0), which nobody
+certifies: what does follow from it, tells whether it is the one.
 
 A node that missed rounds heals by coming to the state at the head, whatever way is shorter (`catchup`). What it has
 learnt meanwhile is no part of that state, and is kept by these rules:

@@ -75,8 +75,7 @@ class Found:
 class Resumption:
     """Writes the files of a round, finds them again, and tells the trainer. `run` is the daemon's.
 
-    always: rounds whose files are written even if it is time to rest. regular: whether any others have files; they
-    are of no use where a restart does not find the state at the head on disk.
+    always: rounds whose files are written even if it is time to rest.
     """
 
     def __init__(
@@ -86,13 +85,11 @@ class Resumption:
         send: Callable[[Command], Awaitable[None]],
         on_progress: Callable[[Progress], None],
         always: Callable[[int], bool] = lambda round: False,
-        regular: bool = True,
     ) -> None:
         self._folder = folder / "resume"
         self._send = send
         self._on_progress = on_progress
         self._always = always
-        self._regular = regular
         self._orders, self._received = trio.open_memory_channel[SavedWork](1)
         self._pending: Position | None = None
         self._done = trio.Event()
@@ -115,7 +112,7 @@ class Resumption:
         now = trio.current_time()
         self._round_s, self._made_at = (now - self._made_at if self._made_at > 0 else 0.0), now
         position = (work.account.term, work.account.round)
-        due = self._regular and (alone or now >= self._rest_ends)
+        due = alone or now >= self._rest_ends
         skipped = not due and not self._always(work.account.round)
         if self._pending is not None or skipped:
             return

@@ -1,8 +1,8 @@
 """The certified states and finals that a node holds: in memory to serve them, on disk to come back to them.
 
 In memory are the last states and finals. On disk the newest state may be some rounds back, for it is saved beside the
-rounds; the finals of every round since then are there until it is (`durability = "disk"`), and lead from the one to the
-other. What is read back is believed only where its digest is the certificate's.
+rounds; the finals of every round since then are there until it is, and lead from the one to the other.
+What is read back is believed only where its digest is the certificate's.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ STALL_DEADLINE_S = 30.0
 RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
 RATE_SAVED_S = 0.05
 RATE_OWED_S = 0.05
-RATE_BURST_S = RATE_SAVED_S + RATE_OWED_S
 PIECE_S = 0.005  # every lane may be one piece ahead of its budget
 PIECE_MIN_BYTES = 4 * 1024
 PIECE_LIMIT_BYTES = 512 * 1024
@@ -26,9 +25,9 @@ PIECE_LIMIT_BYTES = 512 * 1024
 class RateLimit:
     """A cap in bytes per second, shared by the threads of all lanes it is given to.
 
-    In any time t, n lanes move at most (t + RATE_BURST_S) times the rate, and n pieces. A rest saves up RATE_SAVED_S of
-    it. As much as RATE_OWED_S is moved in advance before anybody waits, and then for all of it: to sleep after every
-    piece costs three times the processor time for the same bytes.
+    In any time t, n lanes move at most (t + RATE_SAVED_S + RATE_OWED_S) times the rate, and n pieces. A rest saves up
+    RATE_SAVED_S of it. As much as RATE_OWED_S is moved in advance before anybody waits, and then for all of it: to
+    sleep after every piece costs three times the processor time for the same bytes.
     """
 
     def __init__(self, bytes_per_s: int, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -30,7 +30,6 @@ from shoal.swarm.lanes.seal import (
     Sealer,
     accept_offer,
     format_address,
-    parse_address,
 )
 from shoal.swarm.limits import (
     LANE_ADDRESS_CONNECTIONS_BURST,
@@ -237,14 +236,3 @@ def _machine_hosts(family: int) -> list[str]:
         if entry.family == family and "%" not in entry.address  # link-local needs an interface
     ]
     return [host for host in every if not host.startswith("127.") and host != "::1"] or every
-
-
-def check_advertised(addresses: tuple[str, ...]) -> None:
-    """Raises ConfigError unless these can be told to others as where to dial."""
-    if len(addresses) > ADDRESS_LIMIT:
-        raise ConfigError(f"at most {ADDRESS_LIMIT} lane addresses can be advertised, not {len(addresses)}")
-    for address in addresses:
-        try:
-            parse_address(address)
-        except RemoteError as error:
-            raise ConfigError(f"an advertised lane address is wrong: {error}; write HOST:PORT") from None

@@ -40,7 +40,7 @@ from shoal.swarm.lanes.dial import LaneDialler, Request
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
-from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of, check_advertised
+from shoal.swarm.lanes.listener import Desk, LaneListener, addresses_of
 from shoal.swarm.lanes.meeting import LaneMeetings
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.pairs import Pair
@@ -82,7 +82,7 @@ class LanePool:
     """The lanes of the node `me`.
 
     request: sends bytes to a peer's `answer` over the authenticated libp2p channel and returns the reply; raises
-    NetworkError or RemoteError. advertise: 'host:port' texts that replace what the listener would say of itself.
+    NetworkError or RemoteError.
 
     Use from trio's thread only; the sink is called in the lanes' threads.
     """
@@ -95,17 +95,14 @@ class LanePool:
         sink: FrameSink,
         listen: tuple[str, int],
         request: Request,
-        advertise: tuple[str, ...] = (),
         limits: LaneLimits | None = None,
     ) -> None:
-        check_advertised(advertise)
         self.addresses: tuple[str, ...] = ()  # 'host:port', once started
         self._me = me
         self._swarm_id = swarm_id
         self._sink = sink
         self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)
         self._dialler = LaneDialler(me=me, swarm_id=swarm_id, request=request, adopt=self._adopt)
-        self._advertise = advertise
         self._request = request
         self._limits = limits or LaneLimits()
         self._up = False
@@ -131,7 +128,7 @@ class LanePool:
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    self.addresses = self._advertise or addresses_of(listeners)
+                    self.addresses = addresses_of(listeners)
                     nursery.start_soon(self._listener.serve, listeners)
                     self._up = True
                     task_status.started()

@@ -12,7 +12,6 @@ from this node's own network, or back from its own router, proves nothing of the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -47,8 +46,6 @@ _MILLI = 1000
 """Knocks are counted in thousandths, as an allowance earns whole units a second."""
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
-
-logger = logging.getLogger(__name__)
 
 
 class AskDialBack(Message, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ A point is found by the SwarmId alone: it lies under keys that follow from it,
 
     key(swarm, slot) = "/shoal/" ‖ hex(BLAKE3(swarm ‖ slot))        slot in 0..SLOTS - 1
 
-and each peer has SLOTS_OF_A_PEER slots, which follow from its PeerId. So one key pair takes up one place in each of two
+and each peer has two slots, which follow from its PeerId. So one key pair takes up one place in each of two
 slots, whatever it signs, and the points of others stay. Who makes many key pairs can fill slots all the same: a point
 is a hint, and whoever is met proves its PeerId and passes the swarm's admission.
 
@@ -41,7 +41,6 @@ from shoal.protocol.wire import (
 from shoal.swarm.reaching.circuit_address import parse_any
 
 SLOTS = 8
-SLOTS_OF_A_PEER = 2
 POINTS_IN_SLOT = 8
 SLOT_LIMIT = 512
 """Slots of all swarms that one node keeps: with POINT_LIMIT_BYTES at most 8 MiB."""

@@ -16,7 +16,6 @@ def test_joiner_gets_into_rounds_that_are_shorter_than_its_catching_up(tmp_path:
     with Swarm(tmp_path, nodes=3, founders=2) as swarm:
         tables = msgspec.to_builtins(swarm.manifest)
         tables["sync"] = {"strategy": "ddp"}
-        tables["round"]["durability"] = "memory"
         swarm.manifest = validate_manifest(tables, source="the test's manifest")
         swarm.manifest_path.write_text(render_manifest(swarm.manifest))
         joiner = swarm.nodes.pop()

@@ -48,9 +48,6 @@ def test_norms_are_clipped_unless_said_otherwise_where_sums_need_not_be_exact_me
         ('aggregate = "trimmed"\n', "trimmed", CLIP_UNIT // 4),
         ('aggregate = "trimmed"\ntrim = 0.2\n', "trimmed", 13107),
         ('aggregate = "trimmed"\ntrim = 0\n', "trimmed", 0),
-        ('aggregate = "centred_clip"\n', "centred_clip", CLIP_UNIT),
-        ('aggregate = "centred_clip"\nclip_radius = 100\n', "centred_clip", 100 * CLIP_UNIT),
-        ('aggregate = "centred_clip"\nclip_radius = 0.000001\n', "centred_clip", 0),
     ],
 )
 def test_owners_read_what_the_manifest_says(text: str, name: str, parameter: int) -> None:
@@ -64,12 +61,10 @@ def test_owners_read_what_the_manifest_says(text: str, name: str, parameter: int
     [
         ('aggregate = "krum"\n', "is none of mean, median"),
         ('strategy = "gossip"\naggregate = "median"\n', "aggregate has no meaning"),
-        ('strategy = "sparse"\naggregate = "median"\n', "use mean or centred_clip"),
-        ('strategy = "sparse"\naggregate = "trimmed"\n', "use mean or centred_clip"),
+        ('strategy = "sparse"\naggregate = "median"\n', "use mean"),
+        ('strategy = "sparse"\naggregate = "trimmed"\n', "use mean"),
         ("trim = 0.1\n", "trim has a meaning"),
         ('aggregate = "trimmed"\ntrim = 0.5\n', "trim: expected a number < 0.5"),
-        ("clip_radius = 2.0\n", "clip_radius has a meaning"),
-        ('aggregate = "centred_clip"\nclip_radius = 0\n', "clip_radius: expected a number > 0"),
     ],
 )
 def test_what_does_not_go_together_is_said_in_one_line(text: str, words: str) -> None:
@@ -98,7 +93,7 @@ def test_plan_names_no_mean() -> None:
     assert robust.hash != msgspec.structs.replace(robust, aggregate=msgspec.UNSET).hash
 
 
-@pytest.mark.parametrize("planned", [msgspec.UNSET, "mean", "trimmed16384", "centred_clip65536", "krum"])
+@pytest.mark.parametrize("planned", [msgspec.UNSET, "mean", "trimmed16384", "krum"])
 def test_plan_that_combines_otherwise_than_agreed_is_refused(planned: object) -> None:
     robust = plan_of((0, CONTRIBUTOR, 10), settings=ROBUST)
     check_plan(robust, LEAD, START, ROBUST)

@@ -148,7 +148,7 @@ def test_every_setting_that_can_be_amended_is_one_of_the_manifests() -> None:
         "sync.strategy=gossip",
         "sync.fragments=2",
         "round.chunk_values=4096",
-        "round.durability=memory",
+        "round.durability=disk",
         "inner.optimizer=adamw",
         "sync.nonsense=1",
         "inner_steps=60",

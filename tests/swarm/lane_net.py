@@ -70,11 +70,11 @@ class Net:
             sink=self.sinks[me],
             listen=LOOPBACK,
             request=request,
-            advertise=advertise,
             limits=limits,
         )
         self.pools[me] = pool
         self.scopes[me] = await self._nursery.start(self._run, pool)
+        pool.addresses = advertise or pool.addresses
         return pool
 
     async def _run(self, pool: LanePool, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:

@@ -75,7 +75,6 @@ SCENARIO = Scenario(
     workload="regression",
     options={"inputs": 64, "outputs": 32},
     inner={"lr": 0.05, "warmup_tokens": 0},
-    round={"durability": "memory"},
     faults=(Fault(kind="kill", node=2, round=2, phase="reduce", progress=0.4),),
 )
 

@@ -34,9 +34,6 @@ class AllreduceOptions(ReportOptions):
         Literal["none", "sigkill", "sigstop"],
         option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often."),
     ] = "none"
-    durability: Annotated[
-        Literal["disk", "memory"], option("--durability", help="Where results wait for the certificate.")
-    ] = "disk"
     sockets: Annotated[
         bool, option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
     ] = False
@@ -52,7 +49,6 @@ def allreduce(options: AllreduceOptions) -> None:
         codec=options.codec,
         iters=options.iters,
         fault=options.fault,
-        durability=options.durability,
         sockets=options.sockets,
     )
     with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:

@@ -48,21 +48,15 @@ class SapoOptions(ReportOptions):
         option(
             "--terms",
             help="What bounds others' completions with negative advantage. [default: positive]",
-            metavar="naive|damped|positive",
+            metavar="naive|positive",
         ),
     ] = None
-    damped_below: Annotated[
-        float, option("--damped-below", help="With --terms damped: the probability below which they are weakened.")
-    ] = 0.2
     sampling: Annotated[
         str,
         option(
             "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
         ),
     ] = "uniform"
-    adaptive: Annotated[
-        bool, option("--adaptive", help="Take fewer groups of others while the own reward oscillates.")
-    ] = False
     learning_rate: Annotated[float, option("--learning-rate", help="Of every agent's AdamW.")] = 1e-3
     over_provision: Annotated[
         float, option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
@@ -84,9 +78,7 @@ def sapo(options: SapoOptions) -> None:
         attackers=options.attackers,
         over_provision=options.over_provision,
         terms=options.terms,
-        damped_below=options.damped_below,
         sampling=options.sampling,
-        adaptive=options.adaptive,
         learning_rate=options.learning_rate,
         warm_up_reward=options.warm_up_reward,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from shoal.protocol.manifest_workload import Option
 
 RESULT = "train.json"
-
-log = logging.getLogger("shoal.progress")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

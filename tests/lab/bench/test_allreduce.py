@@ -88,7 +88,7 @@ def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
 def result_of(**changes: object) -> Allreduce:
     """A result in which nothing is wrong, but for the changes."""
     fields = dict.fromkeys(Allreduce.__struct_fields__, 0) | {
-        "codec": "fp32", "durability": "disk", "times_s": [1.0], "rounds_s": [2.0], "breakdown": {},
+        "codec": "fp32", "times_s": [1.0], "rounds_s": [2.0], "breakdown": {},
         "identical": True, "exact": True, "encrypted": True, "fault": {"kind": "none"},
     }  # fmt: skip
     return msgspec.convert(fields | changes, Allreduce)

@@ -168,7 +168,7 @@ SAMPLES = (
     sample("other", 4, 0, 0.9),
 )
 DETAIL = Allreduce(
-    peers=4, numel=NUMEL, codec="fp32", durability="disk", median_s=0.3, times_s=(0.3,), decode_s=0.0, round_s=0.5,
+    peers=4, numel=NUMEL, codec="fp32", median_s=0.3, times_s=(0.3,), decode_s=0.0, round_s=0.5,
     rounds_s=(0.5,), beyond_reduce_s=0.2, breakdown={"reduce_s": 0.3, "apply_s": 0.2}, wire_bytes_per_peer=150_000_000,
     peak_extra_bytes=80 * MIB, peak_growth_bytes=175 * MIB, max_abs_error=3e-8, identical=True, exact=True,
     encrypted=True, fault=FaultResult(kind="none"),
@@ -268,7 +268,7 @@ def test_page_has_the_machine_the_times_and_what_was_wrong() -> None:
     machine = this_machine()
     for part in (machine.cpu, machine.kernel, machine.date, "hivemind", "150", "WRONG VALUES: fp32 \\| really"):
         assert part in page
-    assert "| fp32, 4 peers, disk | 0.30 + 0.20 | 150.0 | 80 | 3.0e-08 | **no** |" in page
+    assert "| fp32, 4 peers | 0.30 + 0.20 | 150.0 | 80 | 3.0e-08 | **no** |" in page
     assert "| Shoal, fp32 | 0.3 (0.18–0.4) |" in page
     assert "| by.stop | 9 |" in page
     assert "| kills | 50 |" in page

@@ -84,7 +84,6 @@ def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:
         {"terms": "hope"},
         {"local": 0},
         {"sampling": "any"},
-        {"damped_below": 0.0},
     ],
 )
 def test_what_cannot_be_run_is_refused(wrong: dict[str, object]) -> None:

@@ -38,8 +38,8 @@ def shelf_in(folder: Path) -> StateShelf:
     return StateShelf(shelf_folder(folder), GRID.chunk_values)
 
 
-def candidates_of(shelf: StateShelf, *, durable: bool = True) -> Candidates:
-    return Candidates(shelf=shelf, outer=OUTER, durable=durable)
+def candidates_of(shelf: StateShelf) -> Candidates:
+    return Candidates(shelf=shelf, outer=OUTER)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -111,17 +111,6 @@ def test_finals_that_cannot_be_kept_make_no_candidate(shelf: StateShelf, tmp_pat
         with pytest.raises(StorageError):
             await candidates.work_out(ledger.state, finals, 0.5)
         assert candidates.get(finals.plan.hash) is None
-
-    run(main)
-
-
-def test_finals_are_not_written_when_memory_is_to_do(shelf: StateShelf, tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = Ledger()
-        finals, _ = two_plans(ledger)
-        await candidates_of(shelf, durable=False).work_out(ledger.state, finals, 0.5)
-        assert list((tmp_path / "finals").iterdir()) == []
-        assert shelf.held_finals(finals.plan.hash) is finals
 
     run(main)
 
@@ -291,14 +280,6 @@ def test_work_that_was_begun_for_other_finals_leaves_nothing(
         assert settled(tmp_path, before) == [f"1-{finals.plan.hash.hex()}"]
 
     run(main)
-
-
-def test_nothing_is_written_ahead_when_memory_is_to_do(shelf: StateShelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    (finals, _), writers = two_plans(Ledger()), Writers(shelf, monkeypatch)
-    apply = candidates_of(shelf, durable=False).begin(state_of(0), finals)
-    assert apply is not None
-    apply(finals.chunks[0])
-    assert (writers.begun, writers.made) == ([], [0])
 
 
 def test_state_that_is_taken_is_changed_by_nobody_who_begins_meanwhile(

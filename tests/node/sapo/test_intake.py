@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
-import trio
-import trio.testing
 
-from shoal.node.sapo.offers import ATTEMPTS_PER_GROUP, Intake, collect, gather, rollout_of, total_bytes
+from shoal.node.sapo.offers import ATTEMPTS_PER_GROUP, Intake, collect, rollout_of, total_bytes
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -125,33 +123,3 @@ def test_rollout_of_another_is_not_ours_to_announce() -> None:
     (group,) = collect(intake, peers.fetch, peers.offers, count=1, round_number=0)
     with pytest.raises(LocalError):
         rollout_of(group, BOB)
-
-
-def test_gather_stops_at_its_deadline() -> None:
-    peers, intake = Peers(), new_intake()
-    peers.honest(ALICE, 50)
-
-    class Slow:
-        """An exchange that brings one of the groups asked for in each 2 s."""
-
-        def offers(self) -> tuple[Offer, ...]:
-            return tuple(peers.offers)
-
-        async def fetch(self, offers: Iterable[Offer], *, limit_bytes: int, deadline_s: float) -> dict[bytes, bytes]:
-            offers = list(offers)
-            assert limit_bytes == total_bytes(offers)
-            came: dict[bytes, bytes] = {}
-            with trio.move_on_after(deadline_s):
-                await trio.sleep(2)
-                came.update(peers.fetch(offers[:1]))
-            return came
-
-    async def main() -> None:
-        start = trio.current_time()
-        groups = await gather(intake, Slow(), count=4, round_number=0, deadline_s=5)
-        assert len(groups) == 2
-        assert trio.current_time() - start == pytest.approx(5, abs=0.5)
-        groups = await gather(intake, Slow(), count=2, round_number=0, deadline_s=60)
-        assert len(groups) == 2
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -168,7 +168,7 @@ def test_others_answers_are_learnt_by_another_tokenizer_model_and_group_size() -
 def test_a_policy_moves_towards_the_good_and_away_from_the_bad() -> None:
     task = easy_task(1000, 0)
     market = Market([lesson(0, wrong="44")])
-    learner = new_learner(market, local=1, external=1, rate=1e-3, terms="damped")
+    learner = new_learner(market, local=1, external=1, rate=1e-3, terms="naive")
     prompt = learner.policy.encode_prompt(task.question)
     right = next(group.texts[0] for group in market.groups)
 
@@ -256,23 +256,7 @@ def test_settings_without_a_round_are_refused(wrong: dict[str, int]) -> None:
         LearnerSettings(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"minibatches": 0}, {"learning_rate": 0.0}, {"gradient_limit": -1.0}])
+@pytest.mark.parametrize("wrong", [{"learning_rate": 0.0}, {"gradient_limit": -1.0}])
 def test_updates_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         UpdateSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("adaptive", "asked"), [(True, [3] * 8 + [2] * 4 + [1]), (False, [3] * 13)])
-def test_fewer_groups_of_others_are_wanted_while_the_reward_oscillates(adaptive: bool, asked: list[int]) -> None:
-    market = Market()
-    learner = Learner(
-        CharPolicy(SMALL, seed=1),
-        LearnerSettings(local=1, external=3, group_size=2, adaptive=adaptive),
-        draw=easy_task,
-        score=lambda pairs: [float(learner.round % 2)] * len(pairs),
-        sharing=market,
-        seed=1,
-    )
-    reports = [learner.run_round() for _ in asked]
-    assert market.asked == asked
-    assert {report.local for report in reports} == {4}  # what others are not asked for is made here

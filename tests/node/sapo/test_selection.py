@@ -1,4 +1,4 @@
-"""Selection: what may be drawn, how it is drawn, the byte budget, and an adaptive J."""
+"""Selection: what may be drawn, how it is drawn, and the byte budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from shoal.node.sapo.selection import AdaptiveCount, ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.node.sapo.selection import ByteBudget, SelectionSettings, Selector, Weighting
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -20,10 +20,8 @@ from tests.node.sapo.offering import SOURCE, SWARM, group_of, offer_of, peer_id
 ALICE, BOB = peer_id(1), peer_id(2)
 
 
-def offer(
-    index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 0, at: int = 0
-) -> Offer:
-    return offer_of(group_of(by, index, rewards=rewards, policy_version=version), arrived=at)[0]
+def offer(index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 0.0), at: int = 0) -> Offer:
+    return offer_of(group_of(by, index, rewards=rewards), arrived=at)[0]
 
 
 def test_groups_without_variance_are_dropped_before_sampling() -> None:
@@ -40,27 +38,26 @@ def test_groups_without_variance_are_dropped_before_sampling() -> None:
 def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     blamed: list[tuple[PeerId, Reason]] = []
     selector = Selector(
-        SelectionSettings(staleness_rounds=4, staleness_versions=10),
+        SelectionSettings(staleness_rounds=4),
         ignored=lambda peer: peer == BOB,
         scorable=lambda family: family == "sums",
         assigned=partial(SOURCE.assigned, SWARM),
         blame=lambda peer, reason: blamed.append((peer, reason)),
     )
-    fresh, used = offer(0, version=20, at=6), offer(3, version=10, at=6)
+    fresh, used = offer(0, at=6), offer(3, at=6)
     offers = [
         fresh,
         used,
-        offer(1, version=20, at=5),
-        offer(2, version=9, at=6),
+        offer(1, at=5),
         offer(4, by=BOB, at=6),
-        offer(5, version=20, rewards=(1.0, 1.0), at=6),
-        about(offer(6, version=20, at=6), msgspec.structs.replace(group_of(ALICE, 6).task, seed=1)),
-        about(offer(7, version=20, at=6), msgspec.structs.replace(group_of(ALICE, 7).task, family="other")),
+        offer(5, rewards=(1.0, 1.0), at=6),
+        about(offer(6, at=6), msgspec.structs.replace(group_of(ALICE, 6).task, seed=1)),
+        about(offer(7, at=6), msgspec.structs.replace(group_of(ALICE, 7).task, family="other")),
     ]
     for _ in range(2):
         assert selector.eligible(offers, round_number=10, used={used.digest}) == [fresh]
     assert selector.rejected == {
-        Reason.STALE: 2,
+        Reason.STALE: 1,
         Reason.IGNORED: 1,
         Reason.NO_VARIANCE: 1,
         Reason.FOREIGN_TASK: 1,
@@ -124,33 +121,8 @@ def test_budget_lets_replacements_through_up_to_its_share() -> None:
     assert (budget.trained_bytes, budget.wasted_bytes) == (10_000, 300)
 
 
-def test_adaptive_count_falls_while_reward_oscillates_and_rises_again() -> None:
-    adaptive = AdaptiveCount(4, window=4, swing=0.05)
-    counts = []
-    for at in range(12):
-        adaptive.note(0.5 + 0.2 * (-1) ** at)
-        counts.append(adaptive.count)
-    assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1]
-    for at in range(20):
-        adaptive.note(0.5 + 0.01 * at)
-    assert adaptive.count == 4
-
-
-def test_adaptive_count_ignores_growth_and_small_swings() -> None:
-    adaptive = AdaptiveCount(4, window=4, swing=0.05)
-    for at in range(20):
-        adaptive.note(0.04 * at + 0.01 * (-1) ** at)
-    for at in range(20):
-        adaptive.note(0.8 + 0.02 * (-1) ** at)
-    assert adaptive.count == 4
-
-
 def test_settings_are_checked() -> None:
     with pytest.raises(LocalError):
         SelectionSettings(staleness_rounds=-1)
     with pytest.raises(LocalError):
         SelectionSettings(offers_per_origin=0)
-    with pytest.raises(LocalError):
-        AdaptiveCount(0)
-    with pytest.raises(LocalError):
-        AdaptiveCount(4, window=2)

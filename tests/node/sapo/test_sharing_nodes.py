@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.offers import gather
+from shoal.node.sapo.offers import total_bytes
 from shoal.node.sapo.trust import Trust, TrustSettings
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits
@@ -66,8 +66,11 @@ class Agent(Node):
         return digests
 
     async def take_round(self, round_number: int) -> None:
-        groups = await gather(self.intake, self.exchange, count=EXTERNAL, round_number=round_number, deadline_s=20)
-        self.taken += groups
+        wanted = self.intake.begin(self.exchange.offers(), EXTERNAL, round_number)
+        while wanted:
+            came = await self.exchange.fetch(wanted, limit_bytes=total_bytes(wanted), deadline_s=20)
+            wanted = await trio.to_thread.run_sync(self.intake.receive, came)
+        self.taken += self.intake.finish()
 
     def rejected(self) -> Counter[Reason]:
         return self.intake.rejected() + self.exchange.rejected

@@ -27,14 +27,11 @@ class Desk:
 
     folder: Path
     always: Callable[[int], bool] = lambda round: False
-    regular: bool = True
     ordered: list[Command] = field(default_factory=list)
     told: list[Progress] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.resumption = Resumption(
-            self.folder, send=self.send, on_progress=self.told.append, always=self.always, regular=self.regular
-        )
+        self.resumption = Resumption(self.folder, send=self.send, on_progress=self.told.append, always=self.always)
 
     async def send(self, command: Command) -> None:
         self.ordered.append(command)
@@ -150,18 +147,14 @@ def test_write_is_followed_by_a_rest_unless_it_was_quick_or_its_round_always_cou
     run(test, clock)
 
 
-def test_nothing_is_ordered_while_one_is_written_or_where_restarts_do_without(
-    tmp_path: Path, ledger: CheckpointLedger
-) -> None:
-    desk, never = Desk(tmp_path), Desk(tmp_path / "memory", regular=False)
+def test_nothing_is_ordered_while_one_is_written(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    desk = Desk(tmp_path)
 
     async def test(nursery: trio.Nursery) -> None:
         nursery.start_soon(desk.resumption.run)
         for round in (1, 2):
             await desk.resumption.made(ledger.work(round))
-            await never.resumption.made(ledger.work(round))
         assert desk.rounds == [1]
-        assert never.rounds == []
 
     run(test)
 

@@ -200,7 +200,7 @@ def test_file_names_its_vectors(tmp_path: Path) -> None:
 def test_candidates_make_the_certified_state_in_memory_that_is_used_again(tmp_path: Path) -> None:
     async def main() -> None:
         shelf, ledger = shelf_in(tmp_path), ledger_of(3)
-        candidates, state = Candidates(shelf=shelf, outer=OUTER, durable=True), ledger.states[0]
+        candidates, state = Candidates(shelf=shelf, outer=OUTER), ledger.states[0]
         for round in (1, 2, 3):
             candidate = await candidates.work_out(state, ledger.finals[round], 0.0)
             assert candidate.digest == ledger.chain.value(round).digest

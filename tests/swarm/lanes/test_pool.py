@@ -360,8 +360,7 @@ def test_pool_summons_are_not_multiplied() -> None:
 def test_pool_addresses_are_what_others_can_dial() -> None:
     async def main() -> None:
         async with open_net() as net:
-            bob = await net.add(BOB, advertise=("gate.example.org:4001",))
-            assert bob.addresses == ("gate.example.org:4001",)
+            bob = await net.add(BOB)
             wildcard = LanePool(
                 me=ALICE,
                 swarm_id=b"s",
@@ -397,12 +396,3 @@ def test_pool_that_cannot_listen_tells_the_user() -> None:
             assert alice.addresses
 
     run(main)
-
-
-@pytest.mark.parametrize("advertise", [("nonsense",), ("10.0.0.1:1",) * 9, ("224.0.0.1:5",)])
-def test_pool_refuses_to_advertise_nonsense(advertise: tuple[str, ...]) -> None:
-    async def request(peer: PeerId, data: bytes) -> bytes:
-        return b""
-
-    with pytest.raises(ConfigError):
-        LanePool(me=ALICE, swarm_id=b"s", sink=RecordingSink(), listen=LOOPBACK, request=request, advertise=advertise)
