@@ -177,7 +177,7 @@ class Links:
         self._gate = gatekeeper
         self._links: dict[PeerId, _Link] = {}
         self._promised: set[PeerId] = set()  # who is being welcomed
-        self.forwarding = Forwarding(sealer.peer_id)
+        self.forwarding = Forwarding(sealer.peer_id, lambda peer: gatekeeper.rank(peer) is Rank.FIRST)
         self._guard = ReplayGuard()
         self._passed_on = ReplayGuard()
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
