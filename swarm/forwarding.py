@@ -2,7 +2,7 @@
 
     A ──Reach(lacks B)──► F, G, H …          each tells all it is linked to whom it does not reach itself
     A ──Ready──► F ──the same envelope──► B  F and G do so, the first two of A's and B's common neighbours by hash,
-                                             of those who come first (`shoal.protocol.places`) as far as there are any
+                                             of members and founders as far as there are any
     A ──Ready──► H                           H keeps it to itself
 
 Only what came over its signer's own link is passed on, once, so no message makes more than one hop, and no more than
@@ -52,12 +52,12 @@ class Forwarding:
     """What this node knows of pairs without a link, and what follows for the messages that pass through it.
 
     Peers are named only while they are linked: `told` when one says whom it lacks, `forget` when its link is lost.
-    comes_first: whether a peer belongs to the swarm; strangers pass on nothing where others can.
     """
 
-    def __init__(self, me: PeerId, comes_first: Callable[[PeerId], bool] = lambda peer: False) -> None:
+    def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._comes_first = comes_first
+        self.belongs: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer is one of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
         self._lacks: dict[PeerId, frozenset[PeerId]] = {}
         self._paths: dict[tuple[PeerId, PeerId], Allowance] = {}
         self._total = Allowance(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
@@ -106,13 +106,13 @@ class Forwarding:
     def through(self, one: PeerId, other: PeerId, linked: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Who passes on what the two have to say to each other, as far as is known here; `linked` to this node.
 
-        The choice depends on nothing but the pair, those who reach both, and who comes first, so all come to the same.
+        The choice depends on nothing but the pair, those who reach both, and who belongs, so all come to the same.
         """
         near = {self._me, *linked} - {one, other}
-        first = set(filter(self._comes_first, near))
-        chosen = self._by_hash(one, other, first)
+        members = set(filter(self.belongs, near))
+        chosen = self._by_hash(one, other, members)
         if len(chosen) < FORWARDERS:
-            chosen += self._by_hash(one, other, near - first)
+            chosen += self._by_hash(one, other, near - members)
         return tuple(chosen[:FORWARDERS])
 
     def _by_hash(self, one: PeerId, other: PeerId, peers: Collection[PeerId]) -> list[PeerId]:

@@ -20,10 +20,12 @@ class Mesh:
     """What every node knows when all were told whom the others lack, over the links that there are."""
 
     def __init__(self, count: int, *apart: tuple[int, int], first: int = 0) -> None:
-        """first: how many of them come before the others."""
+        """first: how many of them are members."""
         self.peers = [name(index) for index in range(count)]
         self.missing = {frozenset(map(name, pair)) for pair in apart}
-        self.nodes = {peer: Forwarding(peer, set(self.peers[:first]).__contains__) for peer in self.peers}
+        self.nodes = {peer: Forwarding(peer) for peer in self.peers}
+        for node in self.nodes.values():
+            node.belongs = set(self.peers[:first]).__contains__
         for me in self.peers:
             lacks = [other for other in self.peers if {me, other} in self.missing]
             for hearer in {me, *self.linked(me)}:
