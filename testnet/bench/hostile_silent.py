@@ -21,7 +21,7 @@ from typing import Final
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from noise.connection import Keypair, NoiseConnection
+from noise.connection import Keypair, NoiseConnection  # type: ignore[import-untyped]
 
 from shoal.protocol.address import parse_address
 from shoal.protocol.identity import Identity, PeerId, peer_id_of, public_key_of
