@@ -88,6 +88,10 @@ class Admission:
         revoked = () if self.revocations is None else self.revocations.peers
         return self._founding.union(self.named, self.members()).difference(revoked)
 
+    def belongs(self, peer: PeerId) -> bool:
+        """Whether a peer comes first by what every node knows, and not for this node's user alone."""
+        return peer in self._founding or peer in self.members()
+
     def rank(self, peer: PeerId) -> Rank:
         """Where a peer stands among those who may be here; the least for one whom the authority has taken back."""
         if self._reason_revoked(peer, None) is not None:

@@ -1,7 +1,8 @@
 """Who passes on what between two members that have no link: a third that is linked to both.
 
     A ──Reach(lacks B)──► F, G, H …          each tells all it is linked to whom it does not reach itself
-    A ──Ready──► F ──the same envelope──► B  F and G do so, the first two of A's and B's common neighbours by hash
+    A ──Ready──► F ──the same envelope──► B  F and G do so, the first two of A's and B's common neighbours by hash,
+                                             of members and founders as far as there are any
     A ──Ready──► H                           H keeps it to itself
 
 Only what came over its signer's own link is passed on, once, so no message makes more than one hop, and no more than
@@ -14,7 +15,7 @@ Where everybody reaches everybody, nothing of this costs more than looking at an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
@@ -55,6 +56,8 @@ class Forwarding:
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
+        self.belongs: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer is one of the swarm, as all nodes know it: where enough are, strangers pass on nothing."""
         self._lacks: dict[PeerId, frozenset[PeerId]] = {}
         self._paths: dict[tuple[PeerId, PeerId], Allowance] = {}
         self._total = Allowance(TOTAL_BYTES_PER_S, TOTAL_BURST_BYTES)
@@ -103,12 +106,20 @@ class Forwarding:
     def through(self, one: PeerId, other: PeerId, linked: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Who passes on what the two have to say to each other, as far as is known here; `linked` to this node.
 
-        The choice depends on nothing but the pair and those who reach both, so all come to the same.
+        The choice depends on nothing but the pair, those who reach both, and who belongs, so all come to the same.
         """
-        ends = {one, other}
-        common = [p for p in {self._me, *linked} - ends if not self.apart(p, one) and not self.apart(p, other)]
-        pair = [end.encode() for end in sorted(ends)]
-        return tuple(sorted(common, key=lambda peer: domain_hash("forward", *pair, peer.encode()))[:FORWARDERS])
+        near = {self._me, *linked} - {one, other}
+        members = set(filter(self.belongs, near))
+        chosen = self._by_hash(one, other, members)
+        if len(chosen) < FORWARDERS:
+            chosen += self._by_hash(one, other, near - members)
+        return tuple(chosen[:FORWARDERS])
+
+    def _by_hash(self, one: PeerId, other: PeerId, peers: Collection[PeerId]) -> list[PeerId]:
+        """Those of the peers that reach both, in the order in which they are to pass on what the two say."""
+        pair = [end.encode() for end in sorted((one, other))]
+        common = [peer for peer in peers if not self.apart(peer, one) and not self.apart(peer, other)]
+        return sorted(common, key=lambda peer: domain_hash("forward", *pair, peer.encode()))
 
     def _spend(self, signer: PeerId, target: PeerId, size_bytes: int, now: float) -> bool:
         path = self._paths.pop((signer, target), None) or Allowance(PATH_BYTES_PER_S, PATH_BURST_BYTES)

@@ -235,6 +235,16 @@ class Links:
         """Queue a message for everyone; it is signed once."""
         self._post_all(list(self._links.values()), message)
 
+    def tell_of(self, peer: PeerId, message: LinkMessage) -> None:
+        """Queue a message about a peer for everyone; about a stranger for who comes first, and itself, alone.
+
+        A node full of strangers would else tell each of them of each.
+        """
+        is_stranger = self._gate.rank(peer) is Rank.STRANGER
+        links = self._links.values()
+        told = [one for one in links if not is_stranger or one.peer == peer or self._gate.rank(one.peer) is Rank.FIRST]
+        self._post_all(told, message)
+
     def lack(self, peers: frozenset[PeerId]) -> None:
         """This node does not reach these live peers over links: everyone else is told, and may help out."""
         self.forwarding.lack(peers)

@@ -138,6 +138,7 @@ class Members:
         self._me = host.peer_id
         self._topic = f"shoal/{swarm_id.hex()}/records"
         self.links = Links(host=host, swarm_id=swarm_id, sealer=sealer, gatekeeper=self, refusals=host.refusals)
+        self.links.forwarding.belongs = self.admission.belongs
         self._known = KnownHosts()
         self._guests = Strangers(host)
         host.is_admitted = lambda peer: peer in self.links.linked()
@@ -459,7 +460,7 @@ class Members:
             elif isinstance(effect, SendPingRequest):
                 self.links.send(effect.via, PingRequest(target=effect.target, nonce=effect.nonce))
             elif isinstance(effect, Suspected):
-                self.links.broadcast(Suspicion(peer=effect.peer, incarnation=effect.incarnation))
+                self.links.tell_of(effect.peer, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
                 self.changes.put(Change("suspected", effect.peer))
             elif isinstance(effect, Died):
                 self.changes.put(Change("died", effect.peer))

@@ -104,6 +104,7 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
             "an honest node ended": bool(self.ended),
             "the attacker did nothing": not any(self.attacks.values()),
             "strangers did not get all places": self.kind == "links" and not self.attacks.get("nodes full"),
+            "strangers did not keep all places": self.attacks.get("nodes kept full", HONEST) < HONEST - 1,
             f"rounds kept {self.rounds_ratio:.3f} of their pace, not {must:g}": self.rounds_ratio < must,
             f"memory grew by {self.memory_growth_bytes >> 20} MiB": self.memory_growth_bytes > GROWTH_LIMIT_BYTES,
             f"it took more than {BACK_LIMIT_S:g} s to come back": not (

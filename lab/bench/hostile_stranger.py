@@ -7,7 +7,7 @@ It says "ready" when it begins and, when its standard input ends, prints what it
     ahead        links, says that it is a million rounds ahead, and never answers who asks it about that
     push         says without end, before any hello, what it can do and where it listens (identify's push)
     multistream  announces gigabytes in place of a protocol's name, before any key is known, and sends them
-    links        PLACES silent strangers at each node, which come back when they are parted from
+    links        PLACES silent strangers at each node, which it dials; who is parted from comes back by itself
     prune        links, and says of topics which do not exist that it subscribes to them and prunes them
 
 It connects from loopback addresses that were not seen before, as from a botnet.
@@ -21,6 +21,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,6 +35,7 @@ from shoal.lab.bench.flood_attacker import (
     raw_stream,
     source,
 )
+from shoal.lab.bench.hostile_silent import Herald, Silent, Unheard
 from shoal.node.state.librarian import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -55,7 +57,8 @@ BOAST_PERIOD_S: Final = 0.2
 DEADLINE_S: Final = 5.0
 RETURN_S: Final = 1.0
 SIEGE_RETURN_S: Final = 10.0
-"""Of a thousand that come back each second hardly one would get through its handshake in time."""
+COMING_AT_ONCE: Final = 8
+"""Of more at a time hardly one would get through its handshake in time."""
 BUSY_S: Final = 0.02
 """Between two blocks: more would take the nodes' processors from them, where an attacker elsewhere could not."""
 SOCKETS: Final = 6
@@ -120,18 +123,6 @@ class Stranger:
         self._made["welcomes" if welcome else "told full" if isinstance(answer, Full) else "refusals"] += 1
         return peer, welcome
 
-    async def parted(self, peer: PeerId) -> None:
-        """Return when the connection with a peer has ended."""
-        changes = self.host.watch()
-        try:
-            if peer not in self.host.connected():
-                return
-            async for change in changes:
-                if change.peer == peer and not change.connected:
-                    return
-        finally:
-            changes.close()
-
     async def _read(self, stream: MessageStream) -> None:
         """Say that it is alive, and nothing else."""
         with contextlib.suppress(NetworkError):
@@ -173,7 +164,7 @@ class Attack(ABC):
             source.set(self._fresh())
             try:
                 await attack(address)
-            except* (NetworkError, RemoteError, *FOREIGN_ERRORS):
+            except* (NetworkError, RemoteError, Unheard, *FOREIGN_ERRORS):
                 self.made["turned away"] += 1
             await trio.sleep(self.return_s * (0.5 + secrets.randbelow(100) / 100))
 
@@ -263,24 +254,42 @@ class Multistream(Attack):
 
 
 class Links(Attack):
-    """Silent strangers, as many at each node as it has places. They come one after the other."""
+    """As many silent strangers at each node as it has places. They come one after the other, and cost little.
+
+    A node lets few in, but dials whom it hears of: one that is not silent says where the others are. Where a node has
+    not dialled one of them for a while, or parted from it, that one comes by itself.
+    """
 
     return_s = SIEGE_RETURN_S
 
     async def run(self) -> None:
+        coming = trio.Semaphore(COMING_AT_ONCE)
         async with trio.open_nursery() as nursery:
-            for _ in range(self.places):
-                nursery.start_soon(self._besiege)
+            herald = Herald(self.swarm, self.made, nursery)
+            await nursery.start(herald.run)
+            nursery.start_soon(self.each, partial(self._stay, herald, 0.0))
+            for _ in range(self.places - 1):
+                await coming.acquire()
+                nursery.start_soon(self._besiege, herald, coming)
 
-    async def _besiege(self) -> None:
-        await trio.sleep(self.return_s * secrets.randbelow(300) / 100)
-        async with self.stranger() as quiet:
-            await self.each(lambda address: self._stay(quiet, address))
+    async def _besiege(self, herald: Herald, coming: trio.Semaphore) -> None:
+        silent = Silent(self.swarm, self.made)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(silent.run)
+            nursery.start_soon(self.each, partial(self._stay, silent, self.return_s))
+            herald.tell(silent.record())
+            with trio.move_on_after(self.return_s):
+                for address in self.addresses:
+                    await silent.until_linked(parse_address(address).peer)
+            coming.release()
 
-    async def _stay(self, quiet: Stranger, address: str) -> None:
-        peer, welcome = await quiet.link(address)
-        if welcome:
-            await quiet.parted(peer)
+    async def _stay(self, silent: Silent, patience_s: float, address: str) -> None:
+        peer = parse_address(address).peer
+        with trio.move_on_after(patience_s) as waiting:
+            await silent.until_linked(peer)
+        if waiting.cancelled_caught:
+            await silent.come(address)
+        await silent.until_linked(peer, linked=False)
 
 
 class Prune(Attack):

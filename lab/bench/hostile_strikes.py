@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.lab.bench.hostile import HostileSwarm
 
 START_DEADLINE_S: Final = 120.0
-FULL_DEADLINE_S: Final = 120.0
+FULL_DEADLINE_S: Final = 300.0
 FULL_PERIOD_S: Final = 1.0
 LEFT_OUT: Final = ("control.sock", "control.path", "lock")
 """Of a running node's folder, what belongs to its process."""
@@ -75,19 +75,22 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
     founder = swarm.honest[-1]
     async with stranger(swarm, struck):
         with trio.move_on_after(FULL_DEADLINE_S):
-            while not all([await _is_full(node) for node in swarm.honest]):  # noqa: ASYNC110  # nothing tells
+            while not all([await _without_place(node) for node in swarm.honest]):  # noqa: ASYNC110  # nothing tells
                 await trio.sleep(FULL_PERIOD_S)
             struck.made["nodes full"] = HONEST
         struck.paced.remove(founder)
         await end(founder)
         await swarm.launch(founder, join=swarm.honest[0].addresses)
+        before = [await _without_place(node) for node in struck.paced]
         yield
+        after = [await _without_place(node) for node in struck.paced]
+        struck.made["nodes kept full"] = sum(more > some for some, more in zip(before, after, strict=True))
 
 
-async def _is_full(node: NodeProcess) -> bool:
-    """Whether it has turned somebody away for want of places."""
+async def _without_place(node: NodeProcess) -> int:
+    """How many came to it when all its places were taken, or were not dialled for that."""
     status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
-    return bool(status["refused"].get(Reason.LINKS.value, 0) > 0)
+    return int(status["refused"].get(Reason.LINKS.value, 0))
 
 
 async def end(node: NodeProcess) -> None:

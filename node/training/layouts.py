@@ -36,8 +36,9 @@ NAME_LIMIT_CHARS = 256
 DIMENSION_LIMIT = 16
 DIFFERENCE_LIMIT = 64
 """Other layouts that are remembered."""
-RETRY_S = 2.0
-"""A peer that has built no model yet is asked again, after so long or when it asks itself."""
+RETRY_S, RETRY_LIMIT_S = 2.0, 60.0
+"""A peer that has built no model yet, or does not answer, is asked again after so long, which doubles up to the limit,
+or when it asks itself."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT_CHARS)]
 _Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=DIMENSION_LIMIT)]
@@ -128,6 +129,8 @@ class Layouts:
     def forget(self, peer: PeerId) -> None:
         """The link with it was lost: it may come back as another."""
         self._checked.pop(peer, None)
+        if (watched := self._watched.get(peer)) is not None:
+            watched.set()
 
     def accept(self, digest: bytes) -> None:
         """A state of the layout with this digest is the swarm's.
@@ -151,19 +154,19 @@ class Layouts:
     async def watch(self, peer: PeerId) -> None:
         """Compare with a peer once both have built their models, for as long as it is linked."""
         await self._known.wait()
+        retry_s = RETRY_S
         try:
-            while not await self._check_watched(peer):
-                if peer not in self._linked():
-                    return
+            while not await self._check_watched(peer, retry_s) and peer in self._linked():
+                retry_s = min(2 * retry_s, RETRY_LIMIT_S)
         finally:
             self._watched.pop(peer, None)
 
-    async def _check_watched(self, peer: PeerId) -> bool:
-        """As `check`; where there was nothing to compare, return when there may be."""
+    async def _check_watched(self, peer: PeerId, retry_s: float) -> bool:
+        """As `check`; where there was nothing to compare, return when there may be, or the link was lost."""
         asks = self._watched[peer] = trio.Event()
         if await self.check(peer):
             return True
-        with trio.move_on_after(RETRY_S):
+        with trio.move_on_after(retry_s):
             await asks.wait()
         return False
 

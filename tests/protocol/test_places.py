@@ -77,6 +77,8 @@ def test_rank_is_by_the_manifest_the_last_certificate_the_user_and_the_chain() -
         STRANGER.peer_id: Rank.STRANGER,
     }
     assert admission.first() == first
+    known_to_all = first - {NAMED.peer_id}
+    assert {who for who in (*first, GAVE.peer_id, STRANGER.peer_id) if admission.belongs(who)} == known_to_all
     admission.take(make_revocations(AUTHORITY, OPEN.swarm_id, None, [FOUNDER.peer_id, GAVE.peer_id]))
     assert admission.rank(FOUNDER.peer_id) is admission.rank(GAVE.peer_id) is Rank.STRANGER
     assert FOUNDER.peer_id not in admission.first()

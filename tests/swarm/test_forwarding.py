@@ -19,10 +19,13 @@ def name(index: int) -> PeerId:
 class Mesh:
     """What every node knows when all were told whom the others lack, over the links that there are."""
 
-    def __init__(self, count: int, *apart: tuple[int, int]) -> None:
+    def __init__(self, count: int, *apart: tuple[int, int], first: int = 0) -> None:
+        """first: how many of them are members."""
         self.peers = [name(index) for index in range(count)]
         self.missing = {frozenset(map(name, pair)) for pair in apart}
         self.nodes = {peer: Forwarding(peer) for peer in self.peers}
+        for node in self.nodes.values():
+            node.belongs = set(self.peers[:first]).__contains__
         for me in self.peers:
             lacks = [other for other in self.peers if {me, other} in self.missing]
             for hearer in {me, *self.linked(me)}:
@@ -158,3 +161,19 @@ def test_allowance_fills_up_to_its_burst_and_no_further() -> None:
     assert not allowance.covers(11, 6.0)
     assert allowance.covers(10, 6.0)
     assert not allowance.covers(101, 1000.0)
+
+
+@pytest.mark.parametrize(("members", "forwarders"), [(5, {2, 3, 4}), (4, {2, 3})])
+def test_strangers_pass_on_nothing_where_members_can(members: int, forwarders: set[int]) -> None:
+    """However many there are: nothing makes them do it."""
+    mesh = Mesh(100, (0, 1), first=members)
+    passing = mesh.passed_on(name(0))[name(1)]
+    assert len(passing) == FORWARDERS
+    assert set(passing) <= set(map(name, forwarders))
+
+
+def test_stranger_passes_on_what_too_few_members_can() -> None:
+    mesh = Mesh(20, (0, 1), first=3)
+    passing = mesh.passed_on(name(0))[name(1)]
+    assert len(passing) == FORWARDERS
+    assert name(2) in passing

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 import trio
 
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Leave, Term
-from shoal.protocol.peering import Welcome
+from shoal.protocol.peering import LinkMessage, Suspicion, Welcome
 from shoal.protocol.records import open_record, seal_record
+from shoal.protocol.wire import decode, open_envelope
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm import members as members_module
 from shoal.swarm.limits import Door
-from shoal.swarm.links import NoPlaceLeft
+from shoal.swarm.links import ENVELOPE_KIND, NoPlaceLeft
 from tests.swarm.quiet import Quiet
 from tests.swarm.test_members import (
     Firewall,
@@ -209,3 +211,36 @@ def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: py
             await until(lambda: one.members.long_silent([two.peer, between.peer]) == [two.peer])
 
     run(main)
+
+
+def test_suspicion_of_a_stranger_is_told_to_who_comes_first_and_itself_alone() -> None:
+    """Else the work of a node full of strangers that say nothing would grow with the square of their number."""
+
+    async def main() -> None:
+        node, founder = Node(2), Node(FOUNDER)
+        heard: list[PeerId] = []
+        take = founder.members.message
+
+        def message(peer: PeerId, message: LinkMessage) -> None:
+            if isinstance(message, Suspicion):
+                heard.append(message.peer)
+            take(peer, message)
+
+        founder.members.message = message  # type: ignore[method-assign]
+        async with running(node, founder), stranger(20) as one, stranger(21) as other:
+            await founder.join(node)
+            for mute in (one, other):
+                await mute.ask(node, mute.hello())
+            await until(lambda: peers([one, other]) <= node.linked())
+            await until(lambda: not peers([one, other]) & node.linked())
+            await until(lambda: peers([one, other]) <= set(heard))
+            assert [suspected_in(mute) for mute in (one, other)] == [{one.peer}, {other.peer}]
+
+    run(main)
+
+
+def suspected_in(mute: Stranger) -> set[PeerId]:
+    """Of whom a stranger was told that they are suspected."""
+    envelopes = (open_envelope(data, mute.swarm_id) for data in mute.got)
+    said = (decode(one.payload, LinkMessage) for one in envelopes if one.kind == ENVELOPE_KIND)  # type: ignore[arg-type, var-annotated]
+    return {one.peer for one in said if isinstance(one, Suspicion)}

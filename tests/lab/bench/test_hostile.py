@@ -189,7 +189,8 @@ def found(kind: str = "push", **changes: object) -> HostileResult:
         ("push", {"wrong_values": 1}, "taken over"),
         ("push", {"ended": (2,)}, "ended"),
         ("push", {"attacks": {"pushes": 0}}, "did nothing"),
-        ("links", {"attacks": {"welcomes": 20}}, "all places"),
+        ("links", {"attacks": {"welcomes": 20}}, "get all places"),
+        ("links", {"attacks": {"nodes full": 4, "nodes kept full": 2}}, "keep all places"),
     ],
 )
 def test_each_target_that_is_missed_is_named(kind: str, changes: dict[str, object], said: str) -> None:

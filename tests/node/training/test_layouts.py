@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shoal.node.outcome import Notice, Progress
 from shoal.node.training.layouts import (
     PART_LIMIT_PARAMETERS,
+    RETRY_LIMIT_S,
     RETRY_S,
     GetLayout,
     Layouts,
@@ -153,3 +154,22 @@ def test_a_peer_that_asks_has_built_its_model_and_is_asked_again_at_once() -> No
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()
     trio.run(scenario, clock=clock)
+
+
+def test_peers_that_never_answer_are_asked_ever_less_often_and_not_after_their_link_is_lost() -> None:
+    """A node can be full of strangers that speak nothing but hello, and would else do little beside asking them."""
+
+    async def scenario() -> None:
+        here, peer, linked = layout(a=(2,)), Peer(None), {PEER}
+        layouts = Layouts(host=peer, linked=lambda: frozenset(linked), on_progress=lambda one: None)  # type: ignore[arg-type]
+        layouts.know(here)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(layouts.watch, PEER)
+            await trio.sleep(10 * RETRY_LIMIT_S)
+            assert 10 <= peer.asked <= 10 + math.log2(RETRY_LIMIT_S / RETRY_S) + 1
+            asked, now = peer.asked, trio.current_time()
+            linked.clear()
+            layouts.forget(PEER)  # type: ignore[arg-type]
+        assert (peer.asked, trio.current_time()) == (asked, now)
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
