@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.lab import signed
 from shoal.lab.signed import change_of, prepared_by, propose_of, report_of
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.amending import (
@@ -46,7 +47,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.round import Effect
 from shoal.protocol.terms import check_rebase, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical, decode
-from shoal.testnet import signed
 from tests.protocol.lab import SWARM, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 

@@ -8,6 +8,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
+from shoal.lab import signed
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.certificate import (
     check_certificate,
@@ -23,7 +24,6 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
-from shoal.testnet import signed
 from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
 
 KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]

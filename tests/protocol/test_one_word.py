@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from shoal.lab.signed import moves_of, signed_report
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
@@ -28,7 +29,7 @@ from shoal.protocol.patience import PLAN_PATIENCE_S, PROPOSE_PATIENCE_S
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.terms import make_consent
-from tests.protocol.lab import PaperIdentity, moves_of, paper_signatures, signed_report
+from tests.protocol.lab import PaperIdentity, paper_signatures
 from tests.protocol.round_lab import SETTINGS, RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.lab import signed
 from shoal.lab.signed import change_of, prepared_by, propose_of
 from shoal.protocol.agreement import Agreement, DurableRecord, Mismatch, NeedState
 from shoal.protocol.certificate import check_certificate, follows, genesis
@@ -30,7 +31,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.wire import canonical
-from shoal.testnet import signed
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(5)), key=lambda key: key.peer_id)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
+from shoal.lab import signed
 from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_stranger import pruning
 from shoal.lab.bench.hostile_strikes import STRIKES
@@ -31,7 +32,6 @@ from shoal.protocol.messages import (
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rendezvous.varint_frames import encode_varint
-from shoal.testnet import signed
 
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 7)]
 HONEST, LIAR, STRANGER = IDENTITIES[:4], IDENTITIES[4], IDENTITIES[5]

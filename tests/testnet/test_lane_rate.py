@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from shoal.lab.bench import lane as bench_lane
 from shoal.lab.cli.bench.lane import LaneOptions, lane
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
+from shoal.testnet import lane_rate
 from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
 
@@ -16,7 +16,7 @@ def test_lane_speed_tells_medians_and_the_ratio_of_neighbours() -> None:
     assert (speed.encrypted_mb_per_s, speed.plaintext_mb_per_s, speed.ratio) == (80.0, 100.0, 0.8)
 
 
-def test_bench_lane_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lane_rate_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None:
     lane(LaneOptions(repetitions=2, frames=40, as_json=True))
     found = json.loads(capsys.readouterr().out)
     for name in ("encrypted", "shared", "plaintext"):
@@ -26,20 +26,20 @@ def test_bench_lane_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None
         assert found[f"{name}_mb_per_s"] == pytest.approx(sum(runs) / 2, abs=0.1)
 
 
-def test_bench_lane_notices_changed_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_lane, "_payloads", lambda: memoryview(bytes(bench_lane.POOL_BYTES)))
+def test_lane_rate_notices_changed_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_rate, "_payloads", lambda: memoryview(bytes(lane_rate.POOL_BYTES)))
     with pytest.raises(LocalError, match="arrived changed"):
         measure_lane(frames=2, repetitions=1)
 
 
-def test_bench_lane_says_when_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_lane, "DEADLINE_S", 0.2)
-    monkeypatch.setattr(bench_lane.sys, "executable", "false")
+def test_lane_rate_says_when_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_rate, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(lane_rate.sys, "executable", "false")
     with pytest.raises(NetworkError, match="did not call"):
         measure_lane(frames=2, repetitions=1)
 
 
 @pytest.mark.parametrize("options", [{"repetitions": 0}, {"frames": 0}])
-def test_bench_lane_refuses_nonsense(options: dict[str, int]) -> None:
+def test_lane_rate_refuses_nonsense(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be 1 to"):
         lane(LaneOptions(**options))  # type: ignore[arg-type]
