@@ -453,6 +453,7 @@ class Engine:
         except RemoteError as error:
             logger.warning("round %d: %s", plan.round, error)
             return False
+        machine.weigh(plan)
         return True
 
     # -- certificate -----------------------------------------------------------------------------------------
