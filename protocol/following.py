@@ -4,6 +4,7 @@
     its view lacks the votes that it needs              ─► the next view, on the way to where all meet (meeting.py)
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
+    the lead went on to another, and proposed nothing   ─► the same
     the lead has not been met, nor anybody moved on     ─► the same, after `MEETING_S`
     the lead says nothing for too long (patience.py)    ─► the same
 
@@ -76,6 +77,7 @@ class LeadWatch:
         moved_on = any(promised.get(peer, 0) > view for peer in facts.alive)
         awaited = leader in (self._unmet or ()) and together_s < MEETING_S and not moved_on
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
+        gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)
         accused_s = self._accused.note(self._is_accused(leader), now)
         accused = self._accused.at is not None and accused_s >= REPLAN_SETTLE_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.lab.signed import change_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis, lead_order
 from shoal.protocol.following import MEETING_S
@@ -122,3 +123,16 @@ def test_lead_that_never_comes_costs_the_start_that_moment_and_no_more() -> None
     lab.kill(leader)
     assert lab.run_until(lab.height_of_all(1), 20) < took_s + MEETING_S + 0.5
     assert lab.members(1) == set(range(MEMBERS)) - {leader}
+
+
+def test_lead_that_went_on_to_another_view_is_followed_out_of_its_own_and_no_further() -> None:
+    """Nothing can come of its view without it; a lead that gave up, or a liar, held the others there for minutes."""
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value())
+    everybody = set(range(MEMBERS))
+    assert views(machine, (0.0, everybody), (1.0, everybody), order=order) == [0, 0]
+    machine.receive(order[1].peer_id, change_of(order[1], later_value(), 1), 1.1)
+    assert machine.agreement.view == 0, "another member's word takes nobody along"
+    effects = machine.receive(order[0].peer_id, change_of(order[0], later_value(), 7), 1.2)
+    assert machine.agreement.view == 1
+    assert any(isinstance(effect, Broadcast) and isinstance(effect.message, ViewChange) for effect in effects)
