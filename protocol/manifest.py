@@ -366,11 +366,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         Its `[network]` is empty: a stranger's addresses are not covered by the SwarmId.
         Raises RemoteError.
         """
-        tables = decode(data, dict[str, Any], peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
-        try:
-            refuse_withdrawn(tables)
-        except ValueError as error:
-            raise RemoteError(f"a manifest that this release cannot follow: {error}", peer=peer) from None
+        _refuse_withdrawn_of(data, peer)
         manifest = decode(data, Manifest, peer=peer, limit_bytes=MANIFEST_LIMIT_BYTES)
         if manifest.network.bootstrap:
             raise RemoteError("a manifest with addresses that nobody vouches for", peer=peer)
@@ -441,3 +437,13 @@ def render_manifest(manifest: Manifest) -> str:
 
 def _fits(text: str) -> bool:
     return len(text.encode()) <= MANIFEST_LIMIT_BYTES
+
+
+def _refuse_withdrawn_of(data: bytes, peer: PeerId | None) -> None:
+    """Raise RemoteError for a setting that is no longer there; what does not decode is for others to refuse."""
+    try:
+        refuse_withdrawn(decode(data, dict[str, Any], limit_bytes=MANIFEST_LIMIT_BYTES))
+    except ValueError as error:
+        raise RemoteError(f"a manifest that this release cannot follow: {error}", peer=peer) from None
+    except RemoteError:
+        return

@@ -125,7 +125,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     rollouts = ", rollouts=True" if scenario.rollouts else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
-        f"from shoal.testnet.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Crowd'}",
+        f"from shoal.lab.{'simulate.simulation import run_scenario' if flat else 'simulate.cells import Crowd'}",
         f"from shoal.lab.simulate.scenario import {'Fault' if flat else 'Churn'}, Scenario",
         "",
         "",

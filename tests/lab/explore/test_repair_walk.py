@@ -50,14 +50,16 @@ def test_seeded_bug_is_found_and_a_seed_finds_the_same_again(kit: Kit, kind: str
 
 @pytest.mark.parametrize("crashes", [0, 2])
 def test_so_many_return_as_may(crashes: int) -> None:
-    most, rng = 0, random.Random(1)
-    for _ in range(6):
+    most, rng = 0, random.Random(1)  # few walks have so many
+    for _ in range(200):
         one = _Walk(replace(FOUR, crashes=crashes, reduced=False), rng, None)
         while not one.over and len(one.path) < 300:
             assert one.step() is None
         lives = [one.explorer.members.states[number].life for number in one.state[:-1]]
         assert sum(lives) == sum("is killed" in step for step in one.path) <= crashes
         most = max(most, sum(lives))
+        if most == crashes > 0:
+            break
     assert most == crashes
 
 
