@@ -185,7 +185,6 @@ class Agreement:
         self.certificate: Certificate | None = None
         self.reports: dict[bytes, dict[PeerId, Report]] = {}
         self._taking_part: dict[bytes, frozenset[PeerId]] = {}
-        self._doubted: set[bytes] = set()
         self._highest: PreparedValue | None = None
         self._signed = False
         self._proposed: dict[int, Propose] = {}
@@ -348,10 +347,6 @@ class Agreement:
         self._taking_part[report.plan] = frozenset(participants)
         self.reports.setdefault(report.plan, {})[self._me] = self.sign_report(report)
         return self._try_prepare()
-
-    def doubt(self, plan: bytes) -> None:
-        """A plan leaves out what it could not have missed: no free proposal of what came of it is accepted here."""
-        self._doubted.add(plan)
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
         """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
@@ -622,8 +617,7 @@ class Agreement:
         return [] if told else [Mismatch(value, report)]
 
     def _refuse(self, view: int, value: Value) -> bool:
-        """Refuse a free proposal whose members are not who they have to be, as far as was heard here, or whose plan
-        counts too little."""
+        """Refuse a free proposal whose members are not who they have to be, as far as was heard here."""
         if value.rollback:
             return False
         excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
@@ -631,7 +625,7 @@ class Agreement:
         left_out = sorted(peer for peer in reported if peer in self.previous.members and peer not in excused)
         taking_part = self._taking_part.get(value.plan, frozenset())
         strangers = [p for p in newcomers(value, self.previous) if p not in taking_part or not self._may_join(p)]
-        if left_out or strangers or value.plan in self._doubted:
+        if left_out or strangers:
             self._refused[view] = tuple(left_out)
         return view in self._refused
 

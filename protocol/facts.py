@@ -180,20 +180,6 @@ class RoundFacts:
         train = any(found[peer].role in (CONTRIBUTOR, TRAINING) for peer in rest & self.gathering.returners)
         return out if train and self.is_quorum(rest) else frozenset()
 
-    def counts_too_few(self, plan: Plan) -> bool:
-        """Whether a plan counts less than half of the contributions that are announced here.
-
-        A lead waits until half of those who train are ready, and goes on while a quorum remains: it misses no more.
-        """
-        shunned = self.gathering.shunned | self.left_out()
-        announced = self.gathering.candidates(self.alive, self.leaves).keys() & self.gathering.returners - shunned
-        made = [self.gathering.get(peer) for peer in announced]
-        told = [r for r in made if r is not None and r.role == CONTRIBUTOR and r.tokens]
-        if self.settings.norm_clip:
-            told = [r for r in told if len(r.squares) == plan.chunks]
-        counted = [p for p in plan.participants if p.weight and p.peer not in plan.evicted]
-        return 2 * len(counted) < len(told)
-
     def awaited(self) -> set[PeerId]:
         """Living trainers that have not announced a contribution yet, and could be in a plan of this view."""
         found = self.gathering.awaited(self.alive - self.ahead(), self.leaves) - self.left_out()

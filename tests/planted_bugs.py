@@ -212,15 +212,15 @@ BUGS: tuple[Bug, ...] = (
         "a member left out although its Report is here",
         f"{ONE_SIGNATURE}::test_lying_lead_that_leaves_members_out_gains_nothing",
         "protocol/agreement.py",
-        "        if left_out or strangers or value.plan in self._doubted:\n",
-        "        if strangers or value.plan in self._doubted:\n",
+        "        if left_out or strangers:\n",
+        "        if strangers:\n",
     ),
     bug(
         "a stranger that is in no plan",
         f"{ONE_SIGNATURE}::test_lying_lead_that_brings_strangers_in_gains_nothing",
         "protocol/agreement.py",
-        "        if left_out or strangers or value.plan in self._doubted:\n",
-        "        if left_out or value.plan in self._doubted:\n",
+        "        if left_out or strangers:\n",
+        "        if left_out:\n",
     ),
     bug(
         "tokens that nobody computed",
@@ -399,13 +399,6 @@ BUGS: tuple[Bug, ...] = (
         "protocol/repair.py",
         "            if results.place >= len(peers):\n",
         "            if results.place >= 64:\n",
-    ),
-    bug(
-        "what came of a plan of its lead alone is signed",
-        f"{ONE_WORD}::test_what_came_of_a_plan_that_counts_less_than_half_of_what_was_announced_is_not_signed",
-        "protocol/agreement.py",
-        "        if left_out or strangers or value.plan in self._doubted:\n",
-        "        if left_out or strangers:\n",
     ),
     bug(
         "a lead that went on to another view is waited for in its own",

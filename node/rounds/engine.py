@@ -453,7 +453,6 @@ class Engine:
         except RemoteError as error:
             logger.warning("round %d: %s", plan.round, error)
             return False
-        machine.weigh(plan)
         return True
 
     # -- certificate -----------------------------------------------------------------------------------------
