@@ -408,13 +408,6 @@ BUGS: tuple[Bug, ...] = (
         "",
     ),
     bug(
-        "who is evicted counts as if it were counted",
-        f"{ONE_WORD}::test_what_came_of_a_plan_that_counts_less_than_half_of_what_was_announced_is_not_signed",
-        "protocol/facts.py",
-        "counted = [p for p in plan.participants if p.weight and p.peer not in plan.evicted]\n        return 2",
-        "counted = [p for p in plan.participants if p.weight]\n        return 2",
-    ),
-    bug(
         "every plan renews the patience with its lead",
         f"{ONE_WORD}::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",
         "protocol/patience.py",
