@@ -113,13 +113,13 @@ class Accusations:
                 if peer in living and peer != accuser:
                     yield accuser, peer
 
-    def lost(
+    def losers(
         self, plan: Plan, later: Plan, alive: Collection[PeerId], suspected: Collection[PeerId], *, me: PeerId
     ) -> set[PeerId]:
-        """Those of the living that `later` evicts since they lost a dispute under `plan`: with somebody other than its
-        planner, who may have judged for itself, unless that is this node, or by the word of enough relays.
+        """Return the peers that `later` evicts because they lost a dispute under `plan`.
 
-        Who is cut off, or hangs, has two against it and no dispute.
+        A lead's ruling counts where it was no party to the dispute, or is this node; else enough relays must say the
+        same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute.
         """
         said = self._heard(plan, alive)
         living = {peer for peer in plan.remaining() if peer in alive}

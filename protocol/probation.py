@@ -1,8 +1,8 @@
 """Probation: who lost a dispute is left out of the next reductions, for longer if it comes back to it.
 
 A member that keeps a reduction from ending costs everybody the time it takes to find out who it was, and could do so in
-every round. So every node takes note of whom it saw lose such a dispute (`Accusations.lost`), and where it leads plans
-without them for some turns, if the rest are enough:
+every round. So every node takes note of whom it saw lose such a dispute (`Accusations.losers`), and where it leads
+plans without them for some turns, if the rest are enough:
 
     lost a dispute                                       ─► left out for FIRST_REST_TURNS
     again, within twice the time it was left out for     ─► for twice as many, up to REST_LIMIT_TURNS
@@ -45,14 +45,14 @@ class _Rest:
 
 
 class Probation:
-    """Whom one node leaves out where it leads. It is the same in all rounds of a node."""
+    """The peers that one node leaves out where it leads; one object for all its rounds."""
 
     def __init__(self) -> None:
         self._rests: dict[PeerId, _Rest] = {}
         self._term: Term | None = None
 
     def lost(self, peers: Collection[PeerId], previous: Value, *, led: bool) -> None:
-        """These lost a dispute in the round after `previous`. led: by this node's own judgement."""
+        """Note who lost a dispute in the round after `previous`. led: by this node's own judgement."""
         self._keep_to(previous.next_term)
         round, turn_rounds = previous.next_round, len(previous.members) if led else 1
         self._rests = {peer: rest for peer, rest in self._rests.items() if rest.remembers(round)}
@@ -65,11 +65,11 @@ class Probation:
                 self._rests[peer] = _Rest(since=round, turns=turns, turn_rounds=turn_rounds)
 
     def left_out(self, previous: Value) -> frozenset[PeerId]:
-        """Who is not to be planned in the round after `previous`."""
+        """Return whom this node does not plan in the round after `previous`."""
         self._keep_to(previous.next_term)
         return frozenset(peer for peer, rest in self._rests.items() if rest.covers(previous.next_round))
 
     def _keep_to(self, term: Term) -> None:
-        """Rounds of another term are not counted together with those of this one."""
+        """Forget all in another term: its rounds have other numbers."""
         if self._term != term:
             self._term, self._rests = term, {}

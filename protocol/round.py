@@ -494,7 +494,7 @@ class RoundMachine:
             self._origins[plan.hash] = _fixed(plan)
         self._planner_died &= before is not None and before.view == plan.view
         if before is not None:
-            losers = facts.accusations.lost(before, plan, facts.alive, facts.suspected, me=self.me)
+            losers = facts.accusations.losers(before, plan, facts.alive, facts.suspected, me=self.me)
             facts.probation.lost(losers, self.previous, led=plan.planner == self.me)
             facts.accusations.leave(before, facts.alive)
         facts.plan, facts.planned_at, self._relayed = plan, now, None

@@ -401,6 +401,13 @@ BUGS: tuple[Bug, ...] = (
         "            if results.place >= 64:\n",
     ),
     bug(
+        "every disputed plan of a lead is a job of its own",
+        "tests/node/audits/test_auditing.py::test_disputed_plans_of_one_lead_are_one_job_and_leave_room_for_evidence",
+        "node/audits/auditing.py",
+        "        if peer not in self._settling and self._witness.disputes(plan):\n",
+        "        if self._witness.disputes(plan):\n",
+    ),
+    bug(
         "a lead that went on to another view is waited for in its own",
         "tests/protocol/test_following.py::test_lead_that_went_on_to_another_view_is_followed_out_of_its_own_and_no_further",
         "protocol/following.py",

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.cli import main, run
 from shoal.cli.main import execute
+from shoal.lab.cli.commands import _COMMANDS
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError, StorageError
 from shoal.protocol.identity import parse_peer_id
 
@@ -54,6 +55,7 @@ def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is() -> N
     command = [sys.executable, "-c", hidden + "sys.exit(execute(sys.argv[1:]))", "bench", "allreduce"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
+    assert {*_COMMANDS, "bench"} == main.OF_THE_LABORATORY
     assert ended.stderr == "shoal: `shoal bench` comes with the laboratory: pip install shoal-lab, in a clone ./lab\n"
 
 

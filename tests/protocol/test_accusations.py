@@ -347,7 +347,7 @@ def lost(
     """Of four, who lost a dispute by a later plan as `me` sees it; the plan is `planner`'s."""
     plan = plan_of(4)
     later = msgspec.structs.replace(plan_of(4, evicted=evicted), planner=PEERS[planner])
-    found = heard(plan, said).lost(plan, later, ALIVE, {PEERS[n] for n in suspected}, me=PEERS[me])
+    found = heard(plan, said).losers(plan, later, ALIVE, {PEERS[n] for n in suspected}, me=PEERS[me])
     return numbers(found)
 
 
@@ -375,6 +375,6 @@ def test_lead_in_its_own_dispute_is_borne_out_by_relays() -> None:
     plan = plan_of(3, relays=(Relay(0, 1, 2),))
     accusations = heard(plan, {0: ((1,), ())})
     later = plan_of(3, evicted=(1,))
-    assert accusations.lost(plan, later, ALIVE, (), me=PEERS[2]) == set()
+    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[2]) == set()
     accusations.take_relayed(PEERS[2], relayed(plan, {(1, 0): NOTHING_CAME}))
-    assert accusations.lost(plan, later, ALIVE, (), me=PEERS[2]) == {PEERS[1]}
+    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[2]) == {PEERS[1]}

@@ -16,7 +16,7 @@ from shoal.protocol.evidence import DoubleVote, pack
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, step_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, Plan, Value, domain_hash, step_preimage
 from tests.node.ledger import Ledger, identity
 from tests.protocol.lab import value_of
 
@@ -73,3 +73,26 @@ def test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_wer
 
     (tmp_path / "linked").mkdir()
     trio.run(main)
+
+
+def test_disputed_plans_of_one_lead_are_one_job_and_leave_room_for_evidence(tmp_path: Path) -> None:
+    auditing, ledger, _ = auditing_in(tmp_path, MEMBER.peer_id)
+    head = ledger.chain.head
+    auditing._witness.disputes = lambda plan: True  # type: ignore[method-assign]
+    for attempt in range(1000):
+        plan = Plan(
+            term=head.next_term,
+            round=head.next_round,
+            base=head.hash,
+            view=0,
+            attempt=attempt,
+            planner=MEMBER.peer_id,
+            participants=(),
+            owners=(),
+            evicted=(),
+            codec="fp32",
+            numel=1,
+            chunk_values=1,
+        )
+        auditing.said(MEMBER.peer_id, plan)
+    assert auditing._job_queue.statistics().current_buffer_used == 1
