@@ -63,7 +63,7 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
         digest = None if state is None else daemon.shelf.header(state).digest.hex()
         rollbacks = [] if machine is None else _rollbacks(machine.consents())
         amendments = [] if machine is None else _amendments(machine.amend_consents())
-        missing = [] if machine is None else [str(peer) for peer in machine.missing()]
+        missing = [str(peer) for peer in engine.missing()]
         amended = daemon.chain.amended(head.next_round)
     page = next((page for page in daemon.services if isinstance(page, PageService)), None)
     document = Status(

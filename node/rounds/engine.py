@@ -105,6 +105,10 @@ class Engine:
         self._alive = peers
         self.put(Tick())
 
+    def missing(self) -> tuple[PeerId, ...]:
+        """The electorate's members that are not here; a machine that has just begun has not heard who is."""
+        return () if self.machine is None else tuple(p for p in self.machine.missing() if p not in self._alive)
+
     def linked(self, peer: PeerId, certified: Position) -> None:
         """A link came up; the peer's record says that its newest certificate is that of `certified`.
 
@@ -521,8 +525,8 @@ class Engine:
         contributed, resting = self._part.made is not None, self._desk.resting
         gradients = self._p.config.manifest.sync.exchanges_gradients  # of which an anchor gives this node one
         advice = self._solitude.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
-        if advice.say_no_quorum and machine.missing():
-            self._p.on_progress(no_quorum(machine.missing(), waits=gradients))
+        if advice.say_no_quorum and self.missing():
+            self._p.on_progress(no_quorum(self.missing(), waits=gradients))
         if advice.train_on and not gradients:
             await self._part.train(contribute=False)
         if advice.contribute_after_all:

@@ -143,8 +143,12 @@ def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(t
         certified = successor.certified(1)
         assert voter.certified(1)["value"] == certified["value"]
         mute.release()
-        for node in swarm.nodes:
+        for node in (voter, successor):
             assert node.certified(2)["contributors"] >= 2
+        eventually(
+            lambda: mute.events("certified", round=2) or mute.events("caught_up", round=2), "the third has it too"
+        )
+        for node in swarm.nodes:
             node.kill()
         for node in (voter, successor):  # the two that round 1 takes; the third may only have heard of it
             assert_votes_once(node)

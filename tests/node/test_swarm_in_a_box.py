@@ -35,6 +35,31 @@ def test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_coun
     assert box.counted.sum() == 3 * len(box.values) == 15
 
 
+def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:
+    """The machine of the new round has not heard yet who is here; who asks for the status then is told all the same."""
+    box = Box(tmp_path, disks)
+    seen: list[tuple[PeerId, ...]] = []
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        engine = box.node(0).engine
+        begin_round = engine.going_back.begin_round
+
+        async def watched() -> None:
+            assert engine.machine is not None
+            assert engine.machine.missing(), "it has not heard"
+            seen.append(engine.missing())
+            await begin_round()
+
+        engine.going_back.begin_round = watched  # type: ignore[method-assign]
+        await box.until_round(5)
+
+    box.run(course)
+    assert len(seen) >= 3
+    assert not any(seen)
+
+
 def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:
     said = []
     for attempt in ("one", "two"):
