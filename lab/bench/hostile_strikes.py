@@ -71,20 +71,25 @@ async def stranger(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
-    """Strangers in all places; then a founder is killed and comes back, whose own rounds do not count meanwhile."""
-    founder = swarm.honest[-1]
+    """Strangers in all places; then a founder is restarted, whose own rounds do not count meanwhile."""
     async with stranger(swarm, struck):
         with trio.move_on_after(FULL_DEADLINE_S):
             while not all([await _without_place(node) for node in swarm.honest]):  # noqa: ASYNC110  # nothing tells
                 await trio.sleep(FULL_PERIOD_S)
             struck.made["nodes full"] = HONEST
-        struck.paced.remove(founder)
-        await end(founder)
-        await swarm.launch(founder, join=swarm.honest[0].addresses)
+        struck.paced = await restart_founder(swarm)
         before = [await _without_place(node) for node in struck.paced]
         yield
         after = [await _without_place(node) for node in struck.paced]
         struck.made["nodes kept full"] = sum(more > some for some, more in zip(before, after, strict=True))
+
+
+async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
+    """Kill the last of the four and start it again; the others."""
+    *others, founder = swarm.honest
+    await end(founder)
+    await swarm.launch(founder, join=swarm.honest[0].addresses)
+    return others
 
 
 async def _without_place(node: NodeProcess) -> int:
