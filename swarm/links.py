@@ -29,6 +29,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Rebase
 from shoal.protocol.peering import (
     Full,
     Hello,
@@ -59,6 +60,8 @@ REFUSAL_LINGER_S = 1.0
 """From a refusal, which has to arrive, until the connection with who was refused is closed."""
 FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
+FOR_EVERYBODY = (Certificate, Rebase)
+"""Of what is said of rounds: who knows no member has to hear what was decided."""
 ENVELOPE_KIND = "link"
 SWARM_KIND = "swarm"
 
@@ -101,7 +104,8 @@ class NoPlaceLeft(NetworkError):
 class _Link:
     """One link. In the queue an event stands for "all before it is sent".
 
-    said_at: when the peer last said more than that it is alive, at first when the link came up.
+    said_at: when the peer last said more than that it is alive, at first when the link came up. takes_part: it said
+    something of a round.
     """
 
     peer: PeerId
@@ -110,6 +114,7 @@ class _Link:
     scope: trio.CancelScope
     pace: Pace
     said_at: float
+    takes_part: bool = False
 
 
 class Gatekeeper(Protocol):
@@ -232,8 +237,17 @@ class Links:
             self._post_all(links, message)
 
     def broadcast(self, message: LinkMessage) -> None:
-        """Queue a message for everyone; it is signed once."""
-        self._post_all(list(self._links.values()), message)
+        """Queue a message for everyone whom it concerns; it is signed once.
+
+        What who comes first says in the course of a round concerns those who come first too, who contributed, and who
+        said something of a round themselves. All else concerns everybody: certificates, and what others say of a round,
+        for who knows no member yet has to be heard by one.
+        """
+        links = list(self._links.values())
+        in_course = isinstance(message, SwarmMessage) and not isinstance(message, FOR_EVERYBODY)
+        if in_course and self._gate.rank(self._sealer.peer_id) is Rank.FIRST:
+            links = [one for one in links if one.takes_part or self._gate.rank(one.peer) > Rank.STRANGER]
+        self._post_all(links, message)
 
     def tell_of(self, peer: PeerId, message: LinkMessage) -> None:
         """Queue a message about a peer for everyone; about a stranger for who comes first, and itself, alone.
@@ -445,7 +459,7 @@ class Links:
             if signer == peer:
                 self._pass_on(envelope, sealed)
                 if self._guard.accept(envelope):
-                    self._note_said(peer)
+                    self._note_said(peer, of_round=True)
                     self._gate.message(peer, word)
             elif self._gate.admits(signer) and self._guard.accept(envelope):
                 self._gate.passed_on(signer, word)
@@ -458,10 +472,11 @@ class Links:
                 self._note_said(peer)
             self._gate.message(peer, message)
 
-    def _note_said(self, peer: PeerId) -> None:
+    def _note_said(self, peer: PeerId, *, of_round: bool = False) -> None:
         link = self._links.get(peer)
         if link is not None:
             link.said_at = trio.current_time()
+            link.takes_part |= of_round
 
     def _pass_on(self, envelope: Envelope, sealed: bytes) -> None:
         """Give what its signer itself sent to those that have no link to it, if that is for this node to do."""

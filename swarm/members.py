@@ -79,8 +79,8 @@ LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
 STRANGER_SETTLE_S = 3.0
 """The same for one that was never heard; it may be about to be linked."""
-REACH_PERIOD_S = 0.5
-"""At most so often others are told."""
+REACH_PERIOD_S, STRANGERS_REACH_PERIOD_S = 0.5, 5.0
+"""At most so often others are told; the latter where nobody is concerned who comes first."""
 CHANGE_LIMIT_ITEMS = 1024
 
 Deliver = Callable[[PeerId, LinkMessage], None]
@@ -442,7 +442,8 @@ class Members:
             settled | self.machine.silent(now), key=lambda peer: (peer not in first, peer not in alive, peer)
         )
         lacking = frozenset(found[:MEMBER_LIMIT])
-        if lacking != before and now - self._reach_told_at >= REACH_PERIOD_S:
+        period_s = STRANGERS_REACH_PERIOD_S if first.isdisjoint(lacking ^ before) else REACH_PERIOD_S
+        if lacking != before and now - self._reach_told_at >= period_s:
             self._reach_told_at = now
             self.links.lack(lacking)
             for peer in sorted(lacking - before):

@@ -93,6 +93,7 @@ def test_restarted_founder_gets_into_a_node_full_of_silent_strangers() -> None:
                 with trio.fail_after(SOON_S):
                     await again.join(node)
                     await until(lambda: again.peer in node.linked() and node.peer in again.linked())
+                await assert_heard(node, again)
                 await assert_heard(again, node)
                 assert len(node.linked()) <= PLACES
                 assert peers(silent) & node.linked(), "one gave way, not all"
@@ -244,3 +245,39 @@ def suspected_in(mute: Stranger) -> set[PeerId]:
     envelopes = (open_envelope(data, mute.swarm_id) for data in mute.got)
     said = (decode(one.payload, LinkMessage) for one in envelopes if one.kind == ENVELOPE_KIND)  # type: ignore[arg-type, var-annotated]
     return {one.peer for one in said if isinstance(one, Suspicion)}
+
+
+class Flapping:
+    """Stands for the failure detector: of two peers, linked with this node, now one is silent and now the other."""
+
+    def __init__(self, *peers: PeerId) -> None:
+        self.peers = peers
+        self.looks = 0
+
+    def alive(self) -> list[PeerId]:
+        return []
+
+    def silent(self, now: float) -> frozenset[PeerId]:
+        self.looks += 1
+        return frozenset({self.peers[self.looks % 2]})
+
+
+def test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_where_it_comes_first() -> None:
+    node = Node(2)
+    told: list[frozenset[PeerId]] = []
+    links = node.members.links
+
+    def lack(peers: frozenset[PeerId]) -> None:
+        told.append(peers)
+        links.forwarding.lack(peers)
+
+    links.lack = lack  # type: ignore[method-assign]
+    one, other, founder = (identity(seed).peer_id for seed in (20, 21, FOUNDER))
+    node.members.machine = Flapping(one, other)  # type: ignore[assignment]
+    ticks = [0.1 * number for number in range(1, 601)]
+    for now in ticks:
+        node.members._tell_reach(now)
+    assert len(told) == ticks[-1] / members_module.STRANGERS_REACH_PERIOD_S
+    node.members.machine = Flapping(founder, founder)  # type: ignore[assignment]
+    node.members._tell_reach(ticks[-1] + members_module.REACH_PERIOD_S)
+    assert told[-1] == {founder}
