@@ -13,7 +13,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import Leave, Term
+from shoal.protocol.messages import NO_HASH, Certificate, Leave, Term, Value
 from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.places import SILENT_STRANGER_S, Rank
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
@@ -624,6 +624,46 @@ def test_cancelled_run_ends_its_links_at_the_other_ends() -> None:
 
 def leave(round: int = 1) -> Leave:
     return Leave(term=Term(), round=round, base=bytes(32), signature=bytes(64))
+
+
+def certificate() -> Certificate:
+    one = identity(1).peer_id
+    value = Value(
+        swarm=NO_HASH,
+        term=Term(),
+        round=1,
+        base=NO_HASH,
+        plan=NO_HASH,
+        planner=one,
+        members=(one,),
+        bitmaps=NO_HASH,
+        tokens=1,
+        digest=NO_HASH,
+    )
+    return Certificate(value=value, view=0, signers=(one,), signatures=(bytes(64),))
+
+
+def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do() -> None:
+    """Else what a round costs would grow with the number of strangers that fill a node."""
+
+    async def main() -> None:
+        async with nodes(1, 2, 3) as (first, silent, member):
+            for node in (silent, member):
+                await node.join(first)
+                await until(lambda n=node: first.peer in n.links.linked())  # type: ignore[misc]
+            first.gate.ranks = {first.peer: Rank.FIRST, member.peer: Rank.CONTRIBUTOR}
+            first.links.broadcast(leave(1))
+            first.links.broadcast(certificate())
+            await silent.hears(first, certificate())
+            await member.hears(first, certificate())
+            assert [said for _, said in silent.gate.heard] == [certificate()]
+            assert [said for _, said in member.gate.heard] == [leave(1), certificate()]
+            silent.links.broadcast(leave(2))  # it comes first for nobody, and has to be heard
+            await first.hears(silent, leave(2))
+            first.links.broadcast(leave(3))
+            await silent.hears(first, leave(3))
+
+    run(main)
 
 
 @contextlib.asynccontextmanager

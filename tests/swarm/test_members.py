@@ -652,7 +652,7 @@ def test_messages_of_the_detector_are_not_passed_on_and_others_are() -> None:
 
 
 def test_dials_of_peers_that_are_forgotten_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 0.2)
+    monkeypatch.setattr("shoal.protocol.records.RECORD_TTL_S", 1.0)
 
     async def main() -> None:
         node = Node(1)
@@ -749,7 +749,7 @@ def test_pair_that_never_had_a_link_finds_each_other_through_another(monkeypatch
     monkeypatch.setattr(members_module, "STRANGER_SETTLE_S", 0.2)
 
     async def main() -> None:
-        one, two, between = Node(1), Node(2), Node(3)
+        one, two, between = Node(4), Node(2), Node(3)
         async with running(one, two, between):
             Firewall(one, two)
             await one.join(between)
@@ -782,7 +782,7 @@ def test_killed_peer_behind_a_firewall_is_found_dead_through_others(monkeypatch:
     monkeypatch.setattr(members_module, "REDIAL_DEADLINE_S", 0.2)
 
     async def main() -> None:
-        one, two, between = nodes = Node(1), Node(2), Node(3)
+        one, two, between = nodes = Node(4), Node(2), Node(3)
         async with running(*nodes):
             await one.join(between)
             await two.join(between)

@@ -199,7 +199,7 @@ def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypatch: py
     monkeypatch.setattr("shoal.swarm.last_heard.LONG_SILENCE_S", 3.0)
 
     async def main() -> None:
-        one, two, between = Node(1), Node(2), Node(3)
+        one, two, between = Node(4), Node(2), Node(3)
         async with running(one, two, between):
             Firewall(one, two)
             await one.join(between)
