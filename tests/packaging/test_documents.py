@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -47,7 +45,7 @@ def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")} - {"404"}
-    assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | {"errors"}
+    assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | {"bounds", "errors", "messages", "modules"}
     assert "is not the address of a node" in (tmp_path / "site" / "errors.html").read_text()
 
 
@@ -83,52 +81,3 @@ def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         family.check({"letters": 65})
     assert msgspec.toml.decode(blocks("tasks.md", "toml")[1])["rollouts"]["tasks"][0]["family"] == "reversal"
-
-
-def test_page_of_the_code_names_every_module() -> None:
-    """By its name, by `_rest` after a module that it shares its beginning with, or by `beginning_*`."""
-    told: dict[str, list[str]] = {}
-    words: list[str] = []
-    for line in (ROOT / "docs" / "code.md").read_text().splitlines():
-        if folder := re.match(r"    (\w[\w/]*)/\s", line):
-            words = told.setdefault(folder[1], [])
-            line = line[folder.end() :]
-        words += re.findall(r"\w+\*?", line)
-    packages = [path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
-    assert {str(package.relative_to(ROOT)) for package in packages} <= told.keys()
-    for package in packages:
-        words = told[str(package.relative_to(ROOT))]
-        starts = tuple(word[:-1] for word in words if word.endswith("_*"))
-        ends = tuple(word for word in words if word.startswith("_"))
-        modules = [path.stem for path in package.glob("*.py") if path.stem != "__init__"]
-        left = [
-            name for name in modules if name not in words and not name.startswith(starts) and not name.endswith(ends)
-        ]
-        assert left == [] or "per benchmark" in " ".join(words), package
-
-
-UNITS = {"": 1, "B": 1, "s": 1, "/s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1e-3}
-CONSTANTS = re.compile(r"^\| ((?:`[A-Z][A-Z0-9_]*`(?:, )?)+) \| (.*?) \| .*? \| `([a-z_/]+)\.py` \|$", re.MULTILINE)
-VALUE = re.compile(r"([\d,.]+(?:e-\d+)?)(?:\^(\d+))?( − 1)?(?: ?([A-Za-zµ/]+))?")
-
-
-def number(text: str) -> float:
-    """What a cell says, in bytes or seconds: `30 s`, `128 KiB/s`, `2^63 − 1`."""
-    found = VALUE.fullmatch(text)
-    assert found is not None, text
-    base, exponent, less, unit = found.groups(default="")
-    value = float(base.replace(",", "")) ** int(exponent or 1) - bool(less)
-    return value * UNITS[unit if unit in UNITS else unit.removesuffix("/s")]
-
-
-def test_constants_of_the_protocol_are_those_of_the_code() -> None:
-    rows = CONSTANTS.findall((ROOT / "docs/protocol.md").read_text(encoding="utf-8"))
-    assert len(rows) > 150
-    wrong = []
-    for names, values, path in rows:
-        module = importlib.import_module("shoal." + path.replace("/", "."))
-        for name, value in zip(re.findall("`(.*?)`", names), values.split(", "), strict=True):
-            real = getattr(module, name, None)
-            if real is None or real != pytest.approx(number(value), rel=1e-9):
-                wrong.append(f"{path}.py: {name} is {real}, not {value}")
-    assert not wrong
