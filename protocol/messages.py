@@ -4,7 +4,7 @@ All are frozen structs. On the wire each travels as canonical msgpack inside a s
 `kind` of the envelope is the struct's tag. Round messages are idempotent by (term, round, view, kind, sender).
 
 Hashes are BLAKE3-256 with a domain prefix, so that no two kinds of object can share a preimage.
-Source: the certified round, docs/protocol.md.
+Source: docs/agreement.md.
 """
 
 from __future__ import annotations
