@@ -22,7 +22,10 @@ from shoal.lab.source import escaped, first_line, texts, trees
 
 OF_A_NODE: Final = ("shoal.protocol", "shoal.collectives", "shoal.swarm", "shoal.node", "shoal.cli")
 BOUND: Final = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
-WORDS: Final = {"LIMIT", "BURST", "KEPT", "S", "BYTES", "PERIOD", "WINDOW", "LEAST", "SHARE", "FACTOR", "SLOTS"}
+WORDS: Final = re.compile(
+    r"LIMIT|BURST|KEPT|PERIOD|WINDOW|LEAST|MIN|SHARES?|FACTOR|TOLERANCE|NEEDED|ATTEMPTS|REST|RISE|OVERDUE|"
+    r"S|BYTES|SLOTS|TURNS|TIMES|PEERS|MEMBERS|LANES|DONORS|FORWARDERS|DEGREE"
+)
 """A constant whose name has one of these limits something."""
 
 _OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
@@ -64,7 +67,7 @@ def _of_module(module: str) -> Iterator[Bound]:
     body, lines = trees()[module].body, texts()[module].splitlines()
     for at, statement in enumerate(body):
         for name in _assigned(statement):
-            value = None if WORDS.isdisjoint(name.split("_")) else _value(module, name)
+            value = _value(module, name) if any(map(WORDS.fullmatch, name.split("_"))) else None
             if value is not None:
                 text = _told(body, at, name) or _comment(lines[statement.lineno - 1])
                 yield Bound(module=module, name=name, value=value, text=text)
@@ -101,7 +104,7 @@ def _comment(line: str) -> str:
 
 def _value(module: str, name: str) -> float | None:
     """The number that a name stands for in a module, whether made there or imported from another; else None."""
-    for statement in trees()[module].body:
+    for statement in trees()[module].body if module in trees() else ():
         made = _assigned(statement)
         if name in made:
             return _number(module, made[name])
@@ -122,11 +125,21 @@ def _number(module: str, node: ast.expr) -> float | None:
             return None if value is None else -value
         case ast.Name(id=name):
             return _value(module, name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return next((_value(other, attribute) for other in _imported(module, name)), None)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             one, other = _number(module, left), _number(module, right)
             return None if one is None or other is None else _OPERATORS[type(op)](one, other)
         case _:
             return None
+
+
+def _imported(module: str, name: str) -> Iterator[str]:
+    """The module that another one imports under a name."""
+    for statement in trees()[module].body:
+        match statement:
+            case ast.ImportFrom(module=str(origin), names=names):
+                yield from (f"{origin}.{one.name}" for one in names if (one.asname or one.name) == name)
 
 
 def render(bounds: list[Bound]) -> str:

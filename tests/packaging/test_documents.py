@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import torch
 
+from shoal.lab import bounds_page
+from shoal.lab.source import texts
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.errors import ConfigError
@@ -19,6 +21,9 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab", "tests")
+OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py"}
+"""Files that the documents have their reader write."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -81,3 +86,37 @@ def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         family.check({"letters": 65})
     assert msgspec.toml.decode(blocks("tasks.md", "toml")[1])["rollouts"]["tasks"][0]["family"] == "reversal"
+
+
+CODE = re.compile(r"`([^`\n]+)`")
+NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+OUTSIDE = {"PR_SET_DUMPABLE", "TCP_INFO", "SHOAL_DATA_DIR"}
+"""Names of other programs, and of the environment."""
+
+
+def pages() -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def test_modules_that_the_documents_name_are_there() -> None:
+    files = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    names = {path.rpartition("/")[2] for path in files}
+    wrong = [
+        (page, code)
+        for page, text in pages().items()
+        for code in CODE.findall(text)
+        if re.fullmatch(r"[\w/]+\.py", code) and code not in (files if "/" in code else names | OF_A_USER)
+    ]
+    assert wrong == []
+
+
+def test_constants_that_the_documents_name_are_there_with_their_values() -> None:
+    bounds: dict[str, set[str]] = {}
+    for bound in bounds_page.collect():
+        bounds.setdefault(bound.name, set()).add(bounds_page.told(bound.name, bound.value))
+    made = "\n".join(texts().values())
+    for page, text in pages().items():
+        for name in filter(NAME.fullmatch, CODE.findall(text)):
+            assert name in OUTSIDE or re.search(rf"^{name}\b.*=|^ +{name} = ", made, re.MULTILINE), (page, name)
+        for name, value in re.findall(rf"`({NAME.pattern})` = ([\d.,]+(?: [A-Za-z]+)?)", text):
+            assert name not in bounds or value in bounds[name], (page, name, value)
