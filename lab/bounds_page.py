@@ -121,8 +121,8 @@ def _number(module: str, node: ast.expr) -> float | None:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _number(module, operand)
-            return None if value is None else -value
+            negated = _number(module, operand)
+            return None if negated is None else -negated
         case ast.Name(id=name):
             return _value(module, name)
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
 from shoal.lab.source import escaped, first_line, trees
 from shoal.protocol.wire import WIRE_VERSION
@@ -104,7 +104,7 @@ def _told(name: str, fields: list[str]) -> tuple[str, str]:
         for module, tree in _of_nodes().items()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and node.name == name
-        if (own := {one.target.id for one in node.body if _is_field(one)}) <= names
+        if (own := {field for one in node.body for field in _field_of(one)}) <= names
     ]
     if not found:
         return "", ""
@@ -112,8 +112,12 @@ def _told(name: str, fields: list[str]) -> tuple[str, str]:
     return module, first_line(node)
 
 
-def _is_field(statement: ast.stmt) -> TypeGuard[ast.AnnAssign]:
-    return isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+def _field_of(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []
 
 
 def _protocols() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from types import ModuleType
 import msgspec
 import pytest
 import torch
+from typer.main import get_command
 
+from shoal.cli.commands import app
 from shoal.lab import bounds_page
 from shoal.lab.source import texts
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
@@ -120,3 +123,23 @@ def test_constants_that_the_documents_name_are_there_with_their_values() -> None
             assert name in OUTSIDE or re.search(rf"^{name}\b.*=|^ +{name} = ", made, re.MULTILINE), (page, name)
         for name, value in re.findall(rf"`({NAME.pattern})` = ([\d.,]+(?: [A-Za-z]+)?)", text):
             assert name not in bounds or value in bounds[name], (page, name, value)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `shoal` command on a page, in its lines and within its sentences."""
+    found = re.findall(r"`(shoal [a-z][^`]*)`", " ".join(text.split("\n"))) + re.findall(
+        r"^    (shoal .*)$", text, re.MULTILINE
+    )
+    return [shlex.split(line.replace("\\|", "|"), comments=True) for line in found]
+
+
+def test_commands_that_the_documents_name_are_there_with_their_options() -> None:
+    read = pages() | {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+    for page, words in ((page, words) for page, text in read.items() for words in commands(text)):
+        command, rest = get_command(app), words[1:]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
+        assert len(rest) < len(words) - 1, (page, words)
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        options = {word.strip("[]").split("=")[0] for word in rest if word.strip("[").startswith("--")}
+        assert options <= known | {"--help"}, (page, words)
