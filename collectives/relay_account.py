@@ -8,7 +8,7 @@ everything and yet have it refused. Contributions prove themselves at who gets t
 nobody. A final is compared with the relay's own, since one that is wrong is waited for anew; so a relay says nothing of
 finals that it lacks itself. Of what a lane may have lost on the way to T nobody can say that it arrived.
 
-Source: the certified round, Reduce 5, docs/protocol.md.
+Source: docs/reduce.md, Repair.
 """
 
 from __future__ import annotations

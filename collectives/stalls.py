@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
-STALL_SHARE = 0.25
+STALL_SHARE = 0.25  # of the planned rate; less is a stall
 SUSPENDED_S = 1.0
 """Between two looks, which are meant to be a tenth of a second apart."""
 

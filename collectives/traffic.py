@@ -38,7 +38,7 @@ from shoal.protocol.messages import MEMBER_LIMIT, Plan
 from shoal.swarm.lanes.chunks import Post
 from shoal.swarm.lanes.frame import LARGE_FRAME_BYTES, SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
 
-PLAN_WAIT_S = 15.0
+PLAN_WAIT_S = 15.0  # that a frame waits for its plan
 PAYLOADS = frozenset({FrameKind.CONTRIBUTION, FrameKind.FINAL})
 KINDS = PAYLOADS | {FrameKind.LACKING}
 

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
-LAYERS: Final = ("protocol", "swarm", "collectives", "node", "testnet", "cli", "lab")
+from shoal.lab.source import trees
+
 ROOTS: Final = {"ConfigError": "config", "NetworkError": "network"}
 
 MET_BY_USERS: Final = ("shoal.cli.", "shoal.lab.cli.", "shoal.node.control_client", "shoal.swarm.manifest_exchange")
@@ -68,23 +67,13 @@ class ErrorText:
 @cache
 def collect() -> list[ErrorText]:
     """All texts of the installed source, sorted, each once per module."""
-    trees = {module: ast.parse(path.read_bytes()) for module, path in _modules()}
-    kinds = _kinds(list(trees.values()))
+    kinds = _kinds(list(trees().values()))
     found = {
         ErrorText(_section(kinds[name], module), module, text)
-        for module, tree in trees.items()
+        for module, tree in trees().items()
         for name, text in _texts(tree, kinds)
     }
     return sorted(found)
-
-
-def _modules() -> Iterator[tuple[str, Path]]:
-    for layer in LAYERS:
-        spec = find_spec(f"shoal.{layer}")
-        for folder in () if spec is None else spec.submodule_search_locations or ():
-            for path in sorted(Path(folder).rglob("*.py")):
-                parts = path.relative_to(folder).with_suffix("").parts
-                yield ".".join(("shoal", layer, *(part for part in parts if part != "__init__"))), path
 
 
 def _kinds(trees: list[ast.Module]) -> dict[str, str]:

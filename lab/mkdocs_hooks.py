@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from shoal.lab.errors_page import collect, render
+from shoal.lab import bounds_page, errors_page, messages_page, modules_page
+
+PAGES: Final[dict[str, Callable[[Path], str]]] = {
+    "bounds.md": lambda _root: bounds_page.render(bounds_page.collect()),
+    "errors.md": lambda _root: errors_page.render(errors_page.collect()),
+    "messages.md": lambda root: messages_page.render(messages_page.entries(root / messages_page.LIST)),
+    "modules.md": lambda _root: modules_page.render(modules_page.collect()),
+}
+"""What makes each page, given the root of the repository."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page of errors."""
-    files.append(File.generated(config, "errors.md", content=render(collect())))
+    """Add these pages."""
+    root = Path(config.config_file_path).parent
+    for name, make in PAGES.items():
+        files.append(File.generated(config, name, content=make(root)))
     return files

@@ -2,7 +2,7 @@
 
 `rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
 mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
-`stepped` and `began` (little-endian fp32). The fields are listed in docs/protocol.md.
+`stepped` and `began` (little-endian fp32). The fields are listed in docs/interfaces.md.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ __all__ = [
     "request",
 ]
 
-CONNECTION_LIMIT = 16
+CONNECTION_LIMIT = 16  # to the control socket
 IDLE_DEADLINE_S = 10.0
 HANDLER_DEADLINE_S = 30.0
 SEND_DEADLINE_S = 10.0

@@ -50,7 +50,7 @@ def node_record(daemon: Daemon) -> NodeRecord:
 
 
 def status(daemon: Daemon) -> dict[str, JsonValue]:
-    """What `shoal status` shows; the keys are listed in docs/protocol.md."""
+    """What `shoal status` shows; the keys are listed in docs/interfaces.md."""
     engine, traffic = daemon.engine, daemon.host.traffic
     if isinstance(engine, GossipEngine | RolloutEngine):
         term, round, digest = Term(), engine.state_round, None

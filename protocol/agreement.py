@@ -26,7 +26,7 @@ What a member may do in its state, for view v of an incoming message and p = the
     DECIDED    ignore                 ignore                    ignore               refused         ignore
 
 Everything that binds the future is a `Persist` effect and stands before the message that depends on it; the caller must
-have it on disk before it sends what follows. Source: docs/protocol.md, Agreement.
+have it on disk before it sends what follows. Source: docs/agreement.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from shoal.protocol.messages import MEMBER_LIMIT, Count, Hash, Message, Peer, Pl
 from shoal.protocol.peering import Refusal
 
 AUDIT_PROTOCOL = "/shoal/audit/1"
-PART_LIMIT_BYTES = 1 << 19
+PART_LIMIT_BYTES = 1 << 19  # of what is asked for in parts
 CHARGES_LIMIT = 256
 STATEMENTS_LIMIT = 2048
 """Of one answer."""

@@ -34,7 +34,7 @@ from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, parse_pee
 from shoal.protocol.messages import Message, Peer, Signature
 from shoal.protocol.wire import COUNTER_LIMIT, SwarmId, canonical
 
-CLOCK_TOLERANCE_S = 300
+CLOCK_TOLERANCE_S = 300  # beyond an invite's expiry
 EXPIRY_LIMIT_S = 2**40 - 1
 """The latest expiry: five bytes in a link."""
 REVOKED_LIMIT = 1024

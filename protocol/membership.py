@@ -56,16 +56,16 @@ from shoal.protocol.liveness import (
     next_state,
 )
 
-TICK_S = 0.1
-PROBE_INTERVAL_S = 1.0
+TICK_S = 0.1  # the detector's clock
+PROBE_INTERVAL_S = 1.0  # of silence before a ping
 PROBES_PER_S = 64
 """Beyond this many live peers the interval grows, so that the load does not."""
 PROBES_PER_TICK_LIMIT = 64
-ACK_DEADLINE_S = 1.5
-INDIRECT_DEADLINE_S = 1.5
-SUSPICION_S = 3.0
+ACK_DEADLINE_S = 1.5  # for the direct answer
+INDIRECT_DEADLINE_S = 1.5  # for the answer through others
+SUSPICION_S = 3.0  # from suspect to dead
 INDIRECT_PEERS = 3
-DEAD_PROBE_INTERVAL_S = 10.0
+DEAD_PROBE_INTERVAL_S = 10.0  # between pings to the dead
 LOST_WINDOW_S = 0.5
 """Connections to one peer that break within this time broke together."""
 SILENCE_S = 0.5
@@ -73,7 +73,7 @@ SILENCE_S = 0.5
 LOCAL_STALL_S = 1.0
 EXCUSES_PER_SILENCE_LIMIT = 3
 REFUTE_INTERVAL_S = 0.5
-PEER_LIMIT = 4096
+PEER_LIMIT = 4096  # peers watched
 RELAY_LIMIT = 1024
 STRANGERS_RELAY_LIMIT = RELAY_LIMIT // 2
 """Pings that are sent for others than those who come first."""

@@ -4,7 +4,7 @@ All are frozen structs. On the wire each travels as canonical msgpack inside a s
 `kind` of the envelope is the struct's tag. Round messages are idempotent by (term, round, view, kind, sender).
 
 Hashes are BLAKE3-256 with a domain prefix, so that no two kinds of object can share a preimage.
-Source: the certified round, docs/protocol.md.
+Source: docs/agreement.md.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from shoal.protocol.wire import HASH_BYTES, CounterField, HashField, PeerIdField
 
 Round = NewType("Round", int)
 
-MEMBER_LIMIT = 64
-CHUNK_LIMIT = 1 << 14
-WEIGHT_LIMIT = (1 << 24) - 1
+MEMBER_LIMIT = 64  # members, participants, signers
+CHUNK_LIMIT = 1 << 14  # chunks of a plan
+WEIGHT_LIMIT = (1 << 24) - 1  # tokens and weight of one participant
 CLIP_UNIT = 1 << 16
 """A clip of this much changes nothing."""
 AGGREGATE_LIMIT_CHARS = 32
 SQUARES_LIMIT = 2.0**160
 """More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
-VIEW_LIMIT = 1 << 20
+VIEW_LIMIT = 1 << 20  # views of a round
 RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
 CHANGE_LIMIT = 32
 """Settings that one amendment may change."""
-SETTING_LIMIT_CHARS = 64
+SETTING_LIMIT_CHARS = 64  # of a setting's key or text
 NO_HASH = bytes(HASH_BYTES)
 
 Hash = HashField

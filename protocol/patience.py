@@ -16,11 +16,11 @@ from shoal.protocol.planning import RoundSettings
 
 PLAN_PATIENCE_S = 5.0
 """Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
-PROPOSE_PATIENCE_S = 15.0
+PROPOSE_PATIENCE_S = 15.0  # for a proposal, having reported
 SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
-VOTE_PATIENCE_S = 10.0
-DOUBLINGS_LIMIT = 5
+VOTE_PATIENCE_S = 10.0  # for votes
+DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
 
 TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
 

@@ -33,7 +33,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 
-RECORDS_IN_WELCOME_LIMIT = 64
+RECORDS_IN_WELCOME_LIMIT = 64  # records of others in a Welcome
 RECORD_LIMIT_BYTES = 16 * 1024
 CERTIFICATES_IN_ANSWER_LIMIT = 64
 """Entries of the chain in one answer."""

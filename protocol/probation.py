@@ -24,7 +24,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term, Value
 
 FIRST_REST_TURNS = 2
-REST_LIMIT_TURNS = 64
+REST_LIMIT_TURNS = 64  # rounds for which who lost disputes is not planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

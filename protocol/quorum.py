@@ -4,7 +4,7 @@
     lying   more than two thirds of all of B(e): no tie-break, and leaves are not taken off
 
 Two quorums of one round share a member in `crash`, and an honest one in `lying` as long as less than a third lies. One
-rule serves prepares, votes, view changes, and the consents in a value. Source: docs/protocol.md, the table of quorums.
+rule serves prepares, votes, view changes, and the consents in a value. Source: docs/agreement.md, the table of quorums.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A final that anyone who remains holds stands and is copied, whoever signed it. W
 new owner, from contributions that everyone still has. What owners that remain have summed, or will, is theirs as
 before; so the revised plan says something new about the chunks of the evicted only.
 
-Source: the certified round, Reduce 5, docs/protocol.md.
+Source: docs/reduce.md, Repair.
 """
 
 from __future__ import annotations

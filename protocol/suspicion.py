@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from shoal.protocol.identity import PeerId
 
-HALF_LIFE_S = 3600.0
+HALF_LIFE_S = 3600.0  # of a local score
 PEERS_LIMIT = 1024
 FORGOTTEN = 0.01
 """What has faded to less is nothing."""

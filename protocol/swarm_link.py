@@ -33,8 +33,8 @@ from shoal.protocol.messages import Term, domain_hash
 from shoal.protocol.wire import COUNTER_LIMIT, HASH_BYTES, SwarmId
 
 PREFIX = "shoal:"
-LINK_LIMIT_CHARS = 4096
-PEERS_LIMIT = 4
+LINK_LIMIT_CHARS = 4096  # of a swarm link
+PEERS_LIMIT = 4  # peers in a link
 ADDRESSES_LIMIT = 4
 """Addresses of one peer."""
 

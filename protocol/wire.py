@@ -33,16 +33,16 @@ from shoal.protocol.identity import PEER_ID_CHARS, SIGNATURE_BYTES, Identity, Pe
 
 WIRE_VERSION = 2
 
-MESSAGE_LIMIT_BYTES = 1 << 20
-ENVELOPE_OVERHEAD_LIMIT_BYTES = 512
-DEPTH_LIMIT = 16
+MESSAGE_LIMIT_BYTES = 1 << 20  # one canonical message or envelope
+ENVELOPE_OVERHEAD_LIMIT_BYTES = 512  # kept free of a payload for its envelope
+DEPTH_LIMIT = 16  # containers inside each other
 LENGTH_LIMIT_ITEMS = 16_384
 """Of one array or map."""
 ITEM_LIMIT = 65_536
 """Of all values in one message together: bounds what step 3 can allocate, and how long step 2 can take."""
-TEXT_LIMIT_BYTES = 65_536
-KIND_LIMIT_CHARS = 48
-COUNTER_LIMIT = 2**63 - 1
+TEXT_LIMIT_BYTES = 65_536  # of one text
+KIND_LIMIT_CHARS = 48  # of an envelope's kind
+COUNTER_LIMIT = 2**63 - 1  # boot, seq, round and other counters
 HASH_BYTES = 32
 
 REPLAY_SENDER_LIMIT = 4096

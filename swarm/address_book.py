@@ -21,7 +21,7 @@ from shoal.protocol.records import Address
 from shoal.protocol.wire import Message, PeerIdField
 from shoal.swarm.reaching.circuit_address import parse_any
 
-BOOK_LIMIT_PEERS = 256
+BOOK_LIMIT_PEERS = 256  # peers in the address book
 BOOK_LIMIT_BYTES = 1 << 20
 ADDRESSES_LIMIT = 8
 """Of one peer."""

@@ -23,14 +23,14 @@ from shoal.protocol.records import RecordBook
 from shoal.swarm.host import NotReached
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 
-DIAL_COURTESY_S = 2.0
+DIAL_COURTESY_S = 2.0  # that the higher PeerId waits before it dials
 DIAL_DEADLINE_S = 5.0
 DIAL_PERIOD_S = 0.5
 DIALS_AT_ONCE_LIMIT = 16
 """Of those who come first, and as many of all others."""
 DIAL_BACKOFF_S = 1.0
-DIAL_BACKOFF_LIMIT_S = 30.0
-FOUND_LIMIT_PEERS = 1024
+DIAL_BACKOFF_LIMIT_S = 30.0  # longest pause between dials
+FOUND_LIMIT_PEERS = 1024  # peers whose addresses discovery found
 
 logger = logging.getLogger(__name__)
 

@@ -98,7 +98,7 @@ WANTED_BYTES_PER_S, WANTED_BURST_BYTES = 2 << 20, 16 << 20
 
 HANDSHAKE_LIMIT_BYTES = 16 << 10
 """Of one connection, either way made, until both ends are known and their streams agreed on; it takes some 500."""
-PEER_UNREAD_LIMIT_BYTES = 32 << 20
+PEER_UNREAD_LIMIT_BYTES = 32 << 20  # of one member
 STRANGER_UNREAD_LIMIT_BYTES, STRANGER_UNREAD_SURE_BYTES = 1 << 20, 128 << 10
 STRANGERS_UNREAD_LIMIT_BYTES = 16 << 20
 """Of all strangers together, in what they have beyond that which each is sure of."""

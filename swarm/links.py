@@ -50,12 +50,12 @@ from shoal.swarm.streams import MessageStream, StreamEnded
 HELLO_PROTOCOL = "/shoal/hello/1"
 MESSAGES_PROTOCOL = "/shoal/messages/1"
 
-QUEUE_LIMIT_MESSAGES = 1024
+QUEUE_LIMIT_MESSAGES = 1024  # waiting on one link; then it is dropped
 HELLO_DEADLINE_S = 5.0
 ADMISSION_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
-LINK_LIMIT = 256
+LINK_LIMIT = 256  # links of a node
 REFUSAL_LINGER_S = 1.0
 """From a refusal, which has to arrive, until the connection with who was refused is closed."""
 FORWARDS_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2

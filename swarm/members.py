@@ -73,7 +73,7 @@ REDIAL_DEADLINE_S = 0.8
 """Re-making a broken connection: the machine of a killed peer refuses at once, and it is then known to be dead."""
 REDIAL_PAUSE_S = 0.1
 """Both ends re-make a link at once, and one attempt can spoil the other: one failure is no proof of a death."""
-RECORD_PERIOD_S = 5.0
+RECORD_PERIOD_S = 5.0  # between two publications of a record
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""

@@ -58,7 +58,7 @@ CLOSE_DEADLINE_S = 2.0
 READ_LIMIT_BYTES = 64 << 10
 FRAME_BODY_DEADLINE_S = 60.0
 # To which the room of a stream that is read quickly grows; libp2p's 16 MiB on a few streams are more than a peer has.
-WINDOW_LIMIT_BYTES = 2 << 20
+WINDOW_LIMIT_BYTES = 2 << 20  # of a stream
 yamux.MAX_WINDOW_SIZE = WINDOW_LIMIT_BYTES  # looked up there by name
 # Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
 CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4

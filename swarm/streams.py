@@ -23,7 +23,7 @@ import trio
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 
-MESSAGE_LIMIT_BYTES = 4 << 20
+MESSAGE_LIMIT_BYTES = 4 << 20  # one message on a control stream
 READ_BYTES = 64 << 10
 # The pump stops reading when this much is unread and not needed to complete the message in front.
 BACKLOG_LIMIT_BYTES = 256 << 10

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: a comparison as a page, misses included. Everything on it is from the comparison it is given."""
+"""The page of benchmarks: a comparison, misses included. Everything on it is from the comparison it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `shoal bench sapo` found, for people: tables beside the paper's, curves of the reward, the page docs/sapo.md.
+"""What `shoal bench sapo` found, for people: tables beside the paper's, curves of the reward, a page.
 
 Everything on the page is from the results it is given; the targets and the paper's figures are those below.
 """
@@ -82,7 +82,7 @@ def render(results: Sequence[SapoResult]) -> str:
     parts = [
         "# Sharing rollouts, measured\n",
         "Made by `shoal bench sapo-table` from files of `shoal bench sapo --results`; no number here was written by "
-        "hand. What is measured is described in [rollouts.md](rollouts.md).\n",
+        "hand. What is measured is described in docs/rollouts.md.\n",
     ]
     for swarm, runs in _compared(results).items():
         rate = f"learning rate {swarm.learning_rate:g}"

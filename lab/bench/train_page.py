@@ -1,4 +1,4 @@
-"""What `shoal bench train` found, for people: loss against bytes and against tokens, and the page docs/training.md.
+"""What `shoal bench train` found, for people: loss against bytes and against tokens, and a page.
 
 Everything on the page is from the results it is given; the targets are those of the table below.
 """

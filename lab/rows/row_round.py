@@ -22,7 +22,7 @@ turn is the head's number on the list, so no two are head of one turn; of two he
 soon as it hears of the other. The row has no weight in the round in which that happens.
 
 Who lies can take a row's head by claiming a turn ahead, and its list by naming another: the fault model is crash, loss
-and partition, as everywhere (docs/protocol.md). Whether contributions are what their roots say is for who sums.
+and partition, as everywhere (docs/agreement.md). Whether contributions are what their roots say is for who sums.
 
 Sans-IO: `(message | verdict | tick, now)` in, effects out. Times are in seconds.
 """

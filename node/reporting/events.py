@@ -30,7 +30,7 @@ class EventLog:
 
     limit_bytes: when the file would be larger another begins; where none can, later events are left out of it.
     Each line has `at` (wall clock, seconds to the microsecond, for people and benchmarks: no meaning depends on it),
-    `event`, and the event's own fields as listed in docs/protocol.md.
+    `event`, and the event's own fields as listed in docs/interfaces.md.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int = EVENT_LOG_LIMIT_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""What the event log says about rounds; the fields are listed in docs/protocol.md."""
+"""What the event log says about rounds; the fields are listed in docs/interfaces.md."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from shoal.node.state.catchup import CatchUp
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 
-COPY_RETRY_S = 0.5
+COPY_RETRY_S = 0.5  # between tries to have finals from others than their owner
 
 logger = logging.getLogger(__name__)
 

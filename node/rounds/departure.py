@@ -24,8 +24,8 @@ from shoal.node.outcome import Notice, Progress
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
-LINGER_S = 5.0
-LEAVE_PATIENCE_S = 20.0
+LINGER_S = 5.0  # after the last round, for the others to certify it too
+LEAVE_PATIENCE_S = 20.0  # until a node goes without being counted out, or with the only copy of a state
 
 
 class Parting(Enum):

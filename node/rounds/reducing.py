@@ -33,9 +33,9 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
 LANE_DEADLINE_S = 5.0
-LANE_HEAD_START_S = 0.5
+LANE_HEAD_START_S = 0.5  # for lanes, before the first payload is posted
 LOOK_PERIOD_S = 0.1
-MEND_RETRY_S = 0.5
+MEND_RETRY_S = 0.5  # between tries to replace a lane that failed
 TELL_S = 1.0
 """How long a peer has to say what it lacks, once there is a lane to it again, before it is sent everything."""
 DETOUR_S = 10.0

@@ -14,8 +14,8 @@ from shoal.node.outcome import Notice
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
-ALONE_S = 3.0
-IDLE_S = 3.0
+ALONE_S = 3.0  # without a quorum, until it is said and training goes on alone
+IDLE_S = 3.0  # that nobody trains, until an observer contributes
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> Notice:

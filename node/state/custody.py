@@ -55,7 +55,7 @@ from shoal.swarm.links import Links
 
 PURSUIT_LIMIT = 64
 """Times that rounds which were certified meanwhile are followed before what was reached is adopted."""
-ANSWER_PATIENCE_S = 0.5
+ANSWER_PATIENCE_S = 0.5  # for others' certificates, once a member has answered or new ones came
 EMPTY_PATIENCE_S = 2.0
 """For certificates from others, once a member has answered or new ones came; or once an outsider had nothing new."""
 PURSUE_AFTER_S = 1.0

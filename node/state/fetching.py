@@ -30,10 +30,10 @@ from shoal.swarm.lanes.chunks import (
 )
 from shoal.swarm.lanes.pool import LanePool
 
-LANE_DEADLINE_S: Final = 10.0
+LANE_DEADLINE_S: Final = 10.0  # for a lane to a donor
 DONOR_LIMIT: Final = 16
 """Donors of one transfer; of more, those that were fastest the last time."""
-INTRODUCTION_LIMIT: Final = 2
+INTRODUCTION_LIMIT: Final = 2  # times that a donor is asked into one transfer
 LOOK_S: Final = 0.1
 """Between two looks at how the donors do."""
 PROGRESS_STEPS: Final = 8

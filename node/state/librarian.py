@@ -29,7 +29,7 @@ from shoal.swarm.streams import MessageStream
 
 FETCH_PROTOCOL = "/shoal/fetch/1"
 REQUEST_DEADLINE_S = 10.0
-ANSWER_LIMIT_BYTES = 4 << 20
+ANSWER_LIMIT_BYTES = 4 << 20  # of an answer to a fetch
 
 
 class Librarian:

@@ -22,8 +22,8 @@ from itertools import pairwise
 
 from blake3 import blake3
 
-RECORD_LIMIT_BYTES = 1 << 20
-BATCH_LIMIT_BYTES = 16 << 20
+RECORD_LIMIT_BYTES = 1 << 20  # of a record of a log
+BATCH_LIMIT_BYTES = 16 << 20  # of a batch of a log
 MAGIC = b"SHB2"
 """Of a batch. As a length it would be far beyond RECORD_LIMIT_BYTES, so no older record begins so."""
 CHECK_BYTES = 16

@@ -33,7 +33,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Entry, Leave, Message, Ready, RoundMessage
 from shoal.protocol.newcomers import Newcomers, coming
 
-ANSWER_PERIOD_S = 1.0
+ANSWER_PERIOD_S = 1.0  # between two answers to a peer that is behind
 RETRY_S = 1.0
 """Between two attempts to fetch what peers could not give."""
 JOBS_LIMIT = 512

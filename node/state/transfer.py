@@ -29,7 +29,7 @@ from typing import Final
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 
-AHEAD_S: Final = 0.5
+AHEAD_S: Final = 0.5  # of a donor's measured rate that it is asked for at once
 WINDOW_FIRST_BYTES: Final = 4 << 20
 """Asked of a donor whose rate is not known yet, to begin with."""
 WINDOW_LIMIT_BYTES: Final = 32 << 20
@@ -44,13 +44,13 @@ RATE_MEMORY_S: Final = 2.0
 RATE_UNKNOWN_BYTES_PER_S: Final = 1e6
 HOPE: Final = 2.0
 """A donor whose rate is not known is taken for this much faster than the mean of the others: it is tried."""
-STEAL_FACTOR: Final = 2.0
+STEAL_FACTOR: Final = 2.0  # times as long, before a chunk is asked of another too
 STEAL_MARGIN_S: Final = 1.0
 STALL_S: Final = 5.0
 """A donor that owes chunks and from which not a byte comes for this long is given up."""
 IDLE_LIMIT_S: Final = 30.0
 """The same for a donor whose lanes carry other things, but nothing that was asked for."""
-BAN_S: Final = 600.0
+BAN_S: Final = 600.0  # that who served something wrong is not asked; doubled each time
 BAN_LIMIT_S: Final = 24 * 3600.0
 REST_S: Final = 1.0
 REST_LIMIT_S: Final = 64.0

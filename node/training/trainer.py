@@ -50,7 +50,7 @@ from shoal.node.workload import WorkloadError
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.manifest import Manifest
 
-RESTART_LIMIT = 3
+RESTART_LIMIT = 3  # restarts within RESTART_WINDOW_S
 RESTART_WINDOW_S = 600.0
 RESTART_PAUSE_S = 0.5
 START_DEADLINE_S = 600.0

@@ -42,10 +42,10 @@ import msgspec
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest import Manifest
 
-FRAME_LIMIT_BYTES = 4 << 20
+FRAME_LIMIT_BYTES = 4 << 20  # of a message between daemon and trainer
 TRACEBACK_LIMIT_CHARS = 16_000
 SUMMARY_LIMIT_CHARS = 500
-PARAMETERS_LIMIT = 100_000
+PARAMETERS_LIMIT = 100_000  # named parameters of a model
 
 Scalar = bool | int | float | str
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from shoal.swarm.lanes.moved import Moved
 from shoal.swarm.lanes.seal import LANES_PER_PEER_LIMIT
 
-MEASURE_S = 2.0
+MEASURE_S = 2.0  # before and after another lane is tried
 SETTLE_S = 1.0
 RISE = 1.15
 HELD_SHARE = 0.1
 HELD_LANES = 4
-HOLD_OFF_MIN_S = 60.0
+HOLD_OFF_MIN_S = 60.0  # until the next try, doubled each time
 HOLD_OFF_LIMIT_S = 3600.0
 RATE_MIN_BYTES_PER_S = 64 * 1024  # who takes less has stalled, and no lane more will help
 

@@ -12,7 +12,7 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES
 from shoal.swarm.lanes.queue import QUEUE_LIMIT_BYTES, QUEUE_LIMIT_FRAMES, FrameQueue
 from shoal.swarm.lanes.seal import LANES_PER_PEER_LIMIT
 
-STALL_DEADLINE_S = 30.0
+STALL_DEADLINE_S = 30.0  # without progress inside a frame, or until a slot of shared memory is free
 
 RATE_LIMIT_MIN_BYTES_PER_S = 64 * 1024
 RATE_SAVED_S = 0.05

@@ -43,13 +43,13 @@ from shoal.swarm.limits import (
 )
 from shoal.swarm.reaching.knocking import Knocks
 
-STRANGER_DEADLINE_S = 2.0
-UNAUTHENTICATED_LIMIT = 64
+STRANGER_DEADLINE_S = 2.0  # for a connection to authenticate
+UNAUTHENTICATED_LIMIT = 64  # such connections at once
 MEETING_DEADLINE_S = 12.0
 """For a connection to a third, at which the one who wants a lane has to arrive as well."""
-CONNECTIONS_PER_ID_LIMIT = 4
-PENDING_DEADLINE_S = 30.0
-PENDING_PER_PEER_LIMIT = 32
+CONNECTIONS_PER_ID_LIMIT = 4  # connections at once with one lane id
+PENDING_DEADLINE_S = 30.0  # a lane agreed on and not opened
+PENDING_PER_PEER_LIMIT = 32  # such lanes of one peer; the oldest gives way
 PENDING_LIMIT = 4096
 
 logger = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ from shoal.swarm.reaching.punching import Puncher
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-LANE_COUNT_LIMIT = 4096
+LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONS_PATIENCE_S = 2.0

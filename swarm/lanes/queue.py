@@ -25,9 +25,9 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
 
 # Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
-QUEUE_LIMIT_FRAMES = 32 * 1024
-QUEUE_LIMIT_BYTES = 16 << 30
-SCOPE_LIMIT = 64
+QUEUE_LIMIT_FRAMES = 32 * 1024  # frames of one scope waiting for a peer
+QUEUE_LIMIT_BYTES = 16 << 30  # the same in bytes, by reference
+SCOPE_LIMIT = 64  # scopes waiting for a peer
 TURN_BYTES = FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES
 EMPTY_FRAMES_PER_S, EMPTY_FRAMES_BURST = 2000.0, 16 * 1024.0
 """Of one peer, that carry nothing: a request for each chunk there can be, at once."""

@@ -44,11 +44,11 @@ NONCE_BYTES = 32  # of the handshake; a frame's nonce is its counter
 LANE_ID_BYTES = 16
 TAG_BYTES = 16
 SEAL_OVERHEAD_BYTES = HEADER_BYTES + TAG_BYTES
-LANE_LIMIT_BYTES = 1 << 40
+LANE_LIMIT_BYTES = 1 << 40  # under one key
 ADDRESS_LIMIT = 8
 ADDRESS_LIMIT_CHARS = 128
-HANDSHAKE_LIMIT_BYTES = 2048
-LANES_PER_PEER_LIMIT = 16
+HANDSHAKE_LIMIT_BYTES = 2048  # a handshake message
+LANES_PER_PEER_LIMIT = 16  # lanes that may be asked for
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]

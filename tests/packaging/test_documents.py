@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +12,11 @@ from types import ModuleType
 import msgspec
 import pytest
 import torch
+from typer.main import get_command
 
+from shoal.cli.commands import app
+from shoal.lab import bounds_page
+from shoal.lab.source import texts
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.errors import ConfigError
@@ -20,7 +24,9 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab")
+FOLDERS = ("protocol", "swarm", "collectives", "node", "cli", "testnet", "lab", "tests")
+OF_A_USER = {"sine.py", "my_tasks.py", "plain.py", "hf.py", "lora.py"}
+"""Files that the documents have their reader write."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -47,7 +53,7 @@ def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")} - {"404"}
-    assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | {"errors"}
+    assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | {"bounds", "errors", "messages", "modules"}
     assert "is not the address of a node" in (tmp_path / "site" / "errors.html").read_text()
 
 
@@ -85,50 +91,55 @@ def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.Monk
     assert msgspec.toml.decode(blocks("tasks.md", "toml")[1])["rollouts"]["tasks"][0]["family"] == "reversal"
 
 
-def test_page_of_the_code_names_every_module() -> None:
-    """By its name, by `_rest` after a module that it shares its beginning with, or by `beginning_*`."""
-    told: dict[str, list[str]] = {}
-    words: list[str] = []
-    for line in (ROOT / "docs" / "code.md").read_text().splitlines():
-        if folder := re.match(r"    (\w[\w/]*)/\s", line):
-            words = told.setdefault(folder[1], [])
-            line = line[folder.end() :]
-        words += re.findall(r"\w+\*?", line)
-    packages = [path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
-    assert {str(package.relative_to(ROOT)) for package in packages} <= told.keys()
-    for package in packages:
-        words = told[str(package.relative_to(ROOT))]
-        starts = tuple(word[:-1] for word in words if word.endswith("_*"))
-        ends = tuple(word for word in words if word.startswith("_"))
-        modules = [path.stem for path in package.glob("*.py") if path.stem != "__init__"]
-        left = [
-            name for name in modules if name not in words and not name.startswith(starts) and not name.endswith(ends)
-        ]
-        assert left == [] or "per benchmark" in " ".join(words), package
+CODE = re.compile(r"`([^`\n]+)`")
+NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+OUTSIDE = {"PR_SET_DUMPABLE", "TCP_INFO", "SHOAL_DATA_DIR"}
+"""Names of other programs, and of the environment."""
 
 
-UNITS = {"": 1, "B": 1, "s": 1, "/s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1e-3}
-CONSTANTS = re.compile(r"^\| ((?:`[A-Z][A-Z0-9_]*`(?:, )?)+) \| (.*?) \| .*? \| `([a-z_/]+)\.py` \|$", re.MULTILINE)
-VALUE = re.compile(r"([\d,.]+(?:e-\d+)?)(?:\^(\d+))?( − 1)?(?: ?([A-Za-zµ/]+))?")
+def pages() -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 
 
-def number(text: str) -> float:
-    """What a cell says, in bytes or seconds: `30 s`, `128 KiB/s`, `2^63 − 1`."""
-    found = VALUE.fullmatch(text)
-    assert found is not None, text
-    base, exponent, less, unit = found.groups(default="")
-    value = float(base.replace(",", "")) ** int(exponent or 1) - bool(less)
-    return value * UNITS[unit if unit in UNITS else unit.removesuffix("/s")]
+def test_modules_that_the_documents_name_are_there() -> None:
+    files = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    names = {path.rpartition("/")[2] for path in files}
+    wrong = [
+        (page, code)
+        for page, text in pages().items()
+        for code in CODE.findall(text)
+        if re.fullmatch(r"[\w/]+\.py", code) and code not in (files if "/" in code else names | OF_A_USER)
+    ]
+    assert wrong == []
 
 
-def test_constants_of_the_protocol_are_those_of_the_code() -> None:
-    rows = CONSTANTS.findall((ROOT / "docs/protocol.md").read_text(encoding="utf-8"))
-    assert len(rows) > 150
-    wrong = []
-    for names, values, path in rows:
-        module = importlib.import_module("shoal." + path.replace("/", "."))
-        for name, value in zip(re.findall("`(.*?)`", names), values.split(", "), strict=True):
-            real = getattr(module, name, None)
-            if real is None or real != pytest.approx(number(value), rel=1e-9):
-                wrong.append(f"{path}.py: {name} is {real}, not {value}")
-    assert not wrong
+def test_constants_that_the_documents_name_are_there_with_their_values() -> None:
+    bounds: dict[str, set[str]] = {}
+    for bound in bounds_page.collect():
+        bounds.setdefault(bound.name, set()).add(bounds_page.told(bound.name, bound.value))
+    made = "\n".join(texts().values())
+    for page, text in pages().items():
+        for name in filter(NAME.fullmatch, CODE.findall(text)):
+            assert name in OUTSIDE or re.search(rf"^{name}\b.*=|^ +{name} = ", made, re.MULTILINE), (page, name)
+        for name, value in re.findall(rf"`({NAME.pattern})` = ([\d.,]+(?: [A-Za-z]+)?)", text):
+            assert name not in bounds or value in bounds[name], (page, name, value)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `shoal` command on a page, in its lines and within its sentences."""
+    found = re.findall(r"`(shoal [a-z][^`]*)`", " ".join(text.split("\n"))) + re.findall(
+        r"^    (shoal .*)$", text, re.MULTILINE
+    )
+    return [shlex.split(line.replace("\\|", "|"), comments=True) for line in found]
+
+
+def test_commands_that_the_documents_name_are_there_with_their_options() -> None:
+    read = pages() | {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+    for page, words in ((page, words) for page, text in read.items() for words in commands(text)):
+        command, rest = get_command(app), words[1:]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
+        assert len(rest) < len(words) - 1, (page, words)
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        options = {word.strip("[]").split("=")[0] for word in rest if word.strip("[").startswith("--")}
+        assert options <= known | {"--help"}, (page, words)

@@ -18,7 +18,7 @@ def test_wire_is_as_the_list_of_its_version_says() -> None:
     before, now = parse(path.read_text(encoding="utf-8")), collect()
     assert broken(before, now) == [], (
         f"nodes of wire version {WIRE_VERSION} would not understand this: a field, a type or a union has changed. Say "
-        "it in a new message under a new protocol name, or raise WIRE_VERSION; see docs/protocol.md, Versions"
+        "it in a new message under a new protocol name, or raise WIRE_VERSION; see docs/wire.md, Versions"
     )
     assert now == before, "there is more on the wire than the list says: run `python -m tests.protocol.wire_list`"
     assert render(now) == path.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from shoal.lab.explore.quorum_table import CRASH, LYING, MEMBERS, liars_page, qu
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.parametrize(("page", "table"), [("protocol.md", quorums_page()), ("limits.md", liars_page())])
+@pytest.mark.parametrize(("page", "table"), [("agreement.md", quorums_page()), ("limits.md", liars_page())])
 def test_documents_have_the_tables_as_worked_out(page: str, table: str) -> None:
     assert table in (DOCS / page).read_text(), "run `python -m shoal.lab.explore.quorum_table`"
 
