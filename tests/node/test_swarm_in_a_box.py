@@ -13,6 +13,7 @@ from shoal.node.rounds.inbox import Reduced
 from shoal.node.state import store as store_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
+from shoal.protocol.round import RESEND_S
 from tests.node.box_life import Life
 from tests.node.box_witness import Bound
 from tests.node.ledger import identity
@@ -60,6 +61,20 @@ def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) ->
     assert not any(seen)
 
 
+def test_what_is_said_before_its_round_begins_here_is_heard_when_it_does(tmp_path: Path, disks: Disks) -> None:
+    """Else everybody would wait, in every round, until it is said again."""
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        began = trio.current_time()
+        await box.until_round(6)
+        assert trio.current_time() - began < 4 * RESEND_S / 2
+
+    box.run(course)
+
+
 def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:
     said = []
     for attempt in ("one", "two"):
@@ -101,8 +116,12 @@ def test_promises_of_a_round_are_kept_until_its_certificate_is_on_disk(tmp_path:
     box.run(course)
 
 
-def test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is(tmp_path: Path, disks: Disks) -> None:
+@pytest.mark.parametrize("snapshot_s", [0.0, 0.2])
+def test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is(
+    tmp_path: Path, disks: Disks, snapshot_s: float
+) -> None:
     box, certified = Box(tmp_path, disks), []
+    box.adjust_trainer = lambda life: setattr(life.trainer, "snapshot_s", snapshot_s)
 
     def let_out(life: Life, message: Message) -> None:
         if isinstance(message, Certificate):
