@@ -13,7 +13,6 @@ from shoal.node.rounds.inbox import Reduced
 from shoal.node.state import store as store_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
-from shoal.protocol.round import RESEND_S
 from tests.node.box_life import Life
 from tests.node.box_witness import Bound
 from tests.node.ledger import identity
@@ -59,20 +58,6 @@ def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) ->
     box.run(course)
     assert len(seen) >= 3
     assert not any(seen)
-
-
-def test_what_is_said_before_its_round_begins_here_is_heard_when_it_does(tmp_path: Path, disks: Disks) -> None:
-    """Else everybody would wait, in every round, until it is said again."""
-    box = Box(tmp_path, disks)
-
-    async def course(box: Box) -> None:
-        box.start_all()
-        await box.until_round(2)
-        began = trio.current_time()
-        await box.until_round(6)
-        assert trio.current_time() - began < 4 * RESEND_S / 2
-
-    box.run(course)
 
 
 def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:
