@@ -152,10 +152,11 @@ def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what: str)
     async def main() -> None:
         world = World(tmp_path, ledger_of(2))
         world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
-        world.donor(GOOD)
-        assert_state(await advance(world, None, [BAD, GOOD]), world.ledger, 2)
-        banned = {peer for peer in (BAD, GOOD) if world.catchup.scores.banned(peer, trio.current_time())}
-        assert banned == {BAD}
+        for asked in (True, False):
+            world.donors[BAD].asked.clear()
+            with pytest.raises(NetworkError, match="no peer has the state"):
+                await advance(world, None, [BAD])
+            assert bool(world.donors[BAD].asked) is asked
 
     run(main)
 

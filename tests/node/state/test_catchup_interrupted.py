@@ -159,22 +159,6 @@ def test_attempt_that_failed_is_not_gone_on_with_for_the_same_round_of_another_t
     run(main)
 
 
-@pytest.mark.usefixtures("small_windows")
-def test_chunks_that_an_earlier_transfer_had_outlive_the_next_interruption_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = fine_world(tmp_path, 2)
-        await interrupted(world, PEERS, after=60)
-        go_another_way(world)
-        world.restart()
-        await interrupted(world, [FOUR], after=80)
-        world.restart()
-        world.frames.clear()
-        assert_fine(await advance(world, None, [FOUR]), world, 2)
-        assert 0 < len(asked_of_others(world)) <= 2 * FINE.chunks - 80
-
-    run(main)
-
-
 def test_what_is_kept_of_transfers_goes_when_the_state_is_on_disk(tmp_path: Path) -> None:
     async def main() -> None:
         world = fine_world(tmp_path, 2)
