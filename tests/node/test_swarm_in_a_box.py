@@ -11,6 +11,7 @@ import trio
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.node.rounds.inbox import Reduced
 from shoal.node.state import store as store_module
+from shoal.node.training.trainer_messages import Command, Restore
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
 from tests.node.box_life import Life
@@ -101,8 +102,12 @@ def test_promises_of_a_round_are_kept_until_its_certificate_is_on_disk(tmp_path:
     box.run(course)
 
 
-def test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is(tmp_path: Path, disks: Disks) -> None:
+@pytest.mark.parametrize("snapshot_s", [0.0, 0.2])
+def test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is(
+    tmp_path: Path, disks: Disks, snapshot_s: float
+) -> None:
     box, certified = Box(tmp_path, disks), []
+    box.adjust_trainer = lambda life: setattr(life.trainer, "snapshot_s", snapshot_s)
 
     def let_out(life: Life, message: Message) -> None:
         if isinstance(message, Certificate):
@@ -153,6 +158,17 @@ def test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_ag
     Round 3 is certified with it. What the disk still has of round 2 must not come again.
     """
     box, late = Box(tmp_path, disks, grace_s=1.0), 2
+    restored: list[tuple[int, bool]] = []
+
+    def note_orders(life: Life) -> None:
+        send = life.trainer.send
+
+        async def noted(command: Command) -> None:
+            if isinstance(command, Restore):
+                restored.append((life.number, command.spent))
+            await send(command)
+
+        life.trainer.send = noted  # type: ignore[method-assign]
 
     def let_out(life: Life, message: Message) -> None:
         if isinstance(message, Report) and (life.number, message.round) == (late, 3):
@@ -175,7 +191,9 @@ def test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_ag
         box.start(late, Survival.SYNCED)
         await box.until_round(7)
 
+    box.adjust_trainer = note_orders
     box.run(course)
+    assert restored == [(late, True)], "its trainer is told that what it knows may have been counted"
 
 
 def in_plan(box: Box, round: int, peer: PeerId) -> bool:

@@ -210,6 +210,15 @@ def test_certificate_does_not_count_those_whose_leave_it_counts() -> None:
         check_certificate(certified(previous, [leaver, rest[0]], value=value), previous)
 
 
+def test_who_leaves_is_no_member_after_the_value_that_counts_its_leave() -> None:
+    previous = start(4)
+    leaver = next(key for key in KEYS[:4] if key.peer_id != previous.planner)
+    staying = [peer for peer in previous.members if peer != leaver.peer_id]
+    for members, holds in ((staying, True), (previous.members, False)):
+        value = value_of(previous, plan_hash("p"), previous.planner, members, [leaver.peer_id], signing=KEYS)
+        assert follows(value, previous) is holds
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -47,6 +47,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.quorum import FaultModel, is_quorum
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.terms import make_consent, make_rollback
+from shoal.protocol.view_change import is_prepared
 from tests.protocol.lab import Lab, PaperIdentity, honest_report, messages_in, paper_signatures, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import planned
@@ -523,6 +524,23 @@ def test_four_that_may_lie_decide_by_three_prepares_and_three_votes() -> None:
         assert not messages_in(effects, Vote)
         effects = machine.receive(identities[2].peer_id, step(identities[2], 0, value))
         assert messages_in(effects, Vote) if kind else any(isinstance(e, Decided) for e in effects)
+
+
+def test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_are_not_taken_off() -> None:
+    lab = Lab(7)
+    identities = [lab.members[lab.lead(view)].identity for view in range(7)]
+    *staying, gone = identities
+    peers = [one.peer_id for one in staying]
+    value = value_of(lab.start, plan_hash("x"), peers[0], peers, [gone.peer_id], signing=identities)
+    for signing, holds in ((staying[:5], True), ([*staying[:4], gone], False)):
+        assert is_prepared(prepared_by(signing, 0, value), value, lab.start, FaultModel.LYING) is holds
+    machine = Agreement(identity=identities[1], previous=lab.start, faults=FaultModel.LYING)
+    machine.receive(peers[0], propose_of(identities[0], 0, value))
+    for one in (gone, identities[0], *identities[2:5]):  # none of them is known here to have left
+        assert not machine.receive(one.peer_id, vote_of(one, 0, value))
+    (decided,) = machine.receive(peers[5], vote_of(identities[5], 0, value))
+    assert isinstance(decided, Decided)
+    assert set(decided.certificate.signers) == {peers[0], *peers[2:]}
 
 
 def test_table_of_what_a_machine_holds_is_bounded_by_views() -> None:

@@ -147,6 +147,20 @@ def test_header_that_is_not_the_certified_one_is_not_followed(tmp_path: Path, wh
     run(main)
 
 
+@pytest.mark.parametrize("what", ["of another round", "of another state", "nonsense"])
+def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what: str) -> None:
+    async def main() -> None:
+        world = World(tmp_path, ledger_of(2))
+        world.donor(BAD).answer = lambda request: header_answers(world.ledger)[what]
+        for asked in (True, False):
+            world.donors[BAD].asked.clear()
+            with pytest.raises(NetworkError, match="no peer has the state"):
+                await advance(world, None, [BAD])
+            assert bool(world.donors[BAD].asked) is asked
+
+    run(main)
+
+
 def test_initial_state_comes_from_a_founder_only(tmp_path: Path) -> None:
     async def main() -> None:
         ledger = ledger_of(0)

@@ -14,6 +14,7 @@ from shoal.collectives.state import frozen, header_of
 from shoal.node.state.transfer_files import KEEP_AFTER_S, TransferFolder
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Term
 from shoal.protocol.peering import (
     GetFinals,
     GetHeader,
@@ -130,6 +131,30 @@ def test_attempt_that_failed_goes_on_where_it_was(tmp_path: Path) -> None:
         assert world.chunks_from(PEERS[0]) == 2 * FINE.chunks
         assert_fine(await advance(world, None, PEERS[1:]), world, 2)
         assert sum(world.catchup.donated.values()) == 2 * 20 * 4000
+
+    run(main)
+
+
+FOUR = PeerId("four")
+
+
+def go_another_way(world: World) -> None:
+    """The swarm goes back, and certifies round 2 again, in the next term; one more donor has that, others do not."""
+    world.ledger.go_back(1)
+    world.ledger.certify()
+    world.donor(FOUR)
+
+
+def test_attempt_that_failed_is_not_gone_on_with_for_the_same_round_of_another_term(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = fine_world(tmp_path, 2)
+        world.donors[PEERS[0]].spoil = lambda header, data: data if header.chunk < 40 else None
+        with pytest.raises(NetworkError, match="no peer has the state of round 2"):
+            await advance(world, None, PEERS[:1])
+        go_another_way(world)
+        state = await advance(world, None, [FOUR])
+        assert_fine(state, world, 2)
+        assert state.term == world.ledger.chain.value(2).term == Term(0, 1)
 
     run(main)
 

@@ -72,6 +72,14 @@ def test_states_kept_are_the_newest(folder: Path) -> None:
     assert STATES_KEPT == 2
 
 
+def test_initial_state_is_kept_beside_the_newest(folder: Path) -> None:
+    """Nobody could draw it while the trainer trains, and no finals lead to it."""
+    shelf = shelf_in(folder)
+    for round in range(5):
+        shelf.save_state(state_of(round, seed=round))
+    assert shelf.saved_rounds() == [4, 3, 0]
+
+
 @pytest.mark.parametrize("at", [0, 3, 8, 9, 40, 120, 200, -1])
 def test_damaged_state_is_ignored_with_a_warning_or_is_another_state(
     folder: Path, at: int, caplog: pytest.LogCaptureFixture

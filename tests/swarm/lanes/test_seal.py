@@ -233,6 +233,12 @@ def test_frames_open_in_order() -> None:
     assert sealer.bytes_used == opener.bytes_used == 3 * (len(PAYLOAD) + SEAL_OVERHEAD_BYTES)
 
 
+def test_no_two_frames_are_sealed_with_one_nonce() -> None:
+    sealer, _ = pair()
+    frames = 300  # more than a byte counts
+    assert len({bytes(seal(sealer, HEADER)) for _ in range(frames)}) == frames
+
+
 def test_frame_may_be_empty() -> None:
     sealer, opener = pair()
     assert open_frame(opener, seal(sealer, FrameHeader(kind=FrameKind.CLOSE, length=0), b"")) == b""

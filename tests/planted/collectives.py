@@ -1,0 +1,67 @@
+"""Bugs of the arithmetic and of the reduction: grid, codecs, sums, weights, repair, finals, outer steps."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+COLLECTIVES: tuple[Bug, ...] = (
+    bug(
+        "contributions are added as they arrived",
+        "tests/collectives/test_reduce.py::test_finals_are_the_same_bits_in_all_delivery_orders",
+        """
+            for place in self._contributors
+            if place in inbox.arrived
+        ]
+        """,
+        """
+            for place in inbox.arrived
+        ]
+        """,
+    ),
+    bug(
+        "the sum is divided by the weights of all who were planned",
+        "tests/collectives/test_reduce.py::test_contribution_with_nan_is_left_out_of_that_chunk_only",
+        """
+        counted = [term for term in terms if term.place not in undecodable]
+        fault = _sum(how, counted, out)
+        """,
+        """
+        counted = [term for term in terms if term.place not in undecodable]
+        fault = _sum(how, counted, out, sum(term.weight for term in terms))
+        """,
+        "def _sum(how: Codec, terms: Sequence[Term], out: F32) -> int | None:",
+        "def _sum(how: Codec, terms: Sequence[Term], out: F32, weight: int = 0) -> int | None:",
+        "divisor = np.float32(sum(term.weight for term in terms))",
+        "divisor = np.float32(weight or sum(term.weight for term in terms))",
+    ),
+    bug(
+        "a clip shrinks the divisor as well",
+        "tests/collectives/test_summing.py::test_clip_multiplies_the_sum_and_not_the_divisor",
+        "divisor = np.float32(sum(term.weight for term in terms))",
+        "divisor = np.float32(sum(float(term.factor) for term in terms))",
+    ),
+    bug(
+        "a mean is made by a reciprocal",
+        "tests/collectives/test_summing.py::test_mean_is_the_plain_formula_to_the_bit",
+        "np.divide(total, divisor, out=total)",
+        "np.multiply(total, np.float32(1) / divisor, out=total)",
+    ),
+    bug(
+        "a sum begins at the first contribution",
+        "tests/collectives/test_summing.py::test_sum_begins_at_positive_zero",
+        "total_before: F32 | np.float32 = np.float32(0)",
+        "total_before: F32 | np.float32 = np.float32(-0.0)",
+    ),
+    bug(
+        "a contribution is summed whatever its root says",
+        "tests/collectives/test_reduce.py::test_contribution_that_differs_from_its_root_is_left_out",
+        "return encoded if proven else None",
+        "return encoded if proven or path else None",
+    ),
+    bug(
+        "a chunk is summed before all have come",
+        "tests/collectives/test_reduce.py::test_finals_equal_the_reference_in_any_delivery_order",
+        "if self._closed or inbox is None or inbox.owing:",
+        "if self._closed or inbox is None or len(inbox.owing) > 1:",
+    ),
+)

@@ -1,0 +1,65 @@
+"""Bugs of the lanes: keys, nonces, replays, lengths, who may say what over them."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+LANES: tuple[Bug, ...] = (
+    bug(
+        "both directions of a lane have one key",
+        "tests/swarm/lanes/test_seal.py::test_agreement_gives_each_direction_its_own_key",
+        "return both[:KEY_BYTES], both[KEY_BYTES:]",
+        "return both[:KEY_BYTES], both[:KEY_BYTES]",
+    ),
+    bug(
+        "a nonce is used twice",
+        "tests/swarm/lanes/test_seal.py::test_frames_reordered_are_refused",
+        """
+        self.frames += 1
+        self.bytes_used += size
+        """,
+        """
+        self.frames += self.bytes_used > 0
+        self.bytes_used += size
+        """,
+    ),
+    bug(
+        "keys are used a frame beyond their limit",
+        "tests/swarm/lanes/test_seal.py::test_keys_end_before_their_limit",
+        "if self.bytes_used + size > LANE_LIMIT_BYTES:",
+        "if self.bytes_used > LANE_LIMIT_BYTES:",
+    ),
+    bug(
+        "the swarm is no part of what lanes are keyed by",
+        "tests/swarm/lanes/test_seal.py::test_agreement_binds_the_whole_transcript",
+        """
+        parts = (
+            swarm_id,
+            answer.lane_id,
+        """,
+        """
+        parts = (
+            answer.lane_id,
+        """,
+    ),
+    bug(
+        "a lane is read on after a frame that did not open",
+        "tests/swarm/lanes/test_seal.py::test_opener_opens_nothing_after_a_fault",
+        "self._broken = True",
+        "self._broken = False",
+    ),
+    bug(
+        "a frame's header is no part of its seal",
+        "tests/swarm/lanes/test_seal.py::test_frame_with_a_changed_header_is_refused",
+        "self._cipher.encrypt_into(nonce, payload, head, out[HEADER_BYTES:size])",
+        'self._cipher.encrypt_into(nonce, payload, b"", out[HEADER_BYTES:size])',
+        "self._cipher.decrypt_into(nonce, sealed, head, out)",
+        'self._cipher.decrypt_into(nonce, sealed, b"", out)',
+    ),
+    bug(
+        "a frame may be a byte longer than its chunk",
+        "tests/swarm/lanes/test_frame.py::test_header_decode_blames_the_peer",
+        "if header.kind in BULK_KINDS and header.offset + header.length > header.total:",
+        "if header.kind in BULK_KINDS and header.offset + header.length > header.total + 1:",
+    ),
+)

@@ -1,0 +1,738 @@
+"""Bugs of what is said and what decides: agreement, views, quorums, certificates, chain, plans, repair, membership."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+PROTOCOL: tuple[Bug, ...] = (
+    bug(
+        "`restore` takes a record's view without `max`",
+        "tests/protocol/test_restoring.py::test_a_record_that_says_nothing_of_views_takes_back_no_promise",
+        "self.view = max(self.view, record.view)",
+        "self.view = record.view",
+    ),
+    bug(
+        "a joiner that weighs in its first round",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
+        "weightless=candidates.keys() - returners,",
+        "weightless=(),",
+        "if self._me in self.recent_members() else JOINER",
+        "if True else JOINER",
+    ),
+    bug(
+        "a rollback with consents of half, the planner not among them",
+        "tests/protocol/test_terms.py::test_consents_of_half_are_a_quorum_only_with_the_planner_among_them",
+        "and is_quorum(previous, rollback.consenting, value.leaves)",
+        "and 2 * len(rollback.consenting) >= len(previous.members)",
+    ),
+    bug(
+        "a vote although the bitmaps differ",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_member_signs_nothing_whose_bitmaps_are_not_those_that_it_has_and_counts_its_work_once",
+        "return result == (value.plan, value.digest, value.bitmaps, value.tokens)",
+        "return result[:2] == (value.plan, value.digest)",
+    ),
+    bug(
+        "names in a certificate believed without their proofs",
+        "tests/protocol/test_one_signature.py::test_member_that_lists_all_others_as_gone_certifies_nothing",
+        "if not first_edition and not has_proofs(value, previous, faults):",
+        "if False:",
+    ),
+    bug(
+        "votes of 0.1.0 believed from anybody",
+        "tests/protocol/test_one_signature.py::test_entries_of_the_first_edition_are_believed_from_ones_own_disk_alone",
+        "first_edition = trusted and _is_of_first_edition(certificate)",
+        "first_edition = _is_of_first_edition(certificate)",
+    ),
+    bug(
+        "members that are no quorum of those before",
+        "tests/protocol/test_one_signature.py::test_members_after_a_round_are_a_quorum_of_those_before_it",
+        """
+        is_quorum(previous, {*value.members, *banned}, value.leaves, faults=faults)
+        and all(verify_leave(peer, value.base, one) for peer, one in zip(value.leaves, leaves, strict=True))
+        """,
+        """
+        True
+        and all(verify_leave(peer, value.base, one) for peer, one in zip(value.leaves, leaves, strict=True))
+        """,
+    ),
+    bug(
+        "a new member whose Report somebody else signed",
+        "tests/protocol/test_one_signature.py::test_stranger_becomes_no_member_without_its_own_report_of_this_result",
+        "all(verify(peer, REPORT_DOMAIN, report, one) for peer, one in zip(new, joined, strict=True))",
+        "True",
+    ),
+    bug(
+        "a rollback in the chain without consents",
+        "tests/protocol/test_one_signature.py::test_rollback_is_believed_from_nobody_without_the_consents_of_a_quorum",
+        "if not is_consented(entry.value, self.head):",
+        "if False:",
+    ),
+    bug(
+        "a member left out although its Report is here",
+        "tests/protocol/test_one_signature.py::test_lying_lead_that_leaves_members_out_gains_nothing",
+        "if left_out or strangers:",
+        "if strangers:",
+    ),
+    bug(
+        "a stranger that is in no plan",
+        "tests/protocol/test_one_signature.py::test_lying_lead_that_brings_strangers_in_gains_nothing",
+        "if left_out or strangers:",
+        "if left_out:",
+    ),
+    bug(
+        "tokens that nobody computed",
+        "tests/protocol/test_one_signature.py::test_proposal_of_an_invented_result_is_not_accepted",
+        """
+        result = (report.plan, report.digest, report.bitmaps, report.tokens)
+        return result == (value.plan, value.digest, value.bitmaps, value.tokens)
+        """,
+        """
+        result = (report.plan, report.digest, report.bitmaps)
+        return result == (value.plan, value.digest, value.bitmaps)
+        """,
+    ),
+    bug(
+        "a result in another planner's name",
+        "tests/protocol/test_one_signature.py::test_free_proposal_in_anothers_name_is_refused",
+        "if not is_compelled and value.planner != sender:",
+        "if False:",
+    ),
+    bug(
+        "a prepare certificate that counts a signer twice",
+        "tests/protocol/test_one_signature.py::test_invented_certificate_in_a_view_change_is_refused",
+        """
+        len(prepared.signers) == len(prepared.signatures) == len(set(prepared.signers))
+        and not set(prepared.signers).intersection(value.leaves)
+        """,
+        """
+        len(prepared.signers) == len(prepared.signatures)
+        and not set(prepared.signers).intersection(value.leaves)
+        """,
+    ),
+    bug(
+        "a prepare certificate whose signatures nobody checks",
+        "tests/protocol/test_one_signature.py::test_invented_certificate_in_a_view_change_is_refused",
+        "all(verify_step(PREPARE_DOMAIN, peer, prepared.view, value.hash, one) for peer, one in signed)",
+        "True",
+    ),
+    bug(
+        "a view that no quorum entered",
+        "tests/protocol/test_one_signature.py::test_proposal_of_a_view_that_no_quorum_entered_is_refused",
+        """
+        and is_quorum(previous, peers, leaves, faults=faults)
+        and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())
+        """,
+        """
+        and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())
+        """,
+    ),
+    bug(
+        "leaves in view changes that nobody signed",
+        "tests/protocol/test_one_signature.py::test_proposal_of_a_view_that_no_quorum_entered_is_refused",
+        "and all(verify_leave(peer, previous.hash, signature) for peer, signature in leaves.items())",
+        "",
+    ),
+    bug(
+        "another value than the highest certificate compels",
+        "tests/protocol/test_one_signature.py::test_lead_may_propose_only_what_its_quorum_compels",
+        "if compelled(moves) != (prepared.view, value.hash):",
+        "if False:",
+    ),
+    bug(
+        "a plan in a view where a value stands",
+        "tests/protocol/test_one_signature.py::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "if compelled(moves) is not None:",
+        "if False:",
+    ),
+    bug(
+        "an eviction of a far view",
+        "tests/protocol/test_one_signature.py::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "check_entered(sender, message.view, message.moves, self.previous, self.agreement.faults)",
+        "",
+    ),
+    bug(
+        "a plan of a far view",
+        "tests/protocol/test_one_signature.py::test_plan_or_eviction_of_a_far_view_binds_nobody",
+        "check_entered(sender, plan.view, plan.moves, self.previous, self.agreement.faults)",
+        "",
+    ),
+    bug(
+        "one of three takes the others along",
+        "tests/protocol/test_one_signature.py::test_one_of_three_does_not_lead_the_others_from_view_to_view",
+        "if self.is_quorum(movers - {self._me}):",
+        "if self.is_quorum(movers | {self._me}):",
+    ),
+    bug(
+        "a vote for what was not prepared here",
+        "tests/protocol/test_one_signature.py::test_quorum_of_others_prepares_is_no_vote_of_who_has_not_prepared",
+        (
+            "if value is None or mine is None or mine.value != value_hash or view != self.view or view "
+            "in self._my_votes:"
+        ),
+        "if value is None or view != self.view or view in self._my_votes:",
+    ),
+    bug(
+        "a vote for what was prepared below",
+        "tests/protocol/test_one_signature.py::test_member_that_moved_on_votes_no_more_for_what_it_prepared_below",
+        "mine.value != value_hash or view != self.view or view",
+        "mine.value != value_hash or view",
+    ),
+    bug(
+        "restored prepares are not counted",
+        "tests/protocol/test_one_signature.py::test_restored_prepares_and_votes_count_like_those_that_are_heard",
+        """
+        for view, value_hash in list(self._prepares):
+            effects += self._try_vote(view, value_hash)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "two thirds rounded down",
+        "tests/protocol/test_one_signature.py::test_quorum_of_liars_is_more_than_two_thirds_of_all",
+        "return 3 * len(electorate.intersection(supporters)) > 2 * len(electorate)",
+        "return 3 * len(electorate.intersection(supporters)) >= 2 * len(electorate)",
+    ),
+    bug(
+        "a leave beside a vote is nobody's fault",
+        "tests/protocol/test_witness.py::test_signature_of_somebody_that_promised_to_leave_is_evidence",
+        """
+        about.leaves[peer] = signature
+        return self._broken_leave(about, peer)
+        """,
+        """
+        about.leaves[peer] = signature
+        return []
+        """,
+    ),
+    bug(
+        "a lead is believed in a dispute of its own",
+        "tests/protocol/test_accusations.py::test_word_of_a_lead_in_its_own_dispute_counts_for_itself_alone",
+        "judged = other not in gone and (later.planner != other or other == me)",
+        "judged = other not in gone",
+    ),
+    bug(
+        "a lead leaves out whom it needs",
+        "tests/protocol/test_probation.py::test_nobody_is_left_out_where_the_rest_are_no_quorum",
+        "return out if train and self.is_quorum(rest) else frozenset()",
+        "return out",
+    ),
+    bug(
+        "a stranger that a closed swarm does not let in becomes a member",
+        "tests/protocol/test_one_signature.py"
+        "::test_stranger_whom_the_swarm_does_not_let_in_becomes_no_member_although_the_plan_has_it",
+        " if p not in taking_part or not self._may_join(p)]",
+        " if p not in taking_part]",
+    ),
+    bug(
+        "whoever has no record yet may become a member by invite",
+        "tests/protocol/test_invites.py::test_who_may_become_a_member_is_who_may_be_in",
+        """
+        return self._reason_revoked(peer, credential) is None and self._reason_unlisted(peer, credential) is None
+        """,
+        """
+        return self._reason_revoked(peer, credential) is None and (
+            record is None or self._reason_unlisted(peer, credential) is None
+        )
+        """,
+    ),
+    bug(
+        "a state to go back to is known by its certificate alone",
+        "tests/protocol/test_one_word.py::test_consent_to_go_back_to_nowhere_ends_no_lead",
+        "return self._states.get(target)",
+        "return next((d for t, d in self._states.items() if t.certificate == target.certificate), None)",
+    ),
+    bug(
+        "a plan may count on a contribution that was not made",
+        "tests/protocol/test_one_word.py::test_plan_that_counts_on_a_contribution_that_was_not_made_is_not_followed",
+        "None if mine is None or mine.role != CONTRIBUTOR else mine.root",
+        "None if mine is None else mine.root",
+    ),
+    bug(
+        "finals stand that were signed by nobody in the plan",
+        "tests/protocol/test_one_word.py::test_finals_of_owners_that_there_are_not_do_not_stand",
+        "if results.place >= len(peers):",
+        "if results.place >= 64:",
+    ),
+    bug(
+        "a lead that went on to another view is waited for in its own",
+        "tests/protocol/test_following.py"
+        "::test_lead_that_went_on_to_another_view_is_followed_out_of_its_own_and_no_further",
+        "gone |= promised.get(leader, 0) > view and not facts.agreement.proposed",
+        "",
+    ),
+    bug(
+        "every plan renews the patience with its lead",
+        "tests/protocol/test_one_word.py"
+        "::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",
+        "elif 2 * took_s >= self._reduce_s():",
+        "elif took_s >= 0:",
+    ),
+    bug(
+        "a lead begins as many reductions as it likes",
+        "tests/protocol/test_one_word.py::test_lead_begins_only_so_many_reductions_in_a_view",
+        "if len(begun) > LINEAGES_LIMIT:",
+        "if len(begun) > 1000 * LINEAGES_LIMIT:",
+    ),
+    bug(
+        "who spoke of many plans may speak of no other",
+        "tests/protocol/test_one_word.py"
+        "::test_reports_and_accusations_of_many_plans_keep_nobody_from_speaking_of_the_next",
+        """
+        make_room(self.reports, report.plan, sender)
+        """,
+        """
+        if sum(sender in row for row in self.reports.values()) >= 64:
+            return
+        """,
+    ),
+    bug(
+        "a report that somebody else brings takes the place of a newer one",
+        "tests/protocol/test_one_word.py::test_report_that_somebody_else_brings_takes_the_place_of_none",
+        " and peer not in self.reports.get(change.report.plan, {}):",
+        ":",
+    ),
+    bug(
+        "words of who takes no part are kept",
+        "tests/protocol/test_one_word.py::test_words_of_who_takes_no_part_are_not_kept",
+        "if not known and not isinstance(message, Ready | Certificate):",
+        "if False:",
+    ),
+    bug(
+        "one peer fills what the witness keeps of values",
+        "tests/protocol/test_witness.py::test_values_that_nobody_signed_take_the_room_of_none_that_others_bring",
+        "bringer = sender if sender in about.base.members else None",
+        "bringer = None",
+    ),
+    bug(
+        "votes for what there is not hide two votes",
+        "tests/protocol/test_witness.py::test_votes_for_what_there_is_not_hide_no_two_votes",
+        "full = len(said) > 1 and not (unknown and value_hash in about.values)",
+        "full = len(said) > 1",
+    ),
+    bug(
+        "the first view change of a member hides its next",
+        "tests/protocol/test_witness.py::test_view_change_with_an_invented_certificate_hides_no_other_one",
+        "if known is not None and known.prepared <= move.prepared:",
+        "if known is not None:",
+    ),
+    bug(
+        "who left in one certificate and signed the other is not named",
+        "tests/protocol/test_forks.py::test_who_left_in_one_and_signed_the_other_is_named",
+        "return tuple(sorted(one & other | left))",
+        "return tuple(sorted(one & other))",
+    ),
+    bug(
+        "contributions of strangers make a round half ready",
+        "tests/protocol/test_one_word.py::test_contributions_of_strangers_make_no_round_half_ready",
+        " if r.role == CONTRIBUTOR and p in self.returners}",
+        " if r.role == CONTRIBUTOR}",
+    ),
+    bug(
+        "sums are signed by the hash of a plan that was never seen",
+        "tests/protocol/test_one_word.py::test_revision_of_a_plan_that_was_not_seen_is_not_followed",
+        """
+        return known is not None
+        """,
+        """
+        return True
+        """,
+    ),
+    bug(
+        "a plan is remembered only if it is followed",
+        "tests/protocol/test_one_word.py::test_plan_that_came_too_late_to_be_followed_is_one_that_was_seen",
+        "self._note_origin(sender, plan)",
+        "",
+    ),
+    bug(
+        "every question of a lead that evicts is answered",
+        "tests/protocol/test_one_word.py"
+        "::test_lead_that_evicts_again_and_again_is_answered_once_for_each_of_its_questions",
+        "return question not in asked",
+        "return True",
+    ),
+    bug(
+        "a value bans everybody of whom something is proven",
+        "tests/protocol/test_bans.py::test_keys_that_take_no_part_fill_no_value_whatever_is_proven_of_them",
+        """
+        if peer not in banned and peer in among:
+        """,
+        """
+        if peer not in banned:
+            among = (*among, peer)
+        """,
+    ),
+    bug(
+        "whatever anybody signs is verified",
+        "tests/protocol/test_certificate.py::test_what_anybody_can_sign_is_hardly_looked_at",
+        "if not trusted and not set(certificate.signers) <= set(previous.members):",
+        "if False:",
+    ),
+    bug(
+        "half of an electorate without the last planner is a quorum",
+        "tests/protocol/test_certificate.py::test_quorum_agrees_with_its_other_wording_for_all_sets_and_leaves",
+        "return 2 * weight(remaining.intersection(supporters)) > weight(remaining)",
+        "return 2 * weight(remaining.intersection(supporters)) >= weight(remaining)",
+    ),
+    bug(
+        "who left counts among those who support",
+        "tests/protocol/test_certificate.py::test_quorum_agrees_with_its_other_wording_for_all_sets_and_leaves",
+        "return 2 * weight(remaining.intersection(supporters)) > weight(remaining)",
+        "return 2 * weight(electorate.intersection(supporters)) > weight(remaining)",
+    ),
+    bug(
+        "the last planner's vote breaks no tie",
+        "tests/protocol/test_certificate.py::test_quorum_is_a_majority_or_half_with_the_planner",
+        "PLANNER_VOTE_WEIGHT = 3",
+        "PLANNER_VOTE_WEIGHT = 2",
+    ),
+    bug(
+        "a vote is sent before it is written",
+        "tests/protocol/test_agreement.py::test_agreement_persists_before_it_sends",
+        """
+        Persist(self._record("vote", view, value, prepared=prepared)),
+        Broadcast(vote),
+        """,
+        """
+        Broadcast(vote),
+        Persist(self._record("vote", view, value, prepared=prepared)),
+        """,
+    ),
+    bug(
+        "a prepare is sent before it is written",
+        "tests/protocol/test_agreement.py::test_agreement_persists_before_it_sends",
+        """
+        Persist(self._record("prepare", view, proposal.value)),
+        Broadcast(prepare),
+        """,
+        """
+        Broadcast(prepare),
+        Persist(self._record("prepare", view, proposal.value)),
+        """,
+    ),
+    bug(
+        "a promise is sent before it is written",
+        "tests/protocol/test_agreement.py::test_agreement_persists_before_it_sends",
+        """
+        Persist(self._record("promise", view)),
+        Broadcast(change),
+        """,
+        """
+        Broadcast(change),
+        Persist(self._record("promise", view)),
+        """,
+    ),
+    bug(
+        "a proposal is sent before it is written",
+        "tests/protocol/test_agreement.py::test_agreement_persists_before_it_sends",
+        """
+        Persist(self._record("propose", self.view, value, moves=moves, prepared=prepared)),
+        Broadcast(proposal),
+        """,
+        """
+        Broadcast(proposal),
+        Persist(self._record("propose", self.view, value, moves=moves, prepared=prepared)),
+        """,
+    ),
+    bug(
+        "a leave is sent before it is written",
+        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        'return [Persist(self._record("leave", 0)), Broadcast(message)]',
+        'return [Broadcast(message), Persist(self._record("leave", 0))]',
+    ),
+    bug(
+        "a vote is written without its prepare certificate",
+        "tests/protocol/test_agreement.py::test_agreement_persists_before_it_sends",
+        'Persist(self._record("vote", view, value, prepared=prepared)),',
+        'Persist(self._record("vote", view, value)),',
+    ),
+    bug(
+        "a member leaves a round in which it signed",
+        "tests/protocol/test_agreement.py::test_member_that_voted_may_not_leave_this_round",
+        "if self.standing is not Standing.OPEN or self._signed:",
+        "if self.standing is not Standing.OPEN:",
+    ),
+    bug(
+        "the first prepare certificate stays the highest",
+        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        "if self._highest is None or view >= self._highest.prepared.view:",
+        "if self._highest is None:",
+    ),
+    bug(
+        "the lead carries the lowest certificate forward",
+        "tests/protocol/test_agreement.py::test_votes_of_different_views_are_not_counted_together",
+        "return max(carried, key=lambda one: one.prepared.view, default=None)",
+        "return min(carried, key=lambda one: one.prepared.view, default=None)",
+    ),
+    bug(
+        "the lowest certificate of a quorum compels",
+        "tests/protocol/test_agreement.py::test_lead_that_alone_saw_the_certificate_and_slept_agrees_with_the_others",
+        "highest = max(moves.changes, key=lambda one: one.prepared)",
+        "highest = min(moves.changes, key=lambda one: one.prepared)",
+    ),
+    bug(
+        "a view change with a certificate of the view that it opens",
+        "tests/protocol/test_agreement.py::test_contradictions_are_blamed_on_their_sender",
+        "if prepared.view >= change.view or not follows(value, previous):",
+        "if prepared.view > change.view or not follows(value, previous):",
+    ),
+    bug(
+        "a certificate counts a signer twice",
+        "tests/protocol/test_certificate.py::test_certificate_that_counts_a_signer_twice_is_refused",
+        "if len(set(certificate.signers)) != len(certificate.signers):",
+        "if len(certificate.signers) != len(certificate.signatures):",
+    ),
+    bug(
+        "a value follows one of the same round on another base",
+        "tests/protocol/test_certificate.py::test_value_that_does_not_follow_is_refused",
+        """
+        and value.base == previous.hash
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "a value of another term follows",
+        "tests/protocol/test_certificate.py::test_value_that_does_not_follow_is_refused",
+        """
+        and value.term == previous.next_term
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "leaves in a value that nobody signed",
+        "tests/protocol/test_one_signature.py::test_member_that_lists_all_others_as_gone_certifies_nothing",
+        """
+        and all(verify_leave(peer, value.base, one) for peer, one in zip(value.leaves, leaves, strict=True))
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "signatures of a certificate are looked at for the view alone",
+        "tests/protocol/test_certificate.py::test_certificate_of_exactly_a_quorum_holds_and_of_one_less_does_not",
+        "if not verify_step(domain, signer, certificate.view, value.hash, signature):",
+        "if not verify_step(domain, signer, certificate.view, value.hash, certificate.signatures[0]):",
+    ),
+    bug(
+        "a rollback that drops members without their leave",
+        "tests/protocol/test_terms.py::test_rollback_with_anything_else_does_not_follow",
+        """
+        and set(value.members) == set(previous.members) - set(value.leaves)
+        """,
+        """
+        and set(value.members) <= set(previous.members) - set(value.leaves)
+        """,
+    ),
+    bug(
+        "the leads of every round stand in one order",
+        "tests/protocol/test_certificate.py::test_lead_order_depends_on_swarm_term_and_round_only",
+        'key=lambda peer: domain_hash("lead", previous.swarm, position, peer.encode())',
+        'key=lambda peer: domain_hash("lead", previous.swarm, peer.encode())',
+    ),
+    bug(
+        "two votes of one member in one view are taken",
+        "tests/protocol/test_agreement.py::test_contradictions_are_blamed_on_their_sender",
+        """
+        for (view, value_hash), row in steps.items():
+            if view == message.view and value_hash != message.value and sender in row:
+                raise RemoteError(f"two {type(message).__name__.lower()}s in view {view}", peer=sender)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "who signed in a round is believed to leave it",
+        "tests/protocol/test_agreement.py::test_contradictions_are_blamed_on_their_sender",
+        "if sender in self.promised():",
+        "if sender in self._votes:",
+    ),
+    bug(
+        "a member prepares below the view that it promised",
+        "tests/protocol/test_agreement.py::test_walks_never_break_a_promise_and_mostly_get_somewhere",
+        "open_views = [v for v in self._proposals if v >= self.view and v not in self._my_prepares]",
+        "open_views = [v for v in self._proposals if v not in self._my_prepares]",
+    ),
+    bug(
+        "a proposal by who does not lead its view",
+        "tests/protocol/test_agreement.py::test_propose_by_another_than_the_lead_is_refused",
+        "if sender != self.lead(view):",
+        "if sender not in self._order:",
+    ),
+    bug(
+        "a proposal that its lead did not sign",
+        "tests/protocol/test_one_signature.py::test_proposal_whose_signature_is_anothers_is_refused",
+        "if not verify_step(PROPOSE_DOMAIN, sender, view, value.hash, message.signature):",
+        "if not message.signature:",
+    ),
+    bug(
+        "a Prepare counts as a vote",
+        "tests/protocol/test_agreement.py::test_agreement_with_real_keys_certifies_what_the_lead_proposed",
+        "if self._take_step(VOTE_DOMAIN, self._votes, sender, message):",
+        "if self._take_step(PREPARE_DOMAIN, self._votes, sender, message):",
+    ),
+    bug(
+        "a Report that its sender did not sign is taken",
+        "tests/protocol/test_one_signature.py"
+        "::test_proposal_that_leaves_out_a_member_that_reported_is_refused_with_its_report",
+        "if not verify_report(sender, report):",
+        "if not report.signature:",
+    ),
+    bug(
+        "a vote for a rollback to a state with another digest",
+        "tests/protocol/test_terms.py::test_member_votes_to_go_back_once_it_holds_that_state_and_a_quorum_consented",
+        "same = digest == value.digest",
+        "same = bool(digest)",
+    ),
+    bug(
+        "a rollback to a certified round with another digest",
+        "tests/protocol/test_terms.py::test_rollback_goes_back_to_a_certified_round_of_the_branch_only",
+        "return self._branch[round].hash == certificate and (first_to_initial or digest == value.digest)",
+        "return self._branch[round].hash == certificate",
+    ),
+    bug(
+        "an unsigned certificate makes a fork",
+        "tests/protocol/test_forks.py::test_certificate_that_does_not_hold_is_no_fork",
+        """
+        check_certificate(certificate, self._at(self._heights[mine.value.base]))
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "a chain without the checkpoint of a link is taken in the same term",
+        "tests/protocol/test_forks.py::test_chain_contains_every_checkpoint_of_its_own_past_and_none_of_another",
+        "or self.head.term.rebases > checkpoint.term.rebases",
+        "or self.head.term.rebases >= checkpoint.term.rebases",
+    ),
+    bug(
+        "a rebase that the authority did not sign",
+        "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
+        "if not is_signed(rebase, authority):",
+        "if not rebase.signature:",
+    ),
+    bug(
+        "a rebase that names another state than its round's",
+        "tests/protocol/test_terms.py::test_rebase_is_the_authoritys_alone_and_stands_on_what_it_names",
+        "and (value.round, value.digest) == (parent.state_round, parent.digest)",
+        "and value.round == parent.state_round",
+    ),
+    bug(
+        "consents in a rollback that nobody signed",
+        "tests/protocol/test_terms.py::test_consents_of_a_quorum_are_verified",
+        """
+        and is_quorum(previous, rollback.consenting, value.leaves)
+        and all(verify_consent(peer, value.base, rollback.target, signature) for peer, signature in signed)
+        """,
+        """
+        and is_quorum(previous, rollback.consenting, value.leaves)
+        """,
+    ),
+    bug(
+        "the banned come back as returners",
+        "tests/protocol/test_bans.py::test_certificate_with_bans_needs_no_evidence_and_changes_the_electorate",
+        "return frozenset(peer for value in values for peer in value.members).difference(self.banned)",
+        "return frozenset(peer for value in values for peer in value.members)",
+    ),
+    bug(
+        "a fork binds no more in its own term",
+        "tests/protocol/test_forks.py::test_fork_binds_until_the_authority_opens_another_term",
+        "return head.term.rebases <= self.term.rebases",
+        "return head.term.rebases < self.term.rebases",
+    ),
+    bug(
+        "what was done in the round of a ban begins another",
+        "tests/protocol/test_bans.py::test_ban_ends_with_its_rounds_and_its_evidence_serves_once",
+        "return sentence is not None and done <= sentence.decided",
+        "return sentence is not None and done < sentence.decided",
+    ),
+    bug(
+        "a ban ends a round early",
+        "tests/protocol/test_bans.py::test_ban_ends_with_its_rounds_and_its_evidence_serves_once",
+        "return self.until == FOR_EVER or round <= self.until",
+        "return self.until == FOR_EVER or round < self.until",
+    ),
+    bug(
+        "a rebase pardons nobody",
+        "tests/protocol/test_bans.py::test_rebase_pardons_whom_it_names",
+        """
+        self._sentences.pop(peer, None)
+        """,
+        """
+        self._sentences.get(peer)
+        """,
+    ),
+    bug(
+        "a settled ban is voted for without its evidence",
+        "tests/protocol/test_bans.py::test_member_votes_for_a_ban_only_once_it_holds_the_evidence",
+        "if unproven(value, self._proven):",
+        "if unproven(value, self._proven) and not self._proven:",
+    ),
+    bug(
+        "an old word of a suspect clears it",
+        "tests/protocol/test_membership.py::test_refutation_clears_a_suspect_only_if_it_is_newer",
+        "if watched is None or incarnation <= watched.incarnation:",
+        "if watched is None or incarnation < watched.incarnation:",
+    ),
+    bug(
+        "a suspicion of an older incarnation counts",
+        "tests/protocol/test_membership.py::test_accusation_of_another_makes_us_look_but_not_believe",
+        "if watched is None or incarnation < watched.incarnation:",
+        "if watched is None:",
+    ),
+    bug(
+        "who is accused answers in the incarnation that was accused",
+        "tests/protocol/test_membership.py::test_accused_refutes_with_a_newer_incarnation_but_does_not_flood",
+        "self.incarnation = incarnation + 1",
+        "self.incarnation = incarnation",
+    ),
+    bug(
+        "anybody vouches for a peer of whom it was not asked",
+        "tests/protocol/test_membership.py::test_indirect_ack_counts_only_from_those_asked_about_this_probe",
+        "return watched if inquiry is not None and inquiry.nonce == nonce and via in inquiry.vias else None",
+        "return watched if inquiry is not None and inquiry.nonce == nonce else None",
+    ),
+    bug(
+        "who left signs a prepare certificate",
+        "tests/protocol/test_one_signature.py"
+        "::test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_are_not_taken_off",
+        """
+        and not set(prepared.signers).intersection(value.leaves)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "votes of who left certify a value",
+        "tests/protocol/test_one_signature.py"
+        "::test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_are_not_taken_off",
+        "signers = sorted(peer for peer in row if peer not in value.leaves)",
+        "signers = sorted(row)",
+    ),
+    bug(
+        "a member that left stays a member",
+        "tests/protocol/test_certificate.py::test_who_leaves_is_no_member_after_the_value_that_counts_its_leave",
+        """
+        and not set(value.leaves).intersection(value.members)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "who was a member a round too long ago counts as a returner",
+        "tests/protocol/test_certificate.py::test_chain_follows_the_electorate_it_certified",
+        "for height in range(self.height, max(-1, self.height - rounds - 1), -1):",
+        "for height in range(self.height, max(-1, self.height - rounds - 2), -1):",
+    ),
+)

@@ -1,0 +1,157 @@
+"""Bugs of what a member does around the machines of its rounds: effects, restarts, settling, catching up."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+SHELL: tuple[Bug, ...] = (
+    bug(
+        "the engine sends before it persists",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
+        """
+        decided: Certificate | None = None
+        """,
+        """
+        effects = sorted(effects, key=lambda effect: isinstance(effect, Persist))
+        decided: Certificate | None = None
+        """,
+    ),
+    bug(
+        "promises pruned before the certificate is on disk",
+        "tests/node/test_swarm_in_a_box.py::test_promises_of_a_round_are_kept_until_its_certificate_is_on_disk",
+        """
+        await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        """,
+        """
+        await trio.to_thread.run_sync(self._p.store.decided, entry.value)
+        await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
+        """,
+    ),
+    bug(
+        "a residual counted again after a restart although it may have been counted",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_again",
+        "resumption.find(chain, countable=countable)",
+        "resumption.find(chain, countable=True)",
+    ),
+    bug(
+        "the ready mark not written before Ready",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
+        """
+        await self._mark_announced()
+        self._p.log.contributed(event, made.tokens)
+        """,
+        """
+        self._p.log.contributed(event, made.tokens)
+        """,
+    ),
+    bug(
+        "the ready mark not written before a contribution is announced again",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_a_contribution_that_is_announced_again_after_a_restart_is_marked_first",
+        "await self._mark_announced()  #",
+        "pass  #",
+    ),
+    bug(
+        "a joiner that trains before it is a member",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
+        "if self._me in self.recent_members() else JOINER",
+        "if True else JOINER",
+    ),
+    bug(
+        "work is settled by finals whose bitmaps are not the certified ones",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_member_signs_nothing_whose_bitmaps_are_not_those_that_it_has_and_counts_its_work_once",
+        "if finals.bitmaps_root != value.bitmaps:",
+        "if False:",
+    ),
+    bug(
+        "finals of an earlier base worked out in the next round",
+        "tests/node/test_swarm_in_a_box.py::test_finals_of_an_earlier_round_that_come_late_change_nothing",
+        "or finals.plan.base != machine.previous.hash:",
+        "or False:",
+    ),
+    bug(
+        "a certificate of a rollback to nowhere is decided",
+        "tests/node/test_one_word.py::test_certificate_of_a_rollback_to_nowhere_ends_no_node",
+        "leads_back=chain.leads_back,",
+        "",
+    ),
+    bug(
+        "finals that were fetched are signed whatever their plan says",
+        "tests/node/test_one_word.py::test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody",
+        "check_plan(plan, plan.planner, machine.previous, self._settings)",
+        "pass",
+    ),
+    bug(
+        "one peer's early words take the room of all others'",
+        "tests/node/rounds/test_inbox.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
+        "while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:",
+        "while len(words.kept) > EARLY_LIMIT_MESSAGES:",
+    ),
+    bug(
+        "every pair that a plan relays is a job of its own",
+        "tests/node/rounds/test_reducing.py::test_plans_full_of_relays_that_come_one_after_the_other_are_followed",
+        """
+        self._jobs.send_nowait(partial(self._try_all_again, self._relayed))
+        """,
+        """
+        for peer in self._relayed:
+            self._jobs.send_nowait(partial(self._try_again, peer))
+        """,
+    ),
+    bug(
+        "the contribution is not settled before the state is applied",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
+        """
+        await self._part.settle()
+        await self._transition.apply(certificate, candidate)
+        """,
+        """
+        await self._transition.apply(certificate, candidate)
+        """,
+    ),
+    bug(
+        "a pause takes back a contribution that is made",
+        "tests/node/rounds/test_participation.py::test_pause_and_resume_in_one_round_lead_back_to_the_role_of_before",
+        "if machine is None or not machine.agreement.member or self._part.made is not None:",
+        "if machine is None or not machine.agreement.member:",
+    ),
+    bug(
+        "a member that voted contributes anew after a restart",
+        "tests/node/rounds/test_participation.py"
+        "::test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round",
+        "lost = self.made is None and (self._bound or (self._announced and not self._alone))",
+        "lost = self.made is None and self._announced and not self._alone",
+    ),
+    bug(
+        "a member that announced contributes anew after a restart",
+        "tests/node/rounds/test_participation.py"
+        "::test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause",
+        "lost = self.made is None and (self._bound or (self._announced and not self._alone))",
+        "lost = self.made is None and self._bound",
+    ),
+    bug(
+        "work is settled while its round is under way",
+        "tests/node/rounds/test_participation.py::test_work_of_the_round_under_way_is_settled_by_its_certificate_only",
+        "if made is None or made.base == chain.head.hash:",
+        "if made is None:",
+    ),
+    bug(
+        "work of a round that a rebase ended is dropped",
+        "tests/node/rounds/test_participation.py::test_work_is_kept_whole_where_a_rebase_ended_its_round_undecided",
+        "await trio.to_thread.run_sync(self._contributions.settle, made.round, None)",
+        "self._contributions.drop()",
+    ),
+    bug(
+        "work of which nobody can say whether it was counted comes again",
+        "tests/node/test_swarm_in_a_box.py"
+        "::test_member_signs_nothing_whose_bitmaps_are_not_those_that_it_has_and_counts_its_work_once",
+        "included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks",
+        "included: tuple[bool, ...] | None = None",
+    ),
+)

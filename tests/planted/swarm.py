@@ -1,0 +1,58 @@
+"""Bugs of who is there and how it is reached: links, limits, admission, identity, manifests."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+SWARM: tuple[Bug, ...] = (
+    bug(
+        "bytes that were read are not given back",
+        "tests/swarm/test_limits.py::test_memory_holds_little_for_strangers_and_frees_what_was_read",
+        """
+        self.unread_bytes -= size
+        """,
+        """
+        self.unread_bytes -= 0
+        """,
+    ),
+    bug(
+        "a stranger may hold as much as a member",
+        "tests/swarm/test_limits.py::test_memory_holds_little_for_strangers_and_frees_what_was_read",
+        "return unread <= STRANGER_UNREAD_LIMIT_BYTES and beyond <= STRANGERS_UNREAD_LIMIT_BYTES",
+        "return unread <= PEER_UNREAD_LIMIT_BYTES and beyond <= STRANGERS_UNREAD_LIMIT_BYTES",
+    ),
+    bug(
+        "all strangers together hold what they like",
+        "tests/swarm/test_limits.py::test_strangers_leave_room_for_who_comes_next",
+        "return unread <= STRANGER_UNREAD_LIMIT_BYTES and beyond <= STRANGERS_UNREAD_LIMIT_BYTES",
+        "return unread <= STRANGER_UNREAD_LIMIT_BYTES",
+    ),
+    bug(
+        "a stream that ended counts on",
+        "tests/swarm/test_limits.py::test_guests_give_members_more_than_strangers_and_part_with_floods",
+        """
+        self._open[peer] -= 1
+        """,
+        """
+        self._open[peer] -= 0
+        """,
+    ),
+    bug(
+        "a peer may have a stream more than its limit",
+        "tests/swarm/test_limits.py::test_guests_give_members_more_than_strangers_and_part_with_floods",
+        "if self._open[peer] >= (STREAM_LIMIT if admitted else STRANGER_STREAM_LIMIT):",
+        "if self._open[peer] > (STREAM_LIMIT if admitted else STRANGER_STREAM_LIMIT):",
+    ),
+    bug(
+        "half-open connections of members give way first",
+        "tests/swarm/test_limits.py::test_half_open_connections_of_members_addresses_give_way_last",
+        "crowded = max(self._places, key=lambda one: (not self._is_known(one), len(self._places[one])))",
+        "crowded = max(self._places, key=lambda one: len(self._places[one]))",
+    ),
+    bug(
+        "the addresses of one IPv6 network count as many",
+        "tests/swarm/test_limits.py::test_door_counts_the_addresses_of_one_network_as_one",
+        'return socket.inet_pton(socket.AF_INET6, address.split("%")[0])[:8].hex()',
+        'return socket.inet_pton(socket.AF_INET6, address.split("%")[0]).hex()',
+    ),
+)

@@ -1,0 +1,52 @@
+"""Bugs of the trainer and of its accounts: what is taken, mixed, counted."""
+
+from __future__ import annotations
+
+from tests.planted.bugs import Bug, bug
+
+TRAINING: tuple[Bug, ...] = (
+    bug(
+        "overlapped steps are contributed and kept as well",
+        "tests/node/training/test_accounts.py::test_overlapped_steps_of_diloco_are_kept_by_a_snapshot",
+        "self._flat.update(spans, lambda values: values.sub_(marked).add_(new))  # noqa: B023  called at once",
+        (
+            "self._flat.update(spans, lambda values: values.sub_(self._flat.to_device(base, "
+            "spans)).add_(new))  # noqa: B023  called at once"
+        ),
+    ),
+    bug(
+        "mixing keeps the swarm's share and adds one's own",
+        "tests/node/training/test_accounts.py::test_anchor_is_mixed_into_the_fragment_and_touches_nothing_else",
+        "values.mul_(mixing).add_(new * (1 - mixing))",
+        "values.mul_(1 - mixing).add_(new * mixing)",
+    ),
+    bug(
+        "a contribution has the wrong sign",
+        "tests/node/training/test_accounts.py::test_contribution_is_of_the_round_s_fragment_alone",
+        "np.subtract(self._base[there], local[here], out=out[here])",
+        "np.subtract(local[here], self._base[there], out=out[here])",
+    ),
+    bug(
+        "tokens of a taken contribution count again",
+        "tests/node/training/test_accounts.py::test_tokens_are_shared_among_the_fragments",
+        """
+        self._take(anchor, base, mark)
+        self._tokens[mark.fragment.number] -= mark.tokens
+        """,
+        """
+        self._take(anchor, base, mark)
+        """,
+    ),
+    bug(
+        "a contribution that was taken long ago is taken for the newest",
+        "tests/node/training/test_accounts.py::test_contribution_that_was_not_taken_is_kept_whole",
+        "if self._mark is not None and taken == self._mark.number:",
+        "if self._mark is not None and taken <= self._mark.number:",
+    ),
+    bug(
+        "what may have been counted is kept after a restart",
+        "tests/node/training/test_accounts.py::test_work_that_a_later_contribution_held_is_not_kept",
+        "self._tokens[self._spent.number] = 0",
+        "self._tokens[self._spent.number] += 0",
+    ),
+)
