@@ -28,7 +28,8 @@ from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.strategies import with_strategy_defaults
+from shoal.protocol.strategies.strategy import Strategy
+from shoal.protocol.strategies.table import strategy_named, with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
@@ -187,6 +188,11 @@ class Manifest(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the swarm synchronises."""
+        return strategy_named(self.sync.strategy)
 
     @property
     def audits(self) -> AuditSection:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
+from shoal.protocol.strategies.strategy import OuterStep, Strategy
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES, named, strategy_named
 from shoal.protocol.wire import Message
+
+_DESCRIPTION = " ".join(f"{name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
 
 
 class SyncSection(Message, frozen=True, kw_only=True):
@@ -16,17 +22,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
     ]
-    strategy: Annotated[
-        Literal["diloco", "ddp", "streaming", "sparse", "gossip", "rollouts"],
-        Meta(
-            description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient. ddp: each "
-            "round one AdamW step on the mean gradient, by [inner], which all nodes wait for. sparse: of diloco's "
-            "update only the largest values, what is left out is carried on, and the outer step is plain. streaming: "
-            "the parameters in fragments, each with rounds of its own in turn, beside which training goes on. gossip: "
-            "each round with one other member, drawn at random; no two hold the same parameters, nothing is certified. "
-            "rollouts: no parameters at all but completions of tasks, see [rollouts]."
-        ),
-    ] = "diloco"
+    strategy: Annotated[str, Meta(description=_DESCRIPTION)] = DEFAULT_STRATEGY
     fragments: Annotated[
         int,
         Meta(
@@ -133,19 +129,24 @@ class SyncSection(Message, frozen=True, kw_only=True):
         check_sync(self)
 
     @property
+    def outer_step(self) -> OuterStep:
+        """What turns the mean of a round into the next anchor."""
+        return strategy_named(self.strategy).outer_step(self)
+
+    @property
     def balances(self) -> bool:
         """Whether each node's steps of a round follow its speed."""
-        return self.balance and self.strategy in ("diloco", "streaming", "sparse")
+        return self.balance and strategy_named(self.strategy).balances
 
     @property
     def exchanges_gradients(self) -> bool:
         """Whether a contribution is the gradient at the anchor, and no progress beyond it."""
-        return self.strategy == "ddp"
+        return strategy_named(self.strategy).exchanges_gradients
 
     @property
     def applied_mixing(self) -> float | None:
         """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
-        return self.mixing if self.strategy == "streaming" else None
+        return strategy_named(self.strategy).mixing(self)
 
     @property
     def round_steps(self) -> int:
@@ -163,52 +164,36 @@ class SyncSection(Message, frozen=True, kw_only=True):
         return f"trimmed{round(self.trim * 65536)}" if self.aggregate == "trimmed" else self.aggregate
 
 
+_OF_FEW: Final[Sequence[tuple[str, ...]]] = (
+    ("fragments", "mixing"),
+    ("overlap_steps",),
+    ("late_steps",),
+    ("gossip_gamma",),
+)
+"""Settings that have a meaning only where a strategy names them; those of one line are refused together."""
+
+
 def check_sync(sync: SyncSection) -> None:
-    """Raises ValueError that says what to change, where they do not."""
+    """Raises ValueError that says what to change, where settings do not go together."""
+    strategy = strategy_named(sync.strategy)
+    _check_settings(sync, strategy)
     _check_steps(sync)
-    _check_ddp(sync)
-    _check_gossip(sync)
-    _check_codec(sync)
-    _check_aggregate(sync)
+    strategy.check(sync)
+    _check_codec(sync, strategy)
+    _check_aggregate(sync, strategy)
 
 
-def _check_codec(sync: SyncSection) -> None:
-    if (sync.strategy == "sparse") != (sync.codec == "topk"):
-        raise ValueError('strategy = "sparse" and codec = "topk" belong together; leave the codec out, or both')
-    if sync.codec == "topk" and sync.final_top_k < sync.top_k:
-        raise ValueError(f"final_top_k is {sync.final_top_k}; it needs room for one contribution, {sync.top_k}")
-
-
-def _check_ddp(sync: SyncSection) -> None:
-    if sync.strategy != "ddp":
-        return
-    if sync.inner_steps != 1:
-        raise ValueError(f'inner_steps is {sync.inner_steps}; with strategy = "ddp" it is 1, or left out')
-    if (sync.outer_lr, sync.outer_momentum) != (0.7, 0.9):
-        raise ValueError('outer_lr and outer_momentum have no meaning with strategy = "ddp": it steps by [inner]')
-
-
-def _check_gossip(sync: SyncSection) -> None:
-    if sync.strategy != "gossip":
-        if sync.gossip_gamma != 0.6:
-            raise ValueError('gossip_gamma has a meaning with strategy = "gossip" only')
-        return
-    if sync.codec not in ("bf16", "fp32"):
-        raise ValueError('strategy = "gossip" sends parameters and not updates: use codec bf16 or fp32')
-    if sync.norm_clip or sync.error_feedback != 1:
-        raise ValueError('norm_clip and error_feedback have no meaning with strategy = "gossip"')
-    limit = 2 * (1 - sync.outer_momentum**2)
-    if sync.gossip_gamma >= limit:
-        raise ValueError(f"gossip_gamma is {sync.gossip_gamma}; with this outer_momentum it must be < {limit:.4g}")
+def _check_settings(sync: SyncSection, strategy: Strategy) -> None:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(SyncSection)}
+    for keys in _OF_FEW:
+        if strategy.settings.issuperset(keys) or all(getattr(sync, key) == defaults[key] for key in keys):
+            continue
+        have = f"{' and '.join(keys)} {'have' if len(keys) > 1 else 'has'}"
+        knowing = named(one for one in STRATEGIES.values() if one.settings.issuperset(keys))
+        raise ValueError(f"{have} a meaning with strategy = {knowing} only")
 
 
 def _check_steps(sync: SyncSection) -> None:
-    if sync.strategy != "streaming":
-        if sync.fragments > 1 or sync.mixing != 0.5:
-            raise ValueError('fragments and mixing have a meaning with strategy = "streaming" only')
-        for key, steps in (("overlap_steps", sync.overlap_steps), ("late_steps", sync.late_steps)):
-            if steps and sync.strategy != "diloco":
-                raise ValueError(f'{key} has a meaning with strategy = "diloco" or "streaming" only')
     if sync.inner_steps % sync.fragments:
         raise ValueError(
             f"inner_steps is {sync.inner_steps}, which {sync.fragments} fragments do not divide; "
@@ -221,8 +206,18 @@ def _check_steps(sync: SyncSection) -> None:
         )
 
 
-def _check_aggregate(sync: SyncSection) -> None:
-    if sync.aggregate != "mean" and sync.strategy in ("gossip", "rollouts"):
+def _check_codec(sync: SyncSection, strategy: Strategy) -> None:
+    for one in STRATEGIES.values():
+        if one.own_codec is not None and (one is strategy) != (sync.codec == one.own_codec):
+            raise ValueError(
+                f'strategy = "{one.name}" and codec = "{one.own_codec}" belong together; leave the codec out, or both'
+            )
+    if sync.codec == "topk" and sync.final_top_k < sync.top_k:
+        raise ValueError(f"final_top_k is {sync.final_top_k}; it needs room for one contribution, {sync.top_k}")
+
+
+def _check_aggregate(sync: SyncSection, strategy: Strategy) -> None:
+    if sync.aggregate != "mean" and not strategy.certifies:
         raise ValueError(f'aggregate has no meaning with strategy = "{sync.strategy}": nothing is summed over all')
     if sync.aggregate != "mean" and sync.codec == "topk":
         raise ValueError(
