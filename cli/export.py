@@ -89,7 +89,7 @@ def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) 
 
         return export_averaged(model, manifest, data=options.data)
     try:
-        check_workload_allowed(manifest, entry_points=installed_workloads(), allowed=options.allow_workload)
+        check_workload_allowed(manifest.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
     except ConfigError:
         return False
     workload = load_workload(manifest.workload.name, manifest.workload.options, options.data)
