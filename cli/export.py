@@ -42,10 +42,10 @@ def export(options: ExportOptions) -> None:
     from shoal.node.state.checkpoint_export import export_model
 
     expected, toml = expected_manifest(options.manifest), options.checkpoint / "swarm.toml"
-    if toml.exists() and load_manifest(toml).sync.strategy == "rollouts":
+    if toml.exists() and load_manifest(toml).strategy.shares_rollouts:
         _export_policy(load_manifest(toml), expected, options)
         return
-    if toml.exists() and load_manifest(toml).sync.strategy == "gossip":
+    if toml.exists() and load_manifest(toml).strategy.exchanges_models:
         _check_same_swarm(load_manifest(toml), expected, options)
         header = check_own_state(options.checkpoint)
         round, digest = header.round, header.digest.hex()
@@ -89,7 +89,7 @@ def _export_own_format(manifest: Manifest, model: Path, options: ExportOptions) 
 
         return export_averaged(model, manifest, data=options.data)
     try:
-        check_workload_allowed(manifest, entry_points=installed_workloads(), allowed=options.allow_workload)
+        check_workload_allowed(manifest.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
     except ConfigError:
         return False
     workload = load_workload(manifest.workload.name, manifest.workload.options, options.data)

@@ -14,8 +14,8 @@ from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAM
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
-from shoal.protocol.manifest_rollouts import AVERAGING, DEFAULT_POLICY, DEFAULT_ROLLOUTS
-from shoal.protocol.strategies import STRATEGY_DEFAULTS
+from shoal.protocol.manifest_rollouts import DEFAULT_POLICY, DEFAULT_ROLLOUTS
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
 
 DEFAULT_INNER_STEPS = 100
 DEFAULT_AGENT_ROUNDS = 8
@@ -32,7 +32,7 @@ class InitOptions:
     workload: Annotated[
         str, option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
-    strategy: Strategy = "diloco"
+    strategy: Strategy = DEFAULT_STRATEGY
     admission: Annotated[Literal["open", "allowlist", "invite"], option("--admission", help="Who may join.")] = "open"
     output: Annotated[Path, option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
@@ -63,9 +63,13 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     """The manifest of a new swarm with `node` as its one founder. Raises ConfigError."""
     from shoal.node.sapo.policies import installed_policies
 
-    implied = "inner_steps" in STRATEGY_DEFAULTS.get(options.strategy, {})
-    averages = options.strategy == AVERAGING and options.workload in installed_policies()
-    shares = options.strategy == "rollouts" or averages
+    try:
+        strategy = strategy_named(options.strategy)
+    except ValueError as error:
+        raise ConfigError(f"--strategy: {error}") from None
+    implied = "inner_steps" in strategy.defaults({})
+    averages = strategy.averages_policies and options.workload in installed_policies()
+    shares = strategy.shares_rollouts or averages
     inner_steps = DEFAULT_AGENT_ROUNDS if averages else DEFAULT_INNER_STEPS
     tables = {
         "swarm": {

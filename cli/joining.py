@@ -49,7 +49,7 @@ def follow_link(
     addresses = tuple(dict.fromkeys((*link.addresses, *join)))
     asked = SwarmLink(swarm=link.swarm, addresses=addresses, invite=link.invite)
     manifest = _kept(link, data_dir) or _fetched(asked)
-    check_workload_allowed(manifest, entry_points=entry_points, allowed=allowed)
+    check_workload_allowed(manifest.workload, entry_points=entry_points, allowed=allowed)
     if link.invite is not None:
         peer = Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id
         link.invite.credential(link.swarm, peer)  # raises if it is for another node

@@ -11,8 +11,6 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
 
-STRATEGY = "rollouts"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOptions(ProgressOptions):
@@ -59,7 +57,7 @@ def check_rollout_options(options: RolloutOptions, manifest: Manifest) -> None:
     for name, value, least, most in numbers:
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{name}: {value} is not in {least}..{most}")
-    if manifest.sync.strategy != STRATEGY and options.rollouts != "train":
+    if not manifest.strategy.shares_rollouts and options.rollouts != "train":
         raise ConfigError(
             f"--rollouts {options.rollouts}: this swarm averages its policies too, and every node trains; leave it out"
         )

@@ -302,7 +302,10 @@ def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Ma
         )
     manifest = load_manifest(options.manifest)
     check_workload_allowed(
-        manifest, entry_points=entry_points, allowed=allowed, founded=partial(founded_here, manifest, options.data_dir)
+        manifest.workload,
+        entry_points=entry_points,
+        allowed=allowed,
+        founded=partial(founded_here, manifest, options.data_dir),
     )
     return manifest, tuple(options.join)
 

@@ -106,8 +106,10 @@ def summary(report: Report, out: Path) -> list[str]:
 def _blocked(report: Report) -> list[str]:
     """What waiting for rounds cost, where it is hidden behind steps."""
     waited = [node.blocked_fraction for node in report.nodes if node.blocked_fraction is not None]
-    beside = any(report.scenario.sync.get(key) for key in ("overlap_steps", "late_steps"))
-    if not waited or not (beside or report.scenario.strategy == "streaming"):
+    implied = report.scenario.synchronisation.defaults({})
+    if not waited or not any(
+        report.scenario.sync.get(key) or key in implied for key in ("overlap_steps", "late_steps")
+    ):
         return []
     return [f"blocked    {max(waited):.1%} of its time, for the trainer that waited longest for rounds"]
 

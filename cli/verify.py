@@ -47,8 +47,11 @@ def verify(options: VerifyOptions) -> None:
     from shoal.node.state.checkpoint_check import check_checkpoint
 
     toml = options.checkpoint / "swarm.toml"
-    if toml.exists() and load_manifest(toml).sync.strategy == "gossip":
-        raise ConfigError("with strategy gossip nothing is certified; `shoal export` checks whether a state is whole")
+    strategy = load_manifest(toml).strategy if toml.exists() else None
+    if strategy is not None and strategy.exchanges_models:
+        raise ConfigError(
+            f"with strategy {strategy.name} nothing is certified; `shoal export` checks whether a state is whole"
+        )
     report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
     if options.as_json:
         typer.echo(to_json(report))

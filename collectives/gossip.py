@@ -37,7 +37,7 @@ from shoal.collectives.grid import Grid
 from shoal.protocol.errors import LocalError
 from shoal.protocol.gossip_messages import Offer
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import SyncSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.wire import SwarmId
 

@@ -1,7 +1,7 @@
 """The outer optimizer: what turns the mean update of a round into the next anchor, to the bit.
 
-With the strategy ddp it is AdamW on the mean gradient (`adamw`). With every other one it is Nesterov momentum on the
-mean pseudo-gradient g:
+Where a strategy averages gradients it is AdamW on their mean (`adamw`). Else it is Nesterov momentum on the mean
+pseudo-gradient g:
 
     momentum  m' = μ·m + g          on the chunks of the round's fragment (`fragments`); every other chunk of anchor and
     anchor    θ' = θ − lr·(g + μ·m')    momentum is that of the state before
@@ -42,6 +42,7 @@ from shoal.collectives.vectors import VectorPool
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest import InnerSection, Manifest
 from shoal.protocol.messages import Plan
+from shoal.protocol.strategies.strategy import AdamW
 
 SPAN_VALUES: Final = 1 << 17
 """Values that are decoded, applied and hashed together, in the cache: longer than the codecs' spans, for the hash."""
@@ -76,9 +77,10 @@ class OuterSettings:
     def of(cls, manifest: Manifest) -> Self:
         """Those of a manifest."""
         sync = manifest.sync
-        if sync.strategy == "ddp":
+        step = sync.outer_step
+        if isinstance(step, AdamW):
             return cls(adamw=manifest.inner)
-        return cls(lr=sync.outer_lr, momentum=sync.outer_momentum, fragments=sync.fragments)
+        return cls(lr=step.lr, momentum=step.momentum, fragments=sync.fragments)
 
     @property
     def kinds(self) -> tuple[StateKind, ...]:

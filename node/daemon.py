@@ -227,7 +227,7 @@ class Daemon:
         )
 
     def _new_engine(self) -> Engine | GossipEngine | RolloutEngine:
-        if self.config.manifest.sync.strategy != "gossip":
+        if not self.config.manifest.strategy.exchanges_models:
             return Engine(self._engine_parts())
         fetcher = Fetcher(lanes=self.lanes, chunks=self.chunks, scores=DonorScores())
         exchange = GossipExchange(shelf=self.vectors, fetcher=fetcher, ask=self._ask)

@@ -361,7 +361,7 @@ def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Chec
     known = (*installed_workloads(), *installed_policies(), OWN_LOOP)
     try:
         check_workload_allowed(
-            manifest, entry_points=known, allowed=allowed, founded=partial(founded_here, manifest, data_dir)
+            manifest.workload, entry_points=known, allowed=allowed, founded=partial(founded_here, manifest, data_dir)
         )
     except ConfigError as error:
         detail, _, remedy = str(error).partition("; ")

@@ -24,11 +24,12 @@ from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId, parse_peer_id
 from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
-from shoal.protocol.manifest_sync import check_sync
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.protocol.strategies import with_strategy_defaults
+from shoal.protocol.strategies.strategy import Strategy
+from shoal.protocol.strategies.table import strategy_named, with_strategy_defaults
 from shoal.protocol.toml_text import parse_toml
 from shoal.protocol.wire import Message, SwarmId, canonical, decode
 
@@ -96,160 +97,6 @@ def _check_peer(key: str, text: str) -> None:
         parse_peer_id(text)
     except ValueError:
         raise ValueError(f"{key}: {text!r} is not a PeerId (`shoal id` prints this node's)") from None
-
-
-class SyncSection(Message, frozen=True, kw_only=True):
-    """What is exchanged, and when."""
-
-    inner_steps: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
-    ]
-    strategy: Annotated[
-        Literal["diloco", "ddp", "streaming", "sparse", "gossip", "rollouts"],
-        Meta(
-            description="diloco: H inner steps, then one outer Nesterov step on the mean pseudo-gradient. ddp: each "
-            "round one AdamW step on the mean gradient, by [inner], which all nodes wait for. sparse: of diloco's "
-            "update only the largest values, what is left out is carried on, and the outer step is plain. streaming: "
-            "the parameters in fragments, each with rounds of its own in turn, beside which training goes on. gossip: "
-            "each round with one other member, drawn at random; no two hold the same parameters, nothing is certified. "
-            "rollouts: no parameters at all but completions of tasks, see [rollouts]."
-        ),
-    ] = "diloco"
-    fragments: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="With strategy = streaming: in how many parts the parameters travel, one every "
-            "inner_steps / fragments steps.",
-        ),
-    ] = 1
-    overlap_steps: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="Optimizer steps that are made before a round's outcome is waited for, and applied: 0 or "
-            "more, up to the steps between two rounds. More hide more of a slow network.",
-        ),
-    ] = 0
-    late_steps: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="Optimizer steps that are made beyond these while the outcome is late, in place of waiting, "
-            "until it is here. With 0 what is learnt does not depend on how fast rounds are.",
-        ),
-    ] = 0
-    mixing: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="With strategy = streaming: how much of its own values a node keeps of a fragment when the "
-            "round's outcome is applied; 1 would ignore that.",
-        ),
-    ] = 0.5
-    outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
-    outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
-    gossip_gamma: Annotated[
-        float,
-        Meta(
-            gt=0,
-            lt=2,
-            description="With strategy = gossip: how strongly two partners are pulled together. Less than "
-            "2 (1 - outer_momentum^2), beyond which members drift apart.",
-        ),
-    ] = 0.6
-    codec: Annotated[
-        Literal["fp32", "bf16", "int8", "int4", "topk"],
-        Meta(
-            description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each), or topk "
-            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places)."
-        ),
-    ] = "int8"
-    balance: Annotated[
-        bool,
-        Meta(
-            description="With diloco, streaming or sparse: whether a node makes more or fewer steps than that in a "
-            "round, by its speed beside the others', so that all are ready at the same time."
-        ),
-    ] = True
-    top_k: Annotated[
-        int, Meta(ge=1, le=4096, description="With codec = topk: values that a node sends of each 4096.")
-    ] = 64
-    final_top_k: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=4096,
-            description="With codec = topk: values of each 4096 that their mean has room for. Of more the largest "
-            "remain; as many times top_k as there are nodes loses none.",
-        ),
-    ] = 256
-    error_feedback: Annotated[
-        float,
-        Meta(ge=0, le=1, description="What a node did not send, or lost in encoding, counts this much a round later."),
-    ] = 1.0
-    norm_clip: Annotated[
-        bool,
-        Meta(
-            description="Whether a contribution is scaled down to the norm of the median one, as a whole and in every "
-            "chunk. On unless said otherwise, but for ddp, gossip and rollouts."
-        ),
-    ] = False
-    aggregate: Annotated[
-        Literal["mean", "median", "trimmed"],
-        Meta(
-            description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
-            "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
-            "without the largest and smallest."
-        ),
-    ] = "mean"
-    trim: Annotated[
-        float,
-        Meta(
-            ge=0,
-            lt=0.5,
-            description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
-        ),
-    ] = 0.25
-    clip_radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_sync(self)
-
-    @property
-    def balances(self) -> bool:
-        """Whether each node's steps of a round follow its speed."""
-        return self.balance and self.strategy in ("diloco", "streaming", "sparse")
-
-    @property
-    def exchanges_gradients(self) -> bool:
-        """Whether a contribution is the gradient at the anchor, and no progress beyond it."""
-        return self.strategy == "ddp"
-
-    @property
-    def applied_mixing(self) -> float | None:
-        """α where a round's outcome is mixed into a node's own values, None where it takes their place."""
-        return self.mixing if self.strategy == "streaming" else None
-
-    @property
-    def round_steps(self) -> int:
-        """How many optimizer steps there are between two rounds."""
-        return self.inner_steps // self.fragments
-
-    @property
-    def plan_codec(self) -> str:
-        """What a plan calls the codec: with the numbers of values, where it has such."""
-        return f"topk{self.top_k}-{self.final_top_k}" if self.codec == "topk" else self.codec
-
-    @property
-    def plan_aggregate(self) -> str:
-        """What a plan calls the aggregate: with its parameter in 1/65536, where it has one."""
-        return f"trimmed{round(self.trim * 65536)}" if self.aggregate == "trimmed" else self.aggregate
 
 
 class InnerSection(Message, frozen=True, kw_only=True):
@@ -341,6 +188,11 @@ class Manifest(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_rollouts(self.rollouts, self.sync)
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the swarm synchronises."""
+        return strategy_named(self.sync.strategy)
 
     @property
     def audits(self) -> AuditSection:

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
+from shoal.protocol.strategies.table import STRATEGIES, named, strategy_named
 from shoal.protocol.wire import Message
 
 DEFAULT_POLICY = "char-policy"
@@ -17,9 +19,6 @@ DEFAULT_ROLLOUTS = {
     "completion_tokens": 8,
 }
 """A section for a founder who says nothing: short answers, that the built-in policy learns to give in minutes."""
-
-AVERAGING = "diloco"
-"""The strategy with which a section [rollouts] means both: rollouts are shared, and the policies averaged."""
 
 TASK_LIMIT = 256
 GROUPS_LIMIT = 256
@@ -94,24 +93,26 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
     ] = "positive"
 
 
-def check_rollouts(section: RolloutsSection | None, sync: msgspec.Struct) -> None:
+def check_rollouts(section: RolloutsSection | None, sync: SyncSection) -> None:
     """Raise ValueError unless `section` is there with rollouts, where [sync] says nothing else, or with diloco."""
-    given = msgspec.structs.asdict(sync)
-    strategy = given.pop("strategy")
-    if strategy != "rollouts":
-        if section is not None and strategy != AVERAGING:
+    strategy = strategy_named(sync.strategy)
+    if not strategy.shares_rollouts:
+        if section is not None and not strategy.averages_policies:
+            sharing = named(one for one in STRATEGIES.values() if one.shares_rollouts)
+            averaging = named(one for one in STRATEGIES.values() if one.averages_policies)
             raise ValueError(
-                f'[rollouts] has a meaning with strategy = "rollouts", or "{AVERAGING}" to average the policies too'
+                f"[rollouts] has a meaning with strategy = {sharing}, or {averaging} to average the policies too"
             )
         return
     if section is None:
         raise ValueError(
-            'strategy = "rollouts" needs a section [rollouts]; `shoal init --strategy rollouts` writes one'
+            f'strategy = "{strategy.name}" needs a section [rollouts]; '
+            f"`shoal init --strategy {strategy.name}` writes one"
         )
-    defaults = {"inner_steps": 1} | {field.name: field.default for field in msgspec.structs.fields(sync)[1:]}
-    for key, value in given.items():
-        if value != defaults[key]:
-            raise ValueError(f'{key} has no meaning with strategy = "rollouts"; leave it out of [sync]')
+    defaults = {field.name: field.default for field in msgspec.structs.fields(sync)} | strategy.defaults({})
+    for key, value in msgspec.structs.asdict(sync).items():
+        if key != "strategy" and value != defaults[key]:
+            raise ValueError(f'{key} has no meaning with strategy = "{strategy.name}"; leave it out of [sync]')
 
 
 def _check_config(config: TaskConfig) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.wire import Message
-
-if TYPE_CHECKING:
-    from shoal.protocol.manifest import Manifest
 
 OPTION_LIMIT = 64
 OPTION_TEXT_LIMIT_CHARS = 1024
@@ -62,20 +59,20 @@ class WorkloadSection(Message, frozen=True, kw_only=True):
 
 
 def check_workload_allowed(
-    manifest: Manifest,
+    workload: WorkloadSection,
     *,
     entry_points: Collection[str],
     allowed: Collection[str],
     founded: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Make sure that importing the manifest's workload is the user's own wish.
+    """Make sure that importing a manifest's workload is the user's own wish.
 
     `entry_points` are the names in the group `shoal.workloads` installed here, `allowed` what the user passed
     as `--allow-workload`. `founded` says whether this user founded the swarm with that code, and is asked only where it
     matters; else no manifest may name code, from wherever it came. Raises ConfigError that says what to install or to
     pass.
     """
-    name = manifest.workload.name
+    name = workload.name
     if name in entry_points or name in allowed:
         return
     if ":" not in name:

@@ -7,7 +7,7 @@ from typing import Literal, TypeGuard
 
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Certified, Entry, Event, RolledBack, RoundStarted, Shared
-from shoal.testnet.scenario import ROLLOUTS, Scenario
+from shoal.testnet.scenario import Scenario
 
 Outcome = Literal["running", "left", "killed", "crashed"]
 
@@ -36,11 +36,15 @@ class Course:
 
     def counts(self, event: Event) -> TypeGuard[Certified]:
         """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
-        return isinstance(event, Certified) and (self.scenario.strategy == ROLLOUTS or not isinstance(event, Shared))
+        return isinstance(event, Certified) and (self._shares or not isinstance(event, Shared))
 
     def begun(self, event: Event) -> int | None:
         """The round of the swarm that a node begins with it: that of an agent is one only where there are no others."""
-        return event.begins if isinstance(event, RoundStarted) != (self.scenario.strategy == ROLLOUTS) else None
+        return event.begins if isinstance(event, RoundStarted) != self._shares else None
+
+    @property
+    def _shares(self) -> bool:
+        return self.scenario.synchronisation.shares_rollouts
 
     def certified(self) -> list[tuple[int, Certified]]:
         """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""

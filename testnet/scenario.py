@@ -28,6 +28,8 @@ from msgspec import Meta
 from shoal.protocol.errors import ConfigError, LocalError, StorageError
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.protocol.manifest_workload import Option
+from shoal.protocol.strategies.strategy import Strategy
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
 from shoal.protocol.toml_text import parse_toml
 from shoal.testnet.links.namespaces import RateMbit, Uplink, What
 from shoal.testnet.ranges import check_option
@@ -114,10 +116,7 @@ def whom(node: int | None, groups: tuple[tuple[int, ...], ...]) -> str:
 
 
 INNER_STEPS: Final = 20
-"""Steps between two rounds where a scenario says nothing; one with the strategy ddp, which has no others."""
-
-
-ROLLOUTS: Final = "rollouts"
+"""Steps between two rounds where neither a scenario nor its strategy says anything."""
 DEFAULT_WORKLOAD: Final = "text"
 
 
@@ -131,7 +130,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
     rounds: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] = 8
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
-    strategy: str = "diloco"
+    strategy: str = DEFAULT_STRATEGY
     codec: str | None = None
     workload: str = DEFAULT_WORKLOAD
     options: dict[str, Option] = msgspec.field(default_factory=dict)
@@ -147,9 +146,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "faults", _numbered(self.nodes, self.faults))
-        if self.strategy == "ddp" and self.inner_steps == INNER_STEPS:
-            msgspec.structs.force_setattr(self, "inner_steps", 1)
-        if self.strategy == ROLLOUTS:
+        implied = self.synchronisation.defaults({})
+        if "inner_steps" in implied and self.inner_steps == INNER_STEPS:
+            msgspec.structs.force_setattr(self, "inner_steps", implied["inner_steps"])
+        if self.synchronisation.shares_rollouts:
             self._check_rollouts()
         elif self.rollouts:
             raise ValueError('rollouts has a meaning with strategy = "rollouts" only')
@@ -171,9 +171,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
     def _check_rollouts(self) -> None:
-        """Agents have no inner steps, and their rounds no phases; what they train is a policy."""
-        if self.inner_steps == INNER_STEPS:
-            msgspec.structs.force_setattr(self, "inner_steps", 1)
+        """What agents train is a policy, and their rounds have no phases."""
         if self.workload == DEFAULT_WORKLOAD:
             msgspec.structs.force_setattr(self, "workload", DEFAULT_POLICY)
         for number, fault in enumerate(self.faults, 1):
@@ -185,6 +183,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @staticmethod
     def _leaves_to_heal(fault: Fault, heal: Fault) -> bool:
         return fault.kind in ("partition", "slow") and fault.round <= heal.round
+
+    @property
+    def synchronisation(self) -> Strategy:
+        """The strategy; the default one in the place of one that there is not, which the manifest refuses."""
+        return _synchronisation(self.strategy)
 
     @property
     def places(self) -> int:
@@ -212,6 +215,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return max(fetching, key=lambda f: f.round).target
         gone = {f.node for f in self.faults if f.kind in _ENDING and f.round <= fault.round}
         return min((i for i in range(self.nodes) if i not in gone), default=0)
+
+
+def _synchronisation(name: str) -> Strategy:
+    return STRATEGIES.get(name, STRATEGIES[DEFAULT_STRATEGY])
 
 
 def _numbered(nodes: int, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
@@ -265,7 +272,7 @@ def choose_scenario(
     tables |= {key: value for key, value in given.items() if value is not None}
     if path is None and (tables["nodes"], tables["rounds"]) != (DEMO.nodes, DEMO.rounds):
         tables["fault"] = []
-    elif path is None and tables["strategy"] == ROLLOUTS:  # whose rounds have no phases
+    elif path is None and _synchronisation(tables["strategy"]).shares_rollouts:  # whose rounds have no phases
         tables["fault"] = [{**fault, "phase": None, "progress": None} for fault in tables["fault"]]
     return _validated(tables, "the options" if path is None else f"{path} with the options")
 

@@ -50,7 +50,7 @@ from shoal.testnet.reports.page import render_page
 from shoal.testnet.reports.plot import draw_loss
 from shoal.testnet.reports.report import Report, make_report, to_json
 from shoal.testnet.run_folder import replace_earlier_run
-from shoal.testnet.scenario import ROLLOUTS, Scenario
+from shoal.testnet.scenario import Scenario
 
 CHUNK_VALUES: Final = 32_768
 """Small, so that each node owns several chunks even of a small model: faults then strike in the midst of a reduce."""
@@ -90,7 +90,7 @@ async def run_testnet(
 
 def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
     """The manifest of a testnet's swarm. Raises ConfigError for a workload, strategy or codec that there is not."""
-    shares = scenario.strategy == ROLLOUTS
+    shares = scenario.synchronisation.shares_rollouts
     tables = {
         "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
         "workload": WorkloadSection(name=scenario.workload, seed=scenario.seed, options=scenario.options),
@@ -254,7 +254,7 @@ class Testnet:
     async def _start_together(self, nursery: trio.Nursery) -> None:
         """Have the founders begin their first round when all are there: half of them may be a quorum, and not wait."""
         founders = [self._nodes[index] for index in range(self.scenario.nodes)]
-        if self.scenario.strategy == ROLLOUTS:
+        if self.scenario.synchronisation.shares_rollouts:
             return  # each goes through rounds of its own
         with trio.move_on_after(TOGETHER_DEADLINE_S):
             await self.journal.until(lambda: all(self._is_there(node) for node in founders))
@@ -298,7 +298,7 @@ class Testnet:
         self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None, waits: bool = False
     ) -> None:
         holds = self.holds(node.index)
-        if waits and self.scenario.strategy != ROLLOUTS:
+        if waits and not self.scenario.synchronisation.shares_rollouts:
             holds = tuple(dict.fromkeys((TOGETHER, *holds)))
         place = LOOPBACK if self.network is None else self.network.place(node.index)
         launch = Launch(
@@ -351,7 +351,7 @@ class Testnet:
 
     def _last_round_certified(self) -> bool:
         """Whether somebody certified it; or where each counts its own, whether all who live are through theirs."""
-        if self.scenario.strategy == ROLLOUTS:
+        if self.scenario.synchronisation.shares_rollouts:
             return all(map(self._has_followed, self._nodes.values()))
         last = self._last_round()
         return any(node.certified(last) for node in self._nodes.values())
@@ -448,12 +448,13 @@ class Testnet:
             Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(course, n.index))
             for n in self._nodes.values()
         ]
-        if self.scenario.strategy == "gossip":
-            check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
-        elif self.scenario.strategy == ROLLOUTS:
-            check = Check(rounds=())  # nothing is in common that could be computed again
-        else:
+        strategy = self.scenario.synchronisation
+        if strategy.certifies:
             check = check_swarm(witnesses, course.certified_rounds())
+        elif strategy.exchanges_models:
+            check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
+        else:
+            check = Check(rounds=())  # nothing is in common that could be computed again
         report = make_report(course, check)
         with disk_errors(self._out):
             (self._out / "report.json").write_bytes(to_json(report))

@@ -20,7 +20,7 @@ from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.lab.bench.swarm import SEED, BenchSpec
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workloads.synthetic import TOKENS, drawn_values, layout_of
-from shoal.protocol.manifest import SyncSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import Term
 
 THREADS = 2

@@ -9,7 +9,6 @@ keys, batches and contributors are the same, and the codec needs no dither, whos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -33,9 +32,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.planning import JOINER, PlanSeat, RoundSettings, absent_ready, make_plan
-
-STRATEGIES: Final = ("diloco", "ddp", "streaming", "sparse")
-"""Those that this module knows how to run."""
+from shoal.protocol.strategies.table import STRATEGIES
 
 
 class LocalNode:
@@ -101,10 +98,10 @@ class LocalSwarm:
     """
 
     def __init__(self, manifest: Manifest, identities: Sequence[Identity]) -> None:
-        if manifest.sync.strategy not in STRATEGIES:
-            known = ", ".join((*STRATEGIES, "gossip"))
+        if not manifest.strategy.certifies:
+            known = ", ".join(one.name for one in STRATEGIES.values() if one.certifies or one.exchanges_models)
             raise ConfigError(
-                f"{manifest.sync.strategy} cannot run in one process ({known} can); leave --in-process out"
+                f"{manifest.strategy.name} cannot run in one process ({known} can); leave --in-process out"
             )
         self._manifest = manifest
         self._workload = workload_of(manifest)
@@ -229,7 +226,7 @@ def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = 
     identities = [_identity(seed, index) for index in range(bench.scenario(seed).places)]
     peers = [identity.peer_id for identity in identities]
     manifest, founders = bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes]
-    swarm = GossipSwarm(manifest, founders) if bench.strategy == "gossip" else LocalSwarm(manifest, founders)
+    swarm = GossipSwarm(manifest, founders) if manifest.strategy.exchanges_models else LocalSwarm(manifest, founders)
     points: list[Point] = []
     while True:
         point = Point(

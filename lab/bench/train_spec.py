@@ -20,7 +20,8 @@ from shoal.node.workload import Workload, load_workload
 from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, SyncSection
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import Option
 from shoal.testnet.scenario import NODE_LIMIT, ROUND_LIMIT, Fault, Scenario
 from shoal.testnet.swarm import testnet_manifest

@@ -28,8 +28,9 @@ from shoal.node.gossip.moments import GossipMoments
 from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.outcome import PhaseChanged, RoundStepped
+from shoal.node.rounds.early import Heard
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.rounds.inbox import Heard, Inbox, Input, Linked, Ordered, Own, SetPaused, Tick
+from shoal.node.rounds.inbox import Inbox, Input, Linked, Ordered, Own, SetPaused, Tick
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.training.layouts import Layouts
 from shoal.node.training.trainer import Restarted

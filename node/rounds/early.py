@@ -9,19 +9,31 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Certificate, Message, Rebase, RoundMessage, Term, Value
 from shoal.protocol.wire import canonical
-
-if TYPE_CHECKING:
-    from shoal.node.rounds.inbox import Heard
 
 EARLY_PEER_LIMIT_MESSAGES = 64
 EARLY_PEER_LIMIT_BYTES = 4 << 20
 """As they travel. Twice what anybody has to say in a round of the most chunks."""
 EARLY_LIMIT_MESSAGES = 1024
 EARLY_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A round message from a peer."""
+
+    peer: PeerId
+    message: Message
+
+    @property
+    def position(self) -> Position:
+        """The decision that the message is about."""
+        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
+        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
 
 
 @dataclass(slots=True)

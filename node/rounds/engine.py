@@ -22,13 +22,13 @@ from shoal.collectives.grid import Grid
 from shoal.node.outcome import PhaseChanged
 from shoal.node.rounds.amendments import Amending
 from shoal.node.rounds.departure import LINGER_S, Departure, Parting
+from shoal.node.rounds.early import Heard
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.going_back import GoingBack
 from shoal.node.rounds.inbox import (
     AnotherGenesis,
     CaughtUp,
     Fetched,
-    Heard,
     Inbox,
     Input,
     Linked,

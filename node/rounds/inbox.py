@@ -10,31 +10,17 @@ import trio
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.state import CertifiedState
-from shoal.node.rounds.early import EarlyWords
+from shoal.node.rounds.early import EarlyWords, Heard
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate, Entry, Message, Ready, Rebase, RoundMessage, Target, Term, Value
+from shoal.protocol.messages import Entry, Ready, Target
 
 TICK_S = 0.1
 NEIGHBOURS_BEGIN_S = 0.1
 HEARD_LIMIT_MESSAGES = 4096
 """Beyond it the oldest is dropped: everything that matters is sent again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A round message from a peer."""
-
-    peer: PeerId
-    message: Message
-
-    @property
-    def position(self) -> Position:
-        """The decision that the message is about."""
-        about = self.message.value if isinstance(self.message, Certificate | Rebase) else self.message
-        return (about.term, about.round) if isinstance(about, RoundMessage | Value) else (Term(), 0)
 
 
 @dataclass(frozen=True, slots=True)

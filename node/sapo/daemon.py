@@ -72,7 +72,7 @@ class AveragingDaemon(Daemon):
 
 def daemon_of(manifest: Manifest) -> type[Daemon]:
     """The daemon for a manifest with a section [rollouts]."""
-    return RolloutDaemon if manifest.sync.strategy == "rollouts" else AveragingDaemon
+    return RolloutDaemon if manifest.strategy.shares_rollouts else AveragingDaemon
 
 
 def _parts(daemon: Daemon, *, averages: bool = False) -> RolloutParts:

@@ -17,7 +17,7 @@ from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import AgentStarted, CaughtUp, Certified, Contributed, Evaluated, RolledBack, Shared
-from shoal.testnet.scenario import ROLLOUTS, Scenario
+from shoal.testnet.scenario import Scenario
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,18 +136,18 @@ def to_json(report: Report) -> bytes:
 
 def make_report(course: Course, check: Check) -> Report:
     """The report of a testnet that is over."""
-    certified, shares = course.certified(), course.scenario.strategy == ROLLOUTS
+    certified, strategy = course.certified(), course.scenario.synchronisation
     return Report(
         scenario=course.scenario,
         wall_s=round(course.ended_at - course.began_at, 3),
         rounds_certified=len({event.round for _, event in certified}),
         forks=count_forks(course.decided()),
         wrong_values=check.wrong_values,
-        digests_equal=None if course.scenario.strategy in ("gossip", ROLLOUTS) else _digests_equal(certified),
+        digests_equal=_digests_equal(certified) if strategy.certifies else None,
         nodes=tuple(_node_report(node, course) for node in course.nodes),
-        loss=_missing_reward(course) if shares else _loss(course),
+        loss=_missing_reward(course) if strategy.shares_rollouts else _loss(course),
         faults=_fault_reports(course),
-        rounds=_shared_rounds(certified) if shares else _round_reports(certified, check),
+        rounds=_shared_rounds(certified) if strategy.shares_rollouts else _round_reports(certified, check),
         bytes=_bytes(course, check),
         unverified=check.errors + _two_values(certified),
         trouble=course.trouble,
@@ -227,7 +227,7 @@ def _spans(index: int, course: Course) -> tuple[Span, ...]:
 def _loss(course: Course) -> LossReport:
     """All members hold the same state, so any evaluation of a round will do; the last, if it was decided twice.
 
-    Under the strategy gossip each holds its own: a round's loss is the mean of theirs.
+    Where nothing is certified each holds its own: a round's loss is the mean of theirs.
     """
     found: dict[int, Evaluated] = {}
     counts: dict[int, int] = defaultdict(int)
@@ -235,7 +235,7 @@ def _loss(course: Course) -> LossReport:
         if isinstance(entry.event, Evaluated) and entry.event.round <= course.scenario.rounds:
             event, number = entry.event, entry.event.round
             counts[number] += 1
-            if course.scenario.strategy == "gossip" and number in found:
+            if number in found and not course.scenario.synchronisation.certifies:
                 mean = found[number].loss + (event.loss - found[number].loss) / counts[number]
                 event = msgspec.structs.replace(event, loss=mean)
             found[number] = event

@@ -38,10 +38,10 @@ from shoal.protocol.identity import parse_peer_id
 from shoal.protocol.manifest import (
     Manifest,
     SwarmSection,
-    SyncSection,
     parse_manifest,
     render_manifest,
 )
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, step_preimage
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record

@@ -37,6 +37,7 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Message, Value
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY
 from tests.node.box_life import NUMEL, Life
 from tests.node.box_net import Net
 from tests.node.box_trainer import BoxTrainer
@@ -65,13 +66,14 @@ class Box:
         seed: int = 0,
         codec: str = "fp32",
         grace_s: float = 2.0,
+        strategy: str = DEFAULT_STRATEGY,
     ) -> None:
         self.folder = folder
         self.disks = disks
         self.rng = random.Random(seed)
         self.seed = seed
         self.peers = [identity(number + 1).peer_id for number in range(nodes)]
-        self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s)
+        self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s, strategy)
         self.witnesses = [Witness(f"node {n}", folder / f"scratch{n}") for n in range(nodes)]
         self.lives: list[Life | None] = [None] * nodes
         self.contributions: dict[bytes, EncodedContribution] = {}
@@ -288,13 +290,13 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def manifest_of(founders: Sequence[PeerId], codec: str, grace_s: float) -> Manifest:
+def manifest_of(founders: Sequence[PeerId], codec: str, grace_s: float, strategy: str) -> Manifest:
     """Rounds that wait for nobody long."""
     return validate_manifest(
         {
             "swarm": {"name": "box", "founders": list(founders), "admission": "open"},
             "workload": {"name": "regression", "options": {}},
-            "sync": {"inner_steps": 1, "balance": False, "codec": codec},
+            "sync": {"strategy": strategy, "inner_steps": 1, "balance": False, "codec": codec},
             "round": {"chunk_values": 4096, "grace_s": grace_s, "reduce_deadline_s": 60.0},
         },
         source="the test's manifest",

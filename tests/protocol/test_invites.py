@@ -22,7 +22,8 @@ from shoal.protocol.invites import (
     reason_not_valid,
     when,
 )
-from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
+from shoal.protocol.manifest import Manifest, SwarmSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.records import NodeRecord, open_record, seal_record
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, Sealer, canonical, decode

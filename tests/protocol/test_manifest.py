@@ -21,12 +21,12 @@ from shoal.protocol.manifest import (
     NetworkSection,
     RoundSection,
     SwarmSection,
-    SyncSection,
     load_manifest,
     parse_manifest,
     render_manifest,
     validate_manifest,
 )
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_text import render
 from shoal.protocol.manifest_withdrawn import WITHDRAWN, is_gone
 from shoal.protocol.manifest_workload import WorkloadSection

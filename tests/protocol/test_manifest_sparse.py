@@ -6,7 +6,8 @@ import pytest
 
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, SyncSection, parse_manifest, render_manifest
+from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
+from shoal.protocol.manifest_sync import SyncSection
 
 FOUNDER = Identity.from_seed(bytes(32)).peer_id
 BEGIN = f'[swarm]\nname = "x"\nfounders = ["{FOUNDER}"]\n[workload]\nname = "text"\n[sync]\ninner_steps = 30\n'

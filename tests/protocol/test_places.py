@@ -10,7 +10,8 @@ from shoal.protocol import places
 from shoal.protocol.admission import Admission
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import make_revocations
-from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
+from shoal.protocol.manifest import Manifest, SwarmSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.places import SILENT_STRANGER_S, Place, Rank, gives_way
 

@@ -19,7 +19,8 @@ from shoal.protocol.invites import (
     make_invite,
     make_revocations,
 )
-from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
+from shoal.protocol.manifest import Manifest, SwarmSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Announce, Refusal

@@ -13,7 +13,8 @@ import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, NetworkSection, SwarmSection, SyncSection
+from shoal.protocol.manifest import Manifest, NetworkSection, SwarmSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink

@@ -14,7 +14,8 @@ from shoal.node.audits.auditing import Auditing
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.evidence import DoubleVote, pack
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection
+from shoal.protocol.manifest import Manifest, SwarmSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.messages import VOTE_DOMAIN, Plan, Value, domain_hash, step_preimage
 from tests.node.ledger import Ledger, identity

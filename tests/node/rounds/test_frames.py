@@ -16,7 +16,8 @@ from shoal.node.reporting.events import EventLog
 from shoal.node.state.store import Store
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, SwarmSection, SyncSection, WorkloadSection
+from shoal.protocol.manifest import Manifest, SwarmSection, WorkloadSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.records import NodeRecord, Phase, seal_record
 from shoal.protocol.wire import Sealer
 

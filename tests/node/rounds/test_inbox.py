@@ -12,12 +12,12 @@ from shoal.node.rounds.early import (
     EARLY_LIMIT_MESSAGES,
     EARLY_PEER_LIMIT_BYTES,
     EARLY_PEER_LIMIT_MESSAGES,
+    Heard,
 )
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import (
     NEIGHBOURS_BEGIN_S,
     TICK_S,
-    Heard,
     Inbox,
     Input,
     Linked,

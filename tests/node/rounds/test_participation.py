@@ -15,7 +15,7 @@ from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.participation import Participation
 from shoal.node.training.training import TrainingDesk
 from shoal.protocol.durable import BINDING, DurableRecord
-from shoal.protocol.manifest import SyncSection
+from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import NO_HASH, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING
 from shoal.protocol.terms import make_rebase
