@@ -8,7 +8,8 @@ so two nodes with the same SwarmId have the same settings, and a manifest fetche
 one's own once its SwarmId is the expected one. A peer's manifest cannot make this machine run code of its choice:
 a workload is an entry point that is installed here, or one that the user allowed (`manifest_workload`).
 
-A key's description below is also the comment that `shoal init` writes above it.
+A key is declared below and nowhere else: its type, range and default, whether it can be amended, and a description,
+which is also the comment that `shoal init` writes above it and its row in the page of the manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.protocol.identity import PeerId, parse_peer_id
 from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import check_sync
-from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.manifest_text import AMENDABLE, explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies import with_strategy_defaults
@@ -103,7 +104,12 @@ class SyncSection(Message, frozen=True, kw_only=True):
 
     inner_steps: Annotated[
         int,
-        Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="H: optimizer steps between two rounds, or two of one fragment.",
+            extra=AMENDABLE,
+        ),
     ]
     strategy: Annotated[
         Literal["diloco", "ddp", "streaming", "sparse", "gossip", "rollouts"],
@@ -132,6 +138,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1_000_000,
             description="Optimizer steps that are made before a round's outcome is waited for, and applied: 0 or "
             "more, up to the steps between two rounds. More hide more of a slow network.",
+            extra=AMENDABLE,
         ),
     ] = 0
     late_steps: Annotated[
@@ -141,6 +148,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1_000_000,
             description="Optimizer steps that are made beyond these while the outcome is late, in place of waiting, "
             "until it is here. With 0 what is learnt does not depend on how fast rounds are.",
+            extra=AMENDABLE,
         ),
     ] = 0
     mixing: Annotated[
@@ -150,10 +158,27 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1,
             description="With strategy = streaming: how much of its own values a node keeps of a fragment when the "
             "round's outcome is applied; 1 would ignore that.",
+            extra=AMENDABLE,
         ),
     ] = 0.5
-    outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
-    outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
+    outer_lr: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="Learning rate of the outer step.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.7
+    outer_momentum: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Nesterov momentum of the outer step.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.9
     gossip_gamma: Annotated[
         float,
         Meta(
@@ -167,7 +192,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Literal["fp32", "bf16", "int8", "int4", "topk"],
         Meta(
             description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each), or topk "
-            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places)."
+            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places).",
+            extra=AMENDABLE,
         ),
     ] = "int8"
     balance: Annotated[
@@ -197,7 +223,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Whether a contribution is scaled down to the norm of the median one, as a whole and in every "
-            "chunk. On unless said otherwise, but for ddp, gossip and rollouts."
+            "chunk. On unless said otherwise, but for ddp, gossip and rollouts.",
+            extra=AMENDABLE,
         ),
     ] = False
     aggregate: Annotated[
@@ -205,7 +232,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Meta(
             description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
             "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
-            "without the largest and smallest."
+            "without the largest and smallest.",
+            extra=AMENDABLE,
         ),
     ] = "mean"
     trim: Annotated[
@@ -214,6 +242,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             ge=0,
             lt=0.5,
             description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
+            extra=AMENDABLE,
         ),
     ] = 0.25
     clip_radius: float = 1.0
@@ -256,26 +285,71 @@ class InnerSection(Message, frozen=True, kw_only=True):
     """The optimizer of each node's own steps."""
 
     optimizer: Annotated[Literal["adamw"], Meta(description="Only adamw.")] = "adamw"
-    lr: Annotated[float, Meta(gt=0, le=100, description="Peak learning rate.")] = 1e-3
-    weight_decay: Annotated[float, Meta(ge=0, le=100, description="Decoupled weight decay.")] = 0.1
+    lr: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="Peak learning rate.",
+            extra=AMENDABLE,
+        ),
+    ] = 1e-3
+    weight_decay: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Decoupled weight decay.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.1
     betas: Annotated[
         tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]],
         Meta(description="Decay of the two moments."),
     ] = (0.9, 0.95)
     warmup_tokens: Annotated[
         int,
-        Meta(ge=0, le=2**53, description="Certified tokens over which the learning rate rises from 0."),
+        Meta(
+            ge=0,
+            le=2**53,
+            description="Certified tokens over which the learning rate rises from 0.",
+            extra=AMENDABLE,
+        ),
     ] = 0
     schedule: Annotated[
         Literal["constant", "cosine", "linear"],
-        Meta(description="How the learning rate goes on after the warm-up: constant, or down to min_lr."),
+        Meta(
+            description="How the learning rate goes on after the warm-up: constant, or down to min_lr.",
+            extra=AMENDABLE,
+        ),
     ] = "constant"
     decay_tokens: Annotated[
         int,
-        Meta(ge=0, le=2**53, description="Certified tokens, after the warm-up, over which it goes down to min_lr."),
+        Meta(
+            ge=0,
+            le=2**53,
+            description="Certified tokens, after the warm-up, over which it goes down to min_lr.",
+            extra=AMENDABLE,
+        ),
     ] = 0
-    min_lr: Annotated[float, Meta(ge=0, le=100, description="Learning rate at the end of the schedule.")] = 0.0
-    clip_norm: Annotated[float, Meta(gt=0, le=1e9, description="Gradients are clipped to this norm.")] = 1.0
+    min_lr: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Learning rate at the end of the schedule.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.0
+    clip_norm: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1e9,
+            description="Gradients are clipped to this norm.",
+            extra=AMENDABLE,
+        ),
+    ] = 1.0
 
     def __post_init__(self) -> None:
         if self.schedule == "constant":
@@ -301,20 +375,40 @@ class RoundSection(Message, frozen=True, kw_only=True):
     ] = 262_144
     grace_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds that a round waits for stragglers once most are ready."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a round waits for stragglers once most are ready.",
+            extra=AMENDABLE,
+        ),
     ] = 10.0
     weight_cap: Annotated[
         float,
-        Meta(ge=1, le=1e6, description="A contribution weighs at most this multiple of the median one."),
+        Meta(
+            ge=1,
+            le=1e6,
+            description="A contribution weighs at most this multiple of the median one.",
+            extra=AMENDABLE,
+        ),
     ] = 4.0
     staleness_rounds: Annotated[
         int,
-        Meta(ge=0, le=1000, description="A missed contribution may still count this many rounds later."),
+        Meta(
+            ge=0,
+            le=1000,
+            description="A missed contribution may still count this many rounds later.",
+            extra=AMENDABLE,
+        ),
     ] = 3
     durability: Literal["disk"] = "disk"
     reduce_deadline_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds after which a reduce is repaired, whatever the rates."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds after which a reduce is repaired, whatever the rates.",
+            extra=AMENDABLE,
+        ),
     ] = 120.0
 
 
