@@ -101,9 +101,11 @@ class Within:
 
     def __call__(self, value: float, option: str) -> None:
         """Raise ConfigError if it is not."""
-        if not self.least <= value <= self.most:
-            wrong = f"is no {self._what}" if self._what else f"is not in {self.least}..{self.most}"
-            raise ConfigError(f"{option}: {value} {wrong}{self._advice}")
+        if self.least <= value <= self.most:
+            return
+        if self._what:
+            raise ConfigError(f"{option}: {value} is no {self._what}{self._advice}")
+        raise ConfigError(f"{option}: {value} is not in {self.least}..{self.most}{self._advice}")
 
 
 def check_exists(path: str | Path, option: str) -> None:

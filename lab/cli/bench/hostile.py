@@ -24,7 +24,7 @@ PLACES = 256
 class HostileOptions:
     """What the user asked `shoal bench hostile` for."""
 
-    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
+    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/hostile.md.", metavar="KIND")]
     round_s: Annotated[float, Option("--round-s", help="Seconds that a node trains for one round.")] = 20.0
     rounds: Annotated[int, Option("--rounds", help="How many rounds left alone, and as many when struck.")] = 6
     places: Annotated[int, Option("--places", help="How many strangers come to each node, for kind links.")] = PLACES
