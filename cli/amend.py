@@ -6,19 +6,21 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, Withdraw, option
+from shoal.cli.options import Withdraw
 from shoal.cli.status import ORDER_DEADLINE_S
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import request
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 
 def amend(
     settings: Annotated[
         list[str] | None,
-        option("--set", help="As in the manifest, such as sync.inner_steps=60. Repeatable.", metavar="KEY=VALUE"),
+        Option("--set", help="As in the manifest, such as sync.inner_steps=60. Repeatable.", metavar="KEY=VALUE"),
     ] = None,
     by_authority: Annotated[
-        bool, option("--by-authority", help="Sign it with the swarm's authority key: members follow by themselves.")
+        bool, Option("--by-authority", help="Sign it with the swarm's authority key: members follow by themselves.")
     ] = False,
     withdraw: Withdraw = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,

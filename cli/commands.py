@@ -12,21 +12,21 @@ from typing import Annotated, Final
 import typer
 
 from shoal.cli.amend import amend
-from shoal.cli.doctor import DoctorOptions, doctor
-from shoal.cli.evidence import EvidenceOptions, evidence
-from shoal.cli.export import ExportOptions, export
-from shoal.cli.init import InitOptions, init, show_id
-from shoal.cli.link import InviteOptions, invite, link, take_back
-from shoal.cli.options import command_of, help_of
+from shoal.cli.doctor import doctor
+from shoal.cli.evidence import evidence
+from shoal.cli.export import export
+from shoal.cli.init import init, show_id
+from shoal.cli.link import invite, link, take_back
+from shoal.cli.options import command_of
 from shoal.cli.passphrase import KeyPassphraseFile, use_passphrase
 from shoal.cli.rebase import rebase
-from shoal.cli.relay import RelayOptions, relay
-from shoal.cli.report import MergeOptions, report
+from shoal.cli.relay import relay
+from shoal.cli.report import report
 from shoal.cli.rollback import rollback
-from shoal.cli.run import RunOptions, run
+from shoal.cli.run import run
 from shoal.cli.status import leave, pause, resume, status
-from shoal.cli.testnet import TestnetOptions, testnet
-from shoal.cli.verify import VerifyOptions, verify
+from shoal.cli.testnet import testnet
+from shoal.cli.verify import verify
 from shoal.cli.watch import watch
 
 app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,21 +34,21 @@ app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option
 _TRYING: Final = "Trying and measuring on this machine"
 _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
     "A swarm": {
-        "init": command_of(InitOptions, init),
+        "init": init,
         "link": link,
-        "invite": command_of(InviteOptions, invite),
+        "invite": invite,
         "revoke": take_back,
-        "relay": command_of(RelayOptions, relay),
+        "relay": relay,
     },
     "A node": {
-        "run": command_of(RunOptions, run),
+        "run": run,
         "status": status,
         "watch": watch,
         "pause": pause,
         "resume": resume,
         "leave": leave,
         "id": show_id,
-        "doctor": command_of(DoctorOptions, doctor),
+        "doctor": doctor,
     },
     "Deciding together": {
         "rollback": rollback,
@@ -56,20 +56,20 @@ _PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
         "rebase": rebase,
     },
     "Checking and taking away": {
-        "verify": command_of(VerifyOptions, verify),
-        "export": command_of(ExportOptions, export),
-        "report": command_of(MergeOptions, report),
-        "evidence": command_of(EvidenceOptions, evidence),
+        "verify": verify,
+        "export": export,
+        "report": report,
+        "evidence": evidence,
     },
     _TRYING: {
-        "testnet": command_of(TestnetOptions, testnet),
+        "testnet": testnet,
     },
 }
 """The commands, as `shoal --help` shows them together."""
 
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
-        app.command(name, help=help_of(command), rich_help_panel=panel)(command)
+        app.command(name, rich_help_panel=panel)(command_of(command))
 for others in importlib.metadata.entry_points(group="shoal.commands"):  # of distributions that build on this one
     others.load()(app, _TRYING)
 
@@ -81,11 +81,6 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog="`shoal testnet` shows a whole swarm on this machine in minutes. Each command has its own --help. Every "
-    "--some-option is also the environment variable SHOAL_SOME_OPTION; NO_COLOR=1 turns colours off.",
-)
 def shoal(
     context: typer.Context,
     version: Annotated[
@@ -97,3 +92,10 @@ def shoal(
     use_passphrase(key_passphrase_file)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app.callback(
+    invoke_without_command=True,
+    epilog="`shoal testnet` shows a whole swarm on this machine in minutes. Each command has its own --help. Every "
+    "--some-option is also the environment variable SHOAL_SOME_OPTION; NO_COLOR=1 turns colours off.",
+)(command_of(shoal))

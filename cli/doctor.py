@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, AllowWorkload, AsJson, Data, DataDir, Device, option, parse_host_port
+from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line
+from shoal.node.config import DEFAULT_DATA_DIR, NETWORK, Data, DataDir, Device, check_listen
+from shoal.node.options import HostPort, Option, parse_host_port
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 
@@ -31,17 +33,30 @@ class DoctorOptions:
     ] = None
     data_dir: DataDir = DEFAULT_DATA_DIR
     listen: Annotated[
-        list[str], option("--listen", help="Where the node would listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")
-    ] = field(default_factory=list)
+        tuple[str, ...],
+        Option(
+            "--listen",
+            help="Where the node would listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.",
+            panel=NETWORK,
+        ),
+    ] = ()
     lane_listen: Annotated[
-        str | None, option("--lane-listen", help="Where it would listen for bulk data.", metavar="HOST:PORT")
+        HostPort | None,
+        Option(
+            "--lane-listen",
+            help="Where it would listen for bulk data.",
+            metavar="HOST:PORT",
+            panel=NETWORK,
+            parse=parse_host_port,
+        ),
     ] = None
     device: Device = "auto"
     data: Data = None
     allow_workload: AllowWorkload = field(default_factory=list)
-    trial: Annotated[float, option("--trial", help="How long a trial of the workload may take.", metavar="SECONDS")] = (
-        14.0
-    )
+    trial: Annotated[
+        float,
+        Option("--trial", help="How long a trial of the workload may take.", metavar="SECONDS"),
+    ] = 14.0
     as_json: AsJson = False
 
 
@@ -54,6 +69,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     from shoal.node.doctor import Examination, examine
 
+    check_listen(options.listen, "--listen")
     low, high = TRIAL_RANGE_S
     if not low <= options.trial <= high:
         raise ConfigError(f"--trial: {options.trial:g} is not in {low:g}..{high:g} seconds; leave it out for 14")
@@ -62,8 +78,8 @@ def doctor(options: DoctorOptions) -> None:
         Examination(
             data_dir=options.data_dir,
             manifest=_manifest(options.manifest),
-            listen=_listen(options.listen),
-            lane_listen=None if options.lane_listen is None else parse_host_port(options.lane_listen, "--lane-listen"),
+            listen=options.listen,
+            lane_listen=options.lane_listen,
             device=options.device,
             data=options.data,
             allowed=tuple(options.allow_workload),
@@ -106,14 +122,6 @@ def to_json(checks: list[Check]) -> str:
 
 def _manifest(path: Path | None) -> Manifest | None:
     return None if path is None else load_manifest(path)
-
-
-def _listen(addresses: list[str]) -> list[str]:
-    from shoal.swarm.address import parse_listen_address
-
-    for address in addresses:
-        parse_listen_address(address)
-    return addresses
 
 
 def _lane_bytes_per_s() -> float:

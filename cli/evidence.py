@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
 from shoal.cli.text import in_one_line
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES, Verdict, describe
 from shoal.protocol.manifest import load_manifest
@@ -20,7 +21,7 @@ BAD = 1
 Files = Annotated[
     list[Path], typer.Argument(help="Files, such as those in `evidence/` of a node's --data-dir.", metavar="FILE…")
 ]
-SwarmManifest = Annotated[Path, option("--manifest", help="Of the swarm that it is about.", metavar="FILE")]
+SwarmManifest = Annotated[Path, Option("--manifest", help="Of the swarm that it is about.", metavar="FILE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import option
 from shoal.cli.text import in_one_line
 from shoal.cli.verify import CheckpointDir, ExpectedManifest, expected_manifest
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
@@ -21,18 +21,18 @@ class ExportOptions:
     """What the user asked `shoal export` for."""
 
     checkpoint: CheckpointDir
-    out: Annotated[Path, option("--out", help="The folder to write model.safetensors into.", metavar="DIR")]
+    out: Annotated[Path, Option("--out", help="The folder to write model.safetensors into.", metavar="DIR")]
     manifest: ExpectedManifest = None
-    data: Annotated[str | None, option("--data", help="What the workload reads.", metavar="PATH")] = None
+    data: Annotated[str | None, Option("--data", help="What the workload reads.", metavar="PATH")] = None
     allow_workload: Annotated[
         list[str],
-        option(
+        Option(
             "--allow-workload",
             help="Code that may write its own format beside it, besides installed workloads. Repeatable.",
             metavar="MODULE:CLASS",
         ),
     ] = field(default_factory=list)
-    force: Annotated[bool, option("--force", help="Replace an existing model.safetensors.")] = False
+    force: Annotated[bool, Option("--force", help="Replace an existing model.safetensors.")] = False
 
 
 def export(options: ExportOptions) -> None:

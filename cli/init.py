@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.options import AUTHORITY_KEY_NAME, DEFAULT_DATA_DIR, NODE_KEY_NAME, DataDir, Strategy, option
+from shoal.cli.options import AUTHORITY_KEY_NAME, NODE_KEY_NAME, Strategy
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
@@ -28,16 +30,16 @@ class InitOptions:
     """What the user asked `shoal init` for."""
 
     data_dir: DataDir = DEFAULT_DATA_DIR
-    name: Annotated[str, option("--name", help="A name for people.")] = "shoal"
+    name: Annotated[str, Option("--name", help="A name for people.")] = "shoal"
     workload: Annotated[
-        str, option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
+        str, Option("--workload", help="What to train: an installed workload, or module:Class.", metavar="NAME")
     ] = DEFAULT_WORKLOAD
     strategy: Strategy = DEFAULT_STRATEGY
-    admission: Annotated[Literal["open", "allowlist", "invite"], option("--admission", help="Who may join.")] = "open"
-    output: Annotated[Path, option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
+    admission: Annotated[Literal["open", "allowlist", "invite"], Option("--admission", help="Who may join.")] = "open"
+    output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
     )
-    force: Annotated[bool, option("--force", help="Replace an existing file.")] = False
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
 
 
 def init(options: InitOptions) -> None:
@@ -119,8 +121,8 @@ def _next_command(options: InitOptions, *, kept: bool) -> str:
     return shlex.join(words)
 
 
-Protect = Annotated[bool, option("--protect", help="Encrypt the keys of this folder with the passphrase given.")]
-Rotate = Annotated[bool, option("--rotate", help="Take a new key; to the swarm this is another node then.")]
+Protect = Annotated[bool, Option("--protect", help="Encrypt the keys of this folder with the passphrase given.")]
+Rotate = Annotated[bool, Option("--rotate", help="Take a new key; to the swarm this is another node then.")]
 
 
 def show_id(data_dir: DataDir = DEFAULT_DATA_DIR, protect: Protect = False, rotate: Rotate = False) -> None:

@@ -12,11 +12,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.cli.text import count, in_one_line
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import NodeNotRunning, request
 from shoal.node.discovery.credentials import authority_key, revoke
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when
@@ -48,14 +49,14 @@ class InviteOptions:
     manifest: Annotated[Path, typer.Argument(help="The swarm's manifest.", metavar="MANIFEST")]
     holder: Annotated[
         str | None,
-        option(
+        Option(
             "--for",
             help="The node that may come, as its `shoal id` prints it. Without: whoever has the link.",
             metavar="PEER",
         ),
     ] = None
     expires: Annotated[
-        str, option("--expires", help="How long it can be used to join, such as 90m, 12h or 7d.", metavar="TIME")
+        str, Option("--expires", help="How long it can be used to join, such as 90m, 12h or 7d.", metavar="TIME")
     ] = "7d"
     data_dir: DataDir = DEFAULT_DATA_DIR
 

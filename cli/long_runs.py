@@ -11,9 +11,10 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions
 from shoal.cli.render import ShowNow, progress_display
 from shoal.cli.text import in_one_line
+from shoal.node.options import Option
 
 PROBLEMS_SHOWN = 5
 
@@ -22,7 +23,7 @@ log = logging.getLogger("shoal.progress")
 ReportT = TypeVar("ReportT")
 
 RunFolder = Annotated[
-    Path | None, option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
+    Path | None, Option("--out", help="Where the report and the nodes' folders go.", metavar="FOLDER")
 ]
 
 

@@ -1,104 +1,47 @@
-"""Options that commands share, the environment variable of each, and how the texts of some become values.
+"""From declared options to commands of Typer; and the options that several commands of this program share.
 
-An option --some-thing is also SHOAL_SOME_THING, whatever command it belongs to.
+A command is a function that takes either one dataclass whose fields declare its options, or a parameter for each.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import platformdirs
 import typer
 
+from shoal.node.config import PANELS, TRAINING, WATCHING
+from shoal.node.options import Option, option_of
 from shoal.protocol.errors import ConfigError
 
-DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
 NODE_KEY_NAME = "node.key"
 AUTHORITY_KEY_NAME = "authority.key"
-RATE_LIMIT_BYTES_PER_S = 10**12
-PORT_LIMIT = 65_535
 
-_RATE = re.compile(r"(?P<number>\d{1,12}(\.\d{1,6})?) ?(?P<prefix>[kKMG]i?)?(?P<unit>B|bit|bps)?(/s)?", re.ASCII)
-_PREFIXES = {None: 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-
-OptionsT = TypeVar("OptionsT")
-
-
-_PANELS: dict[str, tuple[str, ...]] = {
-    "Network": (
-        *("--join", "--listen", "--lane-listen", "--max-upload", "--max-download", "--mdns", "--relay"),
-        *("--shared-memory", "--port-mapping", "--rendezvous", "--hivemind"),
-    ),
-    "Training": (
-        *("--device", "--threads", "--accumulate", "--processes", "--data", "--rounds", "--allow-workload"),
-        "--loop-patience",
-    ),
-    "Sharing rollouts": ("--rollouts", "--local-groups", "--external-groups", "--group-size"),
-    "Checkpoints, and going along with others": (
-        *("--checkpoint-every", "--checkpoint-keep", "--rollback", "--authority-amendments"),
-        "--forget-promises",
-    ),
-    "Watching": ("--dashboard", "--tensorboard", "--wandb", "--log-format", "--log-level"),
-}
-"""The options that `--help` shows together, whatever command they belong to; all others come first."""
-_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-
-
-def option(*names: str, help: str, hidden: bool = False, metavar: str | None = None) -> Any:
-    """A Typer option with the environment variable of its first long name."""
-    long_name = next(name for name in names if name.startswith("--")).partition("/")[0]
-    variable = "SHOAL_" + long_name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
-        *names,
-        help=no_markup(help),
-        envvar=variable,
-        show_envvar=False,
-        hidden=hidden,
-        metavar=metavar,
-        rich_help_panel=_PANEL_OF.get(long_name),
-    )
-
-
-def no_markup(text: str) -> str:
-    """A text for `--help` in which a bracket is one, and no markup. Such a text stays as it is."""
-    return re.sub(r"(?<!\\)\[", r"\\[", text)
-
-
-def help_of(execute: Callable[..., None]) -> str:
-    """A command's docstring for `--help`, where every paragraph fills its lines anew."""
-    paragraphs = (inspect.getdoc(execute) or "").split("\n\n")
-    return no_markup("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
-
-
-DataDir = Annotated[Path, option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
-Device = Annotated[str, option("--device", help="auto, cpu, cuda, cuda:1 … or mps.")]
-Data = Annotated[
-    str | None, option("--data", help="A file or folder to train on, for workloads that read one.", metavar="PATH")
-]
 AllowWorkload = Annotated[
     list[str],
-    option(
+    Option(
         "--allow-workload",
         help="Code that a manifest may name besides installed workloads. Repeatable.",
         metavar="MODULE:CLASS",
+        panel=TRAINING,
     ),
 ]
-Listen = Annotated[list[str], option("--listen", help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.")]
-Strategy = Annotated[str, option("--strategy", help="How nodes synchronise.")]
-Withdraw = Annotated[bool, option("--withdraw", help="Take back what was ordered before.")]
-AsJson = Annotated[bool, option("--json", help="Print one JSON document on stdout.")]
-LogFormat = Annotated[Literal["text", "json"], option("--log-format", help="How log lines on stderr are written.")]
+Strategy = Annotated[str, Option("--strategy", help="How nodes synchronise.")]
+Withdraw = Annotated[bool, Option("--withdraw", help="Take back what was ordered before.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON document on stdout.")]
+LogFormat = Annotated[
+    Literal["text", "json"], Option("--log-format", help="How log lines on stderr are written.", panel=WATCHING)
+]
 LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], option("--log-level", help="The least severe records shown.")
+    Literal["debug", "info", "warning", "error"],
+    Option("--log-level", help="The least severe records shown.", panel=WATCHING),
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: beside `NodeOptions` it is one of two parents
 class ProgressOptions:
     """Of a command that takes long: how it tells what goes on."""
 
@@ -113,60 +56,115 @@ class ReportOptions(ProgressOptions):
     as_json: AsJson = False
 
 
-def command_of(options: type[OptionsT], execute: Callable[[OptionsT], None]) -> Callable[..., None]:
-    """`execute`, which takes one dataclass, as the function with a parameter per option that Typer asks for."""
-    hints = get_type_hints(options, include_extras=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """One thing that a command takes: a field or a parameter by its name, annotation and default, if it has one."""
 
-    def command(**values: Any) -> None:
-        execute(options(**values))
+    name: str
+    hint: Any
+    default: Any = inspect.Parameter.empty
 
+    @property
+    def option(self) -> Option | None:
+        """What it declares; None for an argument, and for what Typer itself hands over."""
+        return option_of(self.hint)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is a tuple, for which Typer hands over a list."""
+        return get_origin(get_args(self.hint)[0]) is tuple
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """As Typer asks for it."""
+        hint, default, option = self.hint, self.default, self.option
+        if option is not None:
+            kind, has_default = get_args(hint)[0], default is not inspect.Parameter.empty
+            if self.repeats:
+                kind = list[str] if option.parse else list[get_args(kind)[0]]  # type: ignore[misc]
+                default = [str(one) if option.parse else one for one in default] if has_default else default
+            elif option.parse:
+                kind = str if default is not None else str | None
+                default = str(default) if has_default and default is not None else default
+            hint = Annotated[kind, _for_typer(option)]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+
+    def value(self, given: Any) -> Any:
+        """What Typer hands over as what the command takes. Raises ConfigError."""
+        option = self.option
+        if option is None or given is None:
+            return given
+        if self.repeats:
+            return tuple(option.parse(one, option.name) if option.parse else one for one in given)
+        return option.parse(given, option.name) if option.parse else given
+
+
+def command_of(execute: Callable[..., None]) -> Callable[..., None]:
+    """`execute` as a function with the parameters that Typer asks for. Called, it raises ConfigError first."""
+    hints = get_type_hints(execute, include_extras=True)
+    options: Any = next((hint for hint in hints.values() if is_dataclass(hint)), None)
+    taken = [*(_parameters_of(execute, hints) if options is None else _fields_of(options))]
+
+    def command(**given: Any) -> None:
+        values = {one.name: one.value(given[one.name]) for one in taken}
+        if options is None:
+            execute(**values)
+        else:
+            execute(options(**values))
+
+    parameters = [one.parameter for one in sorted(taken, key=_panel)]
     # Typer reads a command's options off its signature; no call in this program relies on it.
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=hints[field.name],
-                default=_default_of(field.default, field.default_factory),
-            )
-            for field in _in_order(options)
-        ]
-    )
-    command.__annotations__ = hints
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__doc__ = help_of(execute)
     return command
 
 
-def _in_order(options: type[Any]) -> list[Field[Any]]:
+def _parameters_of(execute: Callable[..., None], hints: dict[str, Any]) -> Iterator[_Taken]:
+    for name, parameter in inspect.signature(execute).parameters.items():
+        yield _Taken(name=name, hint=hints[name], default=parameter.default)
+
+
+def _fields_of(options: type[Any]) -> Iterator[_Taken]:
     """A command's own options, then those it shares."""
+    hints = get_type_hints(options, include_extras=True)
     names = [name for kind in options.__mro__ for name in vars(kind).get("__annotations__", ())]
-    return sorted(fields(options), key=lambda field: names.index(field.name))
+    for field in sorted(fields(options), key=lambda field: names.index(field.name)):
+        yield _Taken(name=field.name, hint=hints[field.name], default=_default_of(field))
 
 
-def _default_of(default: object, factory: object) -> object:
-    if default is not MISSING:
-        return default
-    return factory() if callable(factory) else inspect.Parameter.empty
+def _default_of(field: Field[Any]) -> object:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
-def parse_rate(text: str, option: str) -> int:
-    """Bytes per second out of "10M", "5MiB/s" or "80Mbit". Raises ConfigError that names `option`."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{option}: {text!r} is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second")
-    bits_per_unit = 1 if match["unit"] in ("bit", "bps") else 8
-    rate = int(float(match["number"]) * _PREFIXES[match["prefix"]] * bits_per_unit / 8)
-    if not 1 <= rate <= RATE_LIMIT_BYTES_PER_S:
-        raise ConfigError(f"{option}: {text!r} is no useful rate; leave {option} out for no limit")
-    return rate
+def _panel(taken: _Taken) -> int:
+    panel = taken.option.panel if taken.option else None
+    return PANELS.index(panel) if panel else -1
 
 
-def parse_host_port(text: str, option: str) -> tuple[str, int]:
-    """Host and port of "0.0.0.0:4100" or "[::]:4100"; port 0 lets the system choose. Raises ConfigError."""
-    match = re.fullmatch(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})", text, re.ASCII)
-    if match is None or int(match["port"]) > PORT_LIMIT:
-        raise ConfigError(f"{option}: {text!r} is not HOST:PORT; write 0.0.0.0:4100, or [::]:4100 for IPv6")
-    return match["v6"] or match["host"], int(match["port"])
+def _for_typer(option: Option) -> Any:
+    return typer.Option(
+        *option.names,
+        help=no_markup(option.help),
+        envvar=option.variable,
+        show_envvar=False,
+        hidden=option.hidden,
+        metavar=option.metavar,
+        rich_help_panel=option.panel,
+    )
+
+
+def no_markup(text: str) -> str:
+    """A text for `--help` in which a bracket is one, and no markup. Such a text stays as it is."""
+    return re.sub(r"(?<!\\)\[", r"\\[", text)
+
+
+def help_of(execute: Callable[..., None]) -> str:
+    """A command's docstring for `--help`, where every paragraph fills its lines anew."""
+    paragraphs = (inspect.getdoc(execute) or "").split("\n\n")
+    return no_markup("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
 
 
 def parse_seeds(text: str | None, seed: int) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from shoal.cli.options import option
+from shoal.node.options import Option
 from shoal.protocol import key_file
 
 KeyPassphraseFile = Annotated[
     Path | None,
-    option("--key-passphrase-file", help="A file with the passphrase of this node's keys.", metavar="FILE"),
+    Option("--key-passphrase-file", help="A file with the passphrase of this node's keys.", metavar="FILE"),
 ]
 
 

@@ -7,10 +7,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, option
 from shoal.cli.status import ORDER_DEADLINE_S
 from shoal.cli.text import count, in_one_line
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import request
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError, NetworkError
 
 
@@ -25,10 +26,10 @@ class Rebased(msgspec.Struct, frozen=True, kw_only=True):
 def rebase(
     forget: Annotated[
         list[str] | None,
-        option("--forget", help="A member that is gone for good. More may follow it.", metavar="PEER…"),
+        Option("--forget", help="A member that is gone for good. More may follow it.", metavar="PEER…"),
     ] = None,
     keep_all: Annotated[
-        bool, option("--keep-all", help="Forget nobody: after a fork, or where a node took over its key.")
+        bool, Option("--keep-all", help="Forget nobody: after a fork, or where a node took over its key.")
     ] = False,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import option
 from shoal.cli.text import count
+from shoal.node.options import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class MergeOptions:
             help="Data folders of nodes, event logs themselves, or the --out folder of a testnet.", metavar="DIR…"
         ),
     ]
-    output: Annotated[Path, option("-o", "--output", help="The page to write.", metavar="FILE")] = Path("report.html")
+    output: Annotated[Path, Option("-o", "--output", help="The page to write.", metavar="FILE")] = Path("report.html")
 
 
 def report(options: MergeOptions) -> None:

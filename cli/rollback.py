@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, DataDir, Withdraw, option
+from shoal.cli.options import Withdraw
 from shoal.cli.status import ORDER_DEADLINE_S
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import request
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 
 def rollback(
     to: Annotated[
-        int | None, option("--to", help="The certified round to go back to; 0 is the initial state.", metavar="ROUND")
+        int | None, Option("--to", help="The certified round to go back to; 0 is the initial state.", metavar="ROUND")
     ] = None,
     withdraw: Withdraw = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,

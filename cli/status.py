@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from shoal.cli.options import DEFAULT_DATA_DIR, AsJson, DataDir
+from shoal.cli.options import AsJson
 from shoal.cli.render import print_status
+from shoal.node.config import DEFAULT_DATA_DIR, DataDir
 from shoal.node.control_client import Status, request
 from shoal.protocol.errors import NetworkError
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report
-from shoal.cli.options import AllowWorkload, option
+from shoal.cli.options import AllowWorkload
 from shoal.cli.render import ShowNow
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.testnet.reports.report import Report
@@ -23,23 +24,23 @@ class TestnetOptions(LongRunOptions):
     __test__ = False  # for pytest, which takes the name for its own
 
     nodes: Annotated[
-        int | None, option("--nodes", help="How many nodes; without a --scenario no faults. [demo: 4]")
+        int | None, Option("--nodes", help="How many nodes; without a --scenario no faults. [demo: 4]")
     ] = None
     rounds: Annotated[
-        int | None, option("--rounds", help="How many rounds; without a --scenario no faults. [demo: 8]")
+        int | None, Option("--rounds", help="How many rounds; without a --scenario no faults. [demo: 8]")
     ] = None
-    seed: Annotated[int | None, option("--seed", help="Of the parameters and the data. [demo: 1]")] = None
+    seed: Annotated[int | None, Option("--seed", help="Of the parameters and the data. [demo: 1]")] = None
     scenario: Annotated[
-        Path | None, option("--scenario", help="What to run and which faults to inject.", metavar="FILE")
+        Path | None, Option("--scenario", help="What to run and which faults to inject.", metavar="FILE")
     ] = None
-    strategy: Annotated[str | None, option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
+    strategy: Annotated[str | None, Option("--strategy", help="How nodes synchronise. [demo: diloco]")] = None
     codec: Annotated[
-        str | None, option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
+        str | None, Option("--codec", help="fp32, bf16, int8 or int4; topk goes with sparse. [demo: int8]")
     ] = None
     allow_workload: AllowWorkload = field(default_factory=list)
     profile: Annotated[
         str | None,
-        option(
+        Option(
             "--profile",
             help="A line of its own for every node: home, continental, intercontinental or mobile; needs root.",
             metavar="NAME",

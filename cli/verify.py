@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
 from shoal.cli.text import count, in_one_line
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest, load_manifest
 
@@ -29,7 +30,7 @@ CheckpointDir = Annotated[
 ]
 ExpectedManifest = Annotated[
     Path | None,
-    option("--manifest", help="The swarm that it should be of; without, whichever it says it is.", metavar="FILE"),
+    Option("--manifest", help="The swarm that it should be of; without, whichever it says it is.", metavar="FILE"),
 ]
 
 

@@ -159,11 +159,11 @@ def render(texts: list[ErrorText]) -> str:
             if text.module != module:
                 module = text.module
                 lines += ["", f"**{module.removeprefix('shoal.')}**", ""]
-            lines.append(f"* {_escaped(text.text)}")
+            lines.append(f"* {escaped(text.text)}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """As text of a Markdown list: nothing in it is markup but what it puts in backticks itself."""
     parts = " ".join(text.split()).split("`")
     parts[::2] = [re.sub(r"([*_<>\[\]\\])", r"\\\1", part) for part in parts[::2]]

@@ -1,16 +1,48 @@
-"""What one run of a node needs to know beside the manifest: where it keeps things, where it listens, whom it joins."""
+"""What one run of a node needs to know beside the manifest, and how its user says so.
+
+Each field of `NodeOptions` is an option of `shoal run`, declared here and nowhere else: to add one, add a field, and
+read it where it is needed as `config.<field>`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Final, Literal
 
+import platformdirs
+
+from shoal.node.options import HostPort, Option, Within, check_exists, parse_host_port, parse_rate
+from shoal.node.reporting.event_sinks import check_installed
+from shoal.node.training.rank_messages import PROCESSES_LIMIT
+from shoal.protocol.address import parse_address, parse_listen_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
+from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
 
+DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
+
+NETWORK: Final = "Network"
+TRAINING: Final = "Training"
+SHARING: Final = "Sharing rollouts"
+CHECKPOINTS: Final = "Checkpoints, and going along with others"
+WATCHING: Final = "Watching"
+PANELS: Final = (NETWORK, TRAINING, SHARING, CHECKPOINTS, WATCHING)
+"""The headings of `--help`, in this order; options without one come first."""
+
+ANY_PORT: Final = HostPort("0.0.0.0", 0)
 HOLD_PHASES = ("train", "plan", "reduce", "repair", "certify", "transfer")
+THREAD_LIMIT = 4096
+ACCUMULATE_LIMIT = 4096
+ROUND_LIMIT = 2**53
+HOLD_LIMIT = 256
+CHECKPOINT_LIMIT = 100_000
 
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 
 RollbackPolicy = Literal["never", "spike", "always"]
 """Whether a node consents to a rollback that another member's user ordered; see going_back.py."""
@@ -45,63 +77,355 @@ class PageAddress:
     port: int = 8420
     or_free: bool = True
 
+    def __str__(self) -> str:
+        return str(HostPort(self.host, self.port))
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> PageAddress | None:
+        """The address that a user wrote; None for "off". Where nobody named a port, another does if it is taken."""
+        if text == "off":
+            return None
+        host, port = parse_host_port(text, option)
+        return cls(host=host, port=port, or_free=text == str(cls()))
+
+
+def check_device(device: str, option: str) -> None:
+    """Raise ConfigError for what names no device."""
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"{option}: {device!r} is none of auto, cpu, cuda, cuda:N, mps")
+
+
+def check_joined(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for the first that is no node's address."""
+    for address in addresses:
+        parse_address(address)
+
+
+def check_listen(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for the first on which no node can listen."""
+    for address in addresses:
+        parse_listen_address(address)
+
+
+def check_hivemind(addresses: Sequence[str], option: str) -> None:
+    """Raise ConfigError for an address that is no hivemind peer's, or where hivemind is not installed."""
+    if addresses:
+        from shoal.swarm.rendezvous.hivemind import check_peers
+
+        check_peers(addresses, option)
+
+
+def parse_hold(text: str, option: str) -> Hold:
+    """One hold. Raises ConfigError."""
+    return Hold.parse(text)
+
+
+def check_holds(holds: Sequence[Hold], option: str) -> None:
+    """Raise ConfigError where there are too many."""
+    if len(holds) > HOLD_LIMIT:
+        raise ConfigError(f"{option}: at most {HOLD_LIMIT}")
+
+
+def check_tensorboard(folder: Path, option: str) -> None:
+    """Raise ConfigError where TensorBoard is not installed."""
+    check_installed(tensorboard=True, wandb=False)
+
+
+def check_wandb(project: str, option: str) -> None:
+    """Raise ConfigError where the library of Weights & Biases is not installed."""
+    check_installed(tensorboard=False, wandb=True)
+
+
+DataDir = Annotated[Path, Option("--data-dir", help="Where this node keeps its key and its state.", metavar="FOLDER")]
+Listen = Annotated[
+    tuple[str, ...],
+    Option(
+        "--listen",
+        help="Where to listen, like /ip4/0.0.0.0/tcp/4001. Repeatable.",
+        panel=NETWORK,
+        check=check_listen,
+    ),
+]
+Device = Annotated[
+    str, Option("--device", help="auto, cpu, cuda, cuda:1 … or mps.", panel=TRAINING, check=check_device)
+]
+Data = Annotated[
+    str | None,
+    Option(
+        "--data",
+        help="A file or folder to train on, for workloads that read one.",
+        metavar="PATH",
+        panel=TRAINING,
+        check=check_exists,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """One node's local settings.
+class NodeOptions:
+    """What a user says about one run of a node, checked by `check_options`."""
 
-    data: a file or folder for workloads that read one; never taken from the manifest. rounds: stop once the
-    swarm has certified that round, None for no end. max_upload and max_download: bytes/s, None for no cap.
-    shared_memory: whether lanes to nodes on this machine may use memory that both see.
-    checkpoint_every: rounds from one checkpoint to the next, 0 for none; checkpoint_keep: how many stay.
-    accumulate: into how many parts the trainer cuts each batch, so that less memory is enough.
-    processes: how many hold the trainer's model together, each its part of it and of every batch.
-    authority_amendments: whether this node consents by itself to what the swarm's authority amends.
-    forget_promises: whether it signs again though what it signed before may be lost from a damaged log.
-    relay: whether this node passes others' connections and lanes on once others reach it from outside.
-    port_mapping: whether a node that nobody reaches asks its router for ports (UPnP).
-    take_over: go on although this node's key was seen in use elsewhere: the other copy of the data folder is gone.
-    loop_patience_s: how long the node stays without a training loop of its user's own, None for ever.
-    rendezvous: whether to meet by SwarmId in a Kademlia table; auto: where an address beyond this machine is named.
-    hivemind: addresses of peers of a hivemind DHT in which to meet as well.
-    dashboard: where the node's page is, None for none.
-    tensorboard: a folder for event files of TensorBoard; wandb: a project of Weights & Biases; None for neither.
-    rollouts, local_groups, external_groups, group_size: with strategy rollouts, what this node does, and its own I, J
-    and G; None for the manifest's.
-    """
+    data_dir: DataDir = DEFAULT_DATA_DIR
+    join: Annotated[
+        tuple[str, ...],
+        Option(
+            "--join",
+            help="A member's address, as its `shoal status` shows it. Repeatable.",
+            panel=NETWORK,
+            check=check_joined,
+        ),
+    ] = ()
+    listen: Listen = ("/ip4/0.0.0.0/tcp/0",)
+    lane_listen: Annotated[
+        HostPort,
+        Option(
+            "--lane-listen",
+            help="Where to listen for bulk data.",
+            metavar="HOST:PORT",
+            panel=NETWORK,
+            parse=parse_host_port,
+        ),
+    ] = ANY_PORT
+    device: Device = "auto"
+    threads: Annotated[
+        int,
+        Option(
+            "--threads",
+            help="CPU threads of the trainer; 0: its own choice.",
+            panel=TRAINING,
+            check=Within(0, THREAD_LIMIT, "0 lets the trainer choose"),
+        ),
+    ] = 0
+    accumulate: Annotated[
+        int,
+        Option(
+            "--accumulate",
+            help="Cut each batch into so many parts, for a device with little memory.",
+            metavar="PARTS",
+            panel=TRAINING,
+            check=Within(1, ACCUMULATE_LIMIT, "1 cuts nothing"),
+        ),
+    ] = 1
+    processes: Annotated[
+        int,
+        Option(
+            "--processes",
+            help="Train with so many processes, one for each CUDA device, that hold the model together.",
+            metavar="COUNT",
+            panel=TRAINING,
+            check=Within(1, PROCESSES_LIMIT, "1 starts one trainer"),
+        ),
+    ] = 1
+    data: Data = None
+    """Never taken from the manifest."""
+    rounds: Annotated[
+        int | None,
+        Option(
+            "--rounds",
+            help="Stop after so many certified rounds.",
+            panel=TRAINING,
+            check=Within(1, ROUND_LIMIT, "leave --rounds out to go on for ever", what="number of rounds"),
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int,
+        Option(
+            "--checkpoint-every",
+            help="Rounds from one checkpoint to the next; 0: none.",
+            metavar="ROUNDS",
+            panel=CHECKPOINTS,
+            check=Within(0, ROUND_LIMIT, "0 makes none", what="number of rounds"),
+        ),
+    ] = 10
+    checkpoint_keep: Annotated[
+        int,
+        Option(
+            "--checkpoint-keep",
+            help="How many checkpoints stay, the newest ones.",
+            metavar="COUNT",
+            panel=CHECKPOINTS,
+            check=Within(1, CHECKPOINT_LIMIT),
+        ),
+    ] = 3
+    dashboard: Annotated[
+        PageAddress | None,
+        Option(
+            "--dashboard",
+            help="Where this node's page is served; port 0 for any. Beyond this machine it asks for a token.",
+            metavar="HOST:PORT|off",
+            panel=WATCHING,
+            parse=PageAddress.parse,
+        ),
+    ] = PageAddress()
+    max_upload: Annotated[
+        int | None,
+        Option("--max-upload", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE", panel=NETWORK, parse=parse_rate),
+    ] = None
+    """In bytes/s, as the next one."""
+    max_download: Annotated[
+        int | None,
+        Option("--max-download", help="Such as 5MiB/s, or 80Mbit.", metavar="RATE", panel=NETWORK, parse=parse_rate),
+    ] = None
+    shared_memory: Annotated[
+        bool,
+        Option(
+            "--shared-memory/--no-shared-memory",
+            help="Hand nodes on this machine what they get in memory.",
+            panel=NETWORK,
+        ),
+    ] = True
+    mdns: Annotated[bool, Option("--mdns/--no-mdns", help="Find members on the local network.", panel=NETWORK)] = True
+    relay: Annotated[
+        bool,
+        Option("--relay/--no-relay", help="Pass on, for members behind routers, what they encrypt.", panel=NETWORK),
+    ] = True
+    """Once others reach this node from outside."""
+    port_mapping: Annotated[
+        bool,
+        Option(
+            "--port-mapping/--no-port-mapping",
+            help="Ask the router for ports (UPnP) if nobody reaches this.",
+            panel=NETWORK,
+        ),
+    ] = True
+    rendezvous: Annotated[
+        Literal["auto", "on", "off"],
+        Option(
+            "--rendezvous",
+            help="Meet members by SwarmId in a Kademlia table of strangers; auto: where an address beyond this "
+            "machine is named.",
+            panel=NETWORK,
+        ),
+    ] = "auto"
+    hivemind: Annotated[
+        tuple[str, ...],
+        Option(
+            "--hivemind",
+            help="A peer of a hivemind DHT in which to meet members as well. Repeatable.",
+            metavar="ADDR",
+            panel=NETWORK,
+            check=check_hivemind,
+        ),
+    ] = ()
+    loop_patience_s: Annotated[
+        float,
+        Option(
+            "--loop-patience",
+            help="With the workload own-loop: leave after so many seconds in which no loop is attached; 0: never.",
+            metavar="SECONDS",
+            panel=TRAINING,
+            check=Within(0, sys.float_info.max, "0 is for ever", what="number of seconds"),
+        ),
+    ] = 0.0
+    rollback: Annotated[
+        RollbackPolicy,
+        Option(
+            "--rollback",
+            help="When to agree to going back: never, spike (of its own loss) or always.",
+            panel=CHECKPOINTS,
+        ),
+    ] = "spike"
+    authority_amendments: Annotated[
+        bool,
+        Option(
+            "--authority-amendments/--no-authority-amendments",
+            help="Agree to amended settings that the swarm's authority signed.",
+            panel=CHECKPOINTS,
+        ),
+    ] = True
+    forget_promises: Annotated[
+        bool,
+        Option(
+            "--forget-promises",
+            help="After a log was damaged, sign again though promises may be lost; for who is needed to go on. Once.",
+            panel=CHECKPOINTS,
+        ),
+    ] = False
+    take_over: Annotated[
+        bool,
+        Option(
+            "--take-over",
+            help="Go on although this node's key was in use elsewhere: the other copy of its data folder is gone.",
+        ),
+    ] = False
+    tensorboard: Annotated[
+        Path | None,
+        Option(
+            "--tensorboard",
+            help="Write event files for TensorBoard into this folder.",
+            metavar="FOLDER",
+            panel=WATCHING,
+            check=check_tensorboard,
+        ),
+    ] = None
+    wandb: Annotated[
+        str | None,
+        Option(
+            "--wandb",
+            help="Log to this project of Weights & Biases.",
+            metavar="PROJECT",
+            panel=WATCHING,
+            check=check_wandb,
+        ),
+    ] = None
+    test_mode: Annotated[bool, Option("--test-mode", help="Keep each round's records; obey holds.", hidden=True)] = (
+        False
+    )
+    holds: Annotated[
+        tuple[Hold, ...],
+        Option(
+            "--hold",
+            help="ROUND:PHASE[:PROGRESS] to stop at.",
+            hidden=True,
+            parse=parse_hold,
+            check=check_holds,
+        ),
+    ] = ()
+    rollouts: Annotated[
+        Literal["train", "sample", "judge"],
+        Option(
+            "--rollouts",
+            help="With strategy rollouts: train, sample (generate for others only) or judge (score others' only).",
+            panel=SHARING,
+        ),
+    ] = "train"
+    local_groups: Annotated[
+        int | None,
+        Option(
+            "--local-groups",
+            help="With strategy rollouts: own groups a round, if not the manifest's.",
+            panel=SHARING,
+            check=Within(1, GROUPS_LIMIT),
+        ),
+    ] = None
+    external_groups: Annotated[
+        int | None,
+        Option(
+            "--external-groups",
+            help="With strategy rollouts: others' groups a round, if not the manifest's.",
+            panel=SHARING,
+            check=Within(0, GROUPS_LIMIT),
+        ),
+    ] = None
+    group_size: Annotated[
+        int | None,
+        Option(
+            "--group-size",
+            help="With strategy rollouts: completions of one task, if not the manifest's.",
+            panel=SHARING,
+            check=Within(COMPLETION_LEAST, COMPLETION_LIMIT),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig(NodeOptions):
+    """One node's local settings, and the manifest of its swarm. join: those that a link names, too."""
 
     manifest: Manifest
-    data_dir: Path
-    join: tuple[str, ...] = ()
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    lane_listen: tuple[str, int] = ("0.0.0.0", 0)
-    device: str = "auto"
-    threads: int = 0
-    accumulate: int = 1
-    processes: int = 1
-    data: str | None = None
-    rounds: int | None = None
-    rollback: RollbackPolicy = "spike"
-    authority_amendments: bool = True
-    forget_promises: bool = False
-    max_upload: int | None = None
-    max_download: int | None = None
-    shared_memory: bool = True
-    mdns: bool = True
-    relay: bool = True
-    port_mapping: bool = True
-    dashboard: PageAddress | None = field(default_factory=PageAddress)
-    tensorboard: Path | None = None
-    wandb: str | None = None
-    rendezvous: Literal["auto", "on", "off"] = "auto"
-    hivemind: tuple[str, ...] = ()
-    checkpoint_every: int = 10
-    checkpoint_keep: int = 3
-    loop_patience_s: float | None = None
-    take_over: bool = False
-    rollouts: Literal["train", "sample", "judge"] = "train"
-    local_groups: int | None = None
-    external_groups: int | None = None
-    group_size: int | None = None
-    test_mode: bool = False
-    holds: tuple[Hold, ...] = field(default=())
+
+    @classmethod
+    def of(cls, options: NodeOptions, manifest: Manifest, *, join: tuple[str, ...]) -> NodeConfig:
+        """The configuration of a run with these options."""
+        given = {one.name: getattr(options, one.name) for one in fields(NodeOptions)}
+        return cls(manifest=manifest, **{**given, "join": join})

@@ -35,9 +35,9 @@ from types import TracebackType
 from typing import Self
 
 import blake3
-import platformdirs
 import torch
 
+from shoal.node.config import DEFAULT_DATA_DIR
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
@@ -436,7 +436,7 @@ def _seed_of(peer_id: str) -> int:
 def _data_folder(given: Path | str | None) -> Path:
     """Where `shoal run` would keep this node's things."""
     named = given or os.environ.get("SHOAL_DATA_DIR")
-    return Path(named) if named else platformdirs.user_data_path("shoal", appauthor=False)
+    return Path(named) if named else DEFAULT_DATA_DIR
 
 
 def join(

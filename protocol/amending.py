@@ -32,6 +32,7 @@ import msgspec
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, Manifest, validate_manifest
+from shoal.protocol.manifest_text import amendable_keys
 from shoal.protocol.messages import (
     CHANGE_LIMIT,
     SETTING_LIMIT_CHARS,
@@ -49,15 +50,8 @@ from shoal.protocol.wire import canonical
 CONSENT_DOMAIN = b"shoal/amend-consent"
 AMENDMENT_DOMAIN = b"shoal/amendment"
 
-AMENDABLE: Mapping[str, tuple[str, ...]] = {
-    "sync": (
-        *("inner_steps", "overlap_steps", "late_steps", "mixing", "outer_lr", "outer_momentum", "codec"),
-        *("norm_clip", "aggregate", "trim"),
-    ),
-    "inner": ("lr", "weight_decay", "warmup_tokens", "schedule", "decay_tokens", "min_lr", "clip_norm"),
-    "round": ("grace_s", "weight_cap", "staleness_rounds", "reduce_deadline_s"),
-}
-"""What can be amended. Everything else shapes the state, or says whose swarm this is."""
+AMENDABLE: Mapping[str, tuple[str, ...]] = amendable_keys(Manifest)
+"""What can be amended, by section. Everything else shapes the state, or says whose swarm this is."""
 
 Setting = bool | int | float | str
 SOURCE = "the amended settings"

@@ -8,7 +8,8 @@ so two nodes with the same SwarmId have the same settings, and a manifest fetche
 one's own once its SwarmId is the expected one. A peer's manifest cannot make this machine run code of its choice:
 a workload is an entry point that is installed here, or one that the user allowed (`manifest_workload`).
 
-A key's description below is also the comment that `shoal init` writes above it.
+A key is declared below and nowhere else: its type, range and default, whether it can be amended, and a description,
+which is also the comment that `shoal init` writes above it and its row in the page of the manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal.protocol.identity import PeerId, parse_peer_id
 from shoal.protocol.manifest_audit import AuditSection
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import SyncSection
-from shoal.protocol.manifest_text import explain_validation, refuse_non_finite, refuse_unknown_keys, render
+from shoal.protocol.manifest_text import AMENDABLE, explain_validation, refuse_non_finite, refuse_unknown_keys, render
 from shoal.protocol.manifest_withdrawn import refuse_withdrawn
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.protocol.strategies.strategy import Strategy
@@ -103,26 +104,71 @@ class InnerSection(Message, frozen=True, kw_only=True):
     """The optimizer of each node's own steps."""
 
     optimizer: Annotated[Literal["adamw"], Meta(description="Only adamw.")] = "adamw"
-    lr: Annotated[float, Meta(gt=0, le=100, description="Peak learning rate.")] = 1e-3
-    weight_decay: Annotated[float, Meta(ge=0, le=100, description="Decoupled weight decay.")] = 0.1
+    lr: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="Peak learning rate.",
+            extra=AMENDABLE,
+        ),
+    ] = 1e-3
+    weight_decay: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Decoupled weight decay.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.1
     betas: Annotated[
         tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]],
         Meta(description="Decay of the two moments."),
     ] = (0.9, 0.95)
     warmup_tokens: Annotated[
         int,
-        Meta(ge=0, le=2**53, description="Certified tokens over which the learning rate rises from 0."),
+        Meta(
+            ge=0,
+            le=2**53,
+            description="Certified tokens over which the learning rate rises from 0.",
+            extra=AMENDABLE,
+        ),
     ] = 0
     schedule: Annotated[
         Literal["constant", "cosine", "linear"],
-        Meta(description="How the learning rate goes on after the warm-up: constant, or down to min_lr."),
+        Meta(
+            description="How the learning rate goes on after the warm-up: constant, or down to min_lr.",
+            extra=AMENDABLE,
+        ),
     ] = "constant"
     decay_tokens: Annotated[
         int,
-        Meta(ge=0, le=2**53, description="Certified tokens, after the warm-up, over which it goes down to min_lr."),
+        Meta(
+            ge=0,
+            le=2**53,
+            description="Certified tokens, after the warm-up, over which it goes down to min_lr.",
+            extra=AMENDABLE,
+        ),
     ] = 0
-    min_lr: Annotated[float, Meta(ge=0, le=100, description="Learning rate at the end of the schedule.")] = 0.0
-    clip_norm: Annotated[float, Meta(gt=0, le=1e9, description="Gradients are clipped to this norm.")] = 1.0
+    min_lr: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Learning rate at the end of the schedule.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.0
+    clip_norm: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1e9,
+            description="Gradients are clipped to this norm.",
+            extra=AMENDABLE,
+        ),
+    ] = 1.0
 
     def __post_init__(self) -> None:
         if self.schedule == "constant":
@@ -148,20 +194,40 @@ class RoundSection(Message, frozen=True, kw_only=True):
     ] = 262_144
     grace_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds that a round waits for stragglers once most are ready."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a round waits for stragglers once most are ready.",
+            extra=AMENDABLE,
+        ),
     ] = 10.0
     weight_cap: Annotated[
         float,
-        Meta(ge=1, le=1e6, description="A contribution weighs at most this multiple of the median one."),
+        Meta(
+            ge=1,
+            le=1e6,
+            description="A contribution weighs at most this multiple of the median one.",
+            extra=AMENDABLE,
+        ),
     ] = 4.0
     staleness_rounds: Annotated[
         int,
-        Meta(ge=0, le=1000, description="A missed contribution may still count this many rounds later."),
+        Meta(
+            ge=0,
+            le=1000,
+            description="A missed contribution may still count this many rounds later.",
+            extra=AMENDABLE,
+        ),
     ] = 3
     durability: Literal["disk"] = "disk"
     reduce_deadline_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds after which a reduce is repaired, whatever the rates."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds after which a reduce is repaired, whatever the rates.",
+            extra=AMENDABLE,
+        ),
     ] = 120.0
 
 

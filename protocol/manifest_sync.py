@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.protocol.manifest_text import AMENDABLE
 from shoal.protocol.strategies.strategy import OuterStep, Strategy
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES, named, strategy_named
 from shoal.protocol.wire import Message
@@ -20,7 +21,12 @@ class SyncSection(Message, frozen=True, kw_only=True):
 
     inner_steps: Annotated[
         int,
-        Meta(ge=1, le=1_000_000, description="H: optimizer steps between two rounds, or two of one fragment."),
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="H: optimizer steps between two rounds, or two of one fragment.",
+            extra=AMENDABLE,
+        ),
     ]
     strategy: Annotated[str, Meta(description=_DESCRIPTION)] = DEFAULT_STRATEGY
     fragments: Annotated[
@@ -39,6 +45,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1_000_000,
             description="Optimizer steps that are made before a round's outcome is waited for, and applied: 0 or "
             "more, up to the steps between two rounds. More hide more of a slow network.",
+            extra=AMENDABLE,
         ),
     ] = 0
     late_steps: Annotated[
@@ -48,6 +55,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1_000_000,
             description="Optimizer steps that are made beyond these while the outcome is late, in place of waiting, "
             "until it is here. With 0 what is learnt does not depend on how fast rounds are.",
+            extra=AMENDABLE,
         ),
     ] = 0
     mixing: Annotated[
@@ -57,10 +65,27 @@ class SyncSection(Message, frozen=True, kw_only=True):
             le=1,
             description="With strategy = streaming: how much of its own values a node keeps of a fragment when the "
             "round's outcome is applied; 1 would ignore that.",
+            extra=AMENDABLE,
         ),
     ] = 0.5
-    outer_lr: Annotated[float, Meta(gt=0, le=100, description="Learning rate of the outer step.")] = 0.7
-    outer_momentum: Annotated[float, Meta(ge=0, lt=1, description="Nesterov momentum of the outer step.")] = 0.9
+    outer_lr: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="Learning rate of the outer step.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.7
+    outer_momentum: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Nesterov momentum of the outer step.",
+            extra=AMENDABLE,
+        ),
+    ] = 0.9
     gossip_gamma: Annotated[
         float,
         Meta(
@@ -74,7 +99,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Literal["fp32", "bf16", "int8", "int4", "topk"],
         Meta(
             description="How values travel: fp32, bf16, int8 or int4 (32, 16, 8 or 4.125 bits each), or topk "
-            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places)."
+            "(with strategy = sparse: the largest of each 4096, in 2 bits, and their places).",
+            extra=AMENDABLE,
         ),
     ] = "int8"
     balance: Annotated[
@@ -104,7 +130,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Whether a contribution is scaled down to the norm of the median one, as a whole and in every "
-            "chunk. On unless said otherwise, but for ddp, gossip and rollouts."
+            "chunk. On unless said otherwise, but for ddp, gossip and rollouts.",
+            extra=AMENDABLE,
         ),
     ] = False
     aggregate: Annotated[
@@ -112,7 +139,8 @@ class SyncSection(Message, frozen=True, kw_only=True):
         Meta(
             description="How contributions are combined. mean: weighted by tokens. The others count each once, so that "
             "few hostile ones change little. median: of each value the middle one. trimmed: of each value the mean "
-            "without the largest and smallest."
+            "without the largest and smallest.",
+            extra=AMENDABLE,
         ),
     ] = "mean"
     trim: Annotated[
@@ -121,6 +149,7 @@ class SyncSection(Message, frozen=True, kw_only=True):
             ge=0,
             lt=0.5,
             description="With aggregate = trimmed: what share is left out at either end: at least that of the hostile.",
+            extra=AMENDABLE,
         ),
     ] = 0.25
     clip_radius: float = 1.0

@@ -1,7 +1,7 @@
 """Between the text of a manifest and its structs: errors in the user's words, and a commented file.
 
 Everything here is driven by the structs themselves. A field's `Meta(description=…)` is its comment in the file that
-`render` writes, and part of the answer when its value is wrong.
+`render` writes, and part of the answer when its value is wrong. `Meta(extra=AMENDABLE)`: it can be amended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,6 +21,8 @@ from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.manifest_withdrawn import is_gone
 
 LINE_CHARS = 100
+AMENDABLE: Final = {"amendable": True}
+"""Of a key that members can change while the swarm runs. Each other shapes the state, or says whose swarm it is."""
 
 _WORDS = {
     "`bool | int | float | str`": "a text, a number, true or false",
@@ -38,7 +40,7 @@ _PATH_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source: str) -> None:
     """Raise ConfigError for the first section or key that `root` does not have, naming the nearest it has."""
-    sections = _sections(root)
+    sections = sections_of(root)
     for section, table in raw.items():
         if section not in sections:
             what = f"[{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
@@ -100,17 +102,18 @@ def _in_words(why: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _hints(of: Any) -> dict[str, Any]:
+def hints_of(of: Any) -> dict[str, Any]:
+    """The annotations of a struct, by its fields."""
     return get_type_hints(of, include_extras=True)
 
 
-def _sections(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+def sections_of(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
     """The struct of every section, also of those that need not be there."""
-    return {name: get_args(hint)[0] if get_args(hint) else hint for name, hint in _hints(root).items()}
+    return {name: get_args(hint)[0] if get_args(hint) else hint for name, hint in hints_of(root).items()}
 
 
 def _field_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
-    return _hints(_sections(root)[section]).get(key)
+    return hints_of(sections_of(root)[section]).get(key)
 
 
 def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
@@ -120,28 +123,47 @@ def _plain_hint(root: type[msgspec.Struct], section: str, key: str) -> Any:
     return hint
 
 
+def meta_of(hint: Any) -> msgspec.Meta:
+    """What is said of a field beside its type."""
+    return next((one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta)), msgspec.Meta())
+
+
 def _description(root: type[msgspec.Struct], section: str, key: str) -> str:
-    for annotation in get_args(_field_hint(root, section, key))[1:]:
-        if isinstance(annotation, msgspec.Meta) and annotation.description:
-            return annotation.description
-    return ""
+    return meta_of(_field_hint(root, section, key)).description or ""
+
+
+def amendable_keys(root: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
+    """By section, the keys that can be amended, in the order of the structs."""
+    found = {
+        section: tuple(key for key in kind.__struct_fields__ if meta_of(hints_of(kind)[key]).extra == AMENDABLE)
+        for section, kind in sections_of(root).items()
+    }
+    return {section: keys for section, keys in found.items() if keys}
 
 
 def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
     """`manifest`, a struct of sections, as TOML: every key of this release, under its comment if these are wanted."""
     root = type(manifest)
     lines: list[str] = []
-    for section, hint in _sections(root).items():
+    for section, hint in sections_of(root).items():
         table = getattr(manifest, section)
         if table is None:
             continue
         lines += [*_comment(hint.__doc__ or "", commented), f"[{section}]"]
-        fields = [field for field in msgspec.structs.fields(hint) if not is_gone(section, field.name)]
-        for field in sorted(fields, key=_is_table):
-            lines += _comment(_description(root, section, field.name), commented)
-            lines += _assignment(section, field.name, getattr(table, field.name))
+        for key, description in _written_keys(section, hint):
+            lines += _comment(description, commented)
+            lines += _assignment(section, key, getattr(table, key))
         lines.append("")
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=64)
+def _written_keys(section: str, kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """The keys of a section in the order in which they are written, and what is said of each."""
+    fields = [field for field in msgspec.structs.fields(kind) if not is_gone(section, field.name)]
+    return tuple(
+        (field.name, meta_of(hints_of(kind)[field.name]).description or "") for field in sorted(fields, key=_is_table)
+    )
 
 
 def _comment(text: str, wanted: bool) -> list[str]:
@@ -155,11 +177,12 @@ def _is_table(field: msgspec.structs.FieldInfo) -> bool:
 
 def _assignment(section: str, key: str, value: object) -> list[str]:
     if isinstance(value, dict):
-        return [f"[{section}.{key}]", *(f"{name} = {_toml(item)}" for name, item in value.items())]
-    return [f"{key} = {_toml(value)}"]
+        return [f"[{section}.{key}]", *(f"{name} = {in_toml(item)}" for name, item in value.items())]
+    return [f"{key} = {in_toml(value)}"]
 
 
-def _toml(value: object) -> str:
+def in_toml(value: object) -> str:
+    """A value as it stands in a manifest."""
     if isinstance(value, str):
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -168,12 +191,12 @@ def _toml(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        inner = ", ".join(_toml(item) for item in value)
+        inner = ", ".join(in_toml(item) for item in value)
         if len(inner) <= LINE_CHARS:
             return f"[{inner}]"
-        return "[\n" + "".join(f"    {_toml(item)},\n" for item in value) + "]"
+        return "[\n" + "".join(f"    {in_toml(item)},\n" for item in value) + "]"
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {in_toml(item)}" for key, item in value.items()) + " }"
     raise LocalError(f"no TOML for a {type(value).__name__}")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
-from shoal.cli.options import option
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.campaigns.campaign import Campaign
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 class CampaignOptions(LongRunOptions):
     """What the user asked `shoal campaign` for."""
 
-    runs: Annotated[int, option("--runs", help="How many faulted rounds.")] = 200
-    seed: Annotated[int, option("--seed", help="Which faults, where and when.")] = 1
-    peers: Annotated[list[int], option("--peers", help="A number of nodes. Repeatable; 3, 4, 5 and 6 if left out.")] = (
+    runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200
+    seed: Annotated[int, Option("--seed", help="Which faults, where and when.")] = 1
+    peers: Annotated[list[int], Option("--peers", help="A number of nodes. Repeatable; 3, 4, 5 and 6 if left out.")] = (
         field(default_factory=list)
     )
-    codecs: Annotated[list[str], option("--codecs", help="A codec. Repeatable; all if left out.")] = field(
+    codecs: Annotated[list[str], Option("--codecs", help="A codec. Repeatable; all if left out.")] = field(
         default_factory=list
     )
     only: Annotated[
-        int | None, option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
+        int | None, Option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
     ] = None
     short: Annotated[
-        bool, option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
+        bool, Option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
     ] = False
-    keep: Annotated[bool, option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
+    keep: Annotated[bool, Option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
 
 
 def campaign(options: CampaignOptions) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
-from shoal.cli.options import option
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.campaigns.chaos import Chaos
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class ChaosOptions(LongRunOptions):
     """What the user asked `shoal chaos` for."""
 
-    minutes: Annotated[float, option("--minutes", help="For how long scenarios are begun.")] = 60.0
-    seed: Annotated[int, option("--seed", help="Which scenarios.")] = 1
-    scenarios: Annotated[int | None, option("--scenarios", help="No more than so many.")] = None
+    minutes: Annotated[float, Option("--minutes", help="For how long scenarios are begun.")] = 60.0
+    seed: Annotated[int, Option("--seed", help="Which scenarios.")] = 1
+    scenarios: Annotated[int | None, Option("--scenarios", help="No more than so many.")] = None
     only: Annotated[
-        int | None, option("--only", help="Do this one of the scenarios, as it is among the others.", metavar="NUMBER")
+        int | None, Option("--only", help="Do this one of the scenarios, as it is among the others.", metavar="NUMBER")
     ] = None
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
 from shoal.cli.text import count
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,42 +34,42 @@ class ExploreOptions:
     """What the user asked `shoal explore` for."""
 
     what: Annotated[str, typer.Argument(metavar="agreement|rules|repair", help="What to explore.")] = "agreement"
-    members: Annotated[int, option("--members", help="Members of the electorate; member v leads view v.")] = 3
-    views: Annotated[int, option("--views", help="How many views there may be, from view 0 on.")] = 3
-    crashes: Annotated[int, option("--crashes", help="How often a member may be killed and return.")] = 1
+    members: Annotated[int, Option("--members", help="Members of the electorate; member v leads view v.")] = 3
+    views: Annotated[int, Option("--views", help="How many views there may be, from view 0 on.")] = 3
+    crashes: Annotated[int, Option("--crashes", help="How often a member may be killed and return.")] = 1
     returning: Annotated[
         str | None,
-        option("--returning", help="Of a repair: only these return, each as often as named.", metavar="M,M…"),
+        Option("--returning", help="Of a repair: only these return, each as often as named.", metavar="M,M…"),
     ] = None
-    leaves: Annotated[int, option("--leaves", help="How many members may leave.")] = 0
-    plans: Annotated[int, option("--plans", help="How many values a free lead may choose from.")] = 2
-    planner: Annotated[int, option("--planner", help="Which member planned the last round.")] = 0
-    rollbacks: Annotated[int, option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
-    unreduced: Annotated[bool, option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
-    quorum: Annotated[str, option("--quorum", help="The fault model, and so the quorum.", metavar="crash|lying")] = (
+    leaves: Annotated[int, Option("--leaves", help="How many members may leave.")] = 0
+    plans: Annotated[int, Option("--plans", help="How many values a free lead may choose from.")] = 2
+    planner: Annotated[int, Option("--planner", help="Which member planned the last round.")] = 0
+    rollbacks: Annotated[int, Option("--rollbacks", help="To how many rounds a free lead may go back instead.")] = 0
+    unreduced: Annotated[bool, Option("--unreduced", help="Walk also schedules that differ in nothing.")] = False
+    quorum: Annotated[str, Option("--quorum", help="The fault model, and so the quorum.", metavar="crash|lying")] = (
         "crash"
     )
     liars: Annotated[
-        int, option("--liars", help="How many members say anything at any time; one, but of the rules.")
+        int, Option("--liars", help="How many members say anything at any time; one, but of the rules.")
     ] = 0
-    liar: Annotated[int, option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
+    liar: Annotated[int, Option("--liar", help="The first member that lies.", metavar="MEMBER")] = 0
     careless: Annotated[
-        bool, option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
+        bool, Option("--careless", help="Of the rules: the one liar of crash may convict itself, and forks may be.")
     ] = False
-    bug: Annotated[str | None, option("--bug", help="Of the rules: one to break, to see it found.", metavar="NAME")] = (
+    bug: Annotated[str | None, Option("--bug", help="Of the rules: one to break, to see it found.", metavar="NAME")] = (
         None
     )
-    attempts: Annotated[int, option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
-    chunks: Annotated[int, option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
-    shift: Annotated[int, option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
-    late: Annotated[int | None, option("--late", help="Of a repair: the member that is late.", metavar="MEMBER")] = None
-    codec: Annotated[str, option("--codec", help="Of a repair: how contributions are encoded.")] = "int8"
-    stale: Annotated[bool, option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
-    limit: Annotated[int | None, option("--limit", help="Stop after so many states.", metavar="STATES")] = None
+    attempts: Annotated[int, Option("--attempts", help="Of a repair: how many plans a lead may make in a view.")] = 2
+    chunks: Annotated[int, Option("--chunks", help="Of a repair: how many chunks the model has.")] = 2
+    shift: Annotated[int, Option("--shift", help="Of a repair: the place whose owner is dealt the first chunk.")] = 0
+    late: Annotated[int | None, Option("--late", help="Of a repair: the member that is late.", metavar="MEMBER")] = None
+    codec: Annotated[str, Option("--codec", help="Of a repair: how contributions are encoded.")] = "int8"
+    stale: Annotated[bool, Option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
+    limit: Annotated[int | None, Option("--limit", help="Stop after so many states.", metavar="STATES")] = None
     walk: Annotated[
-        int | None, option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
+        int | None, Option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
     ] = None
-    seed: Annotated[int, option("--seed", help="Of the random steps.")] = 1
+    seed: Annotated[int, Option("--seed", help="Of the random steps.")] = 1
     as_json: AsJson = False
 
 

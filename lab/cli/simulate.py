@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 class SimulateOptions:
     """What the user asked `shoal simulate` for."""
 
-    peers: Annotated[int, option("--peers", help="How many nodes there are at the start.")] = 8
-    rounds: Annotated[int, option("--rounds", help="How many rounds are to be certified.")] = 20
+    peers: Annotated[int, Option("--peers", help="How many nodes there are at the start.")] = 8
+    rounds: Annotated[int, Option("--rounds", help="How many rounds are to be certified.")] = 20
     faults: Annotated[
-        Path | None, option("--faults", help="A TOML file of what befalls them: loss, churn, faults.", metavar="FILE")
+        Path | None, Option("--faults", help="A TOML file of what befalls them: loss, churn, faults.", metavar="FILE")
     ] = None
     churn: Annotated[
-        float, option("--churn", help="Share of the peers that crash, and of newcomers, in a round's time.")
+        float, Option("--churn", help="Share of the peers that crash, and of newcomers, in a round's time.")
     ] = 0.0
-    loss: Annotated[float, option("--loss", help="Share of control messages that the network loses.")] = 0.0
-    seed: Annotated[int, option("--seed", help="Of everything random; the same seed gives the same trace.")] = 1
-    real_keys: Annotated[bool, option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
-    shrink: Annotated[bool, option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
+    loss: Annotated[float, Option("--loss", help="Share of control messages that the network loses.")] = 0.0
+    seed: Annotated[int, Option("--seed", help="Of everything random; the same seed gives the same trace.")] = 1
+    real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
+    shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
     as_json: AsJson = False
 
 

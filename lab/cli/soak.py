@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
-from shoal.cli.options import option
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, quantity
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.campaigns.soak import Soak
@@ -25,10 +25,10 @@ _IN_BYTES = ("rss", "disk", "kept")
 class SoakOptions(LongRunOptions):
     """What the user asked `shoal soak` for."""
 
-    minutes: Annotated[float, option("--minutes", help="How long.")] = 120.0
-    nodes: Annotated[int, option("--nodes", help="How many nodes.")] = 4
-    seed: Annotated[int, option("--seed", help="Which faults, and whom they strike.")] = 1
-    period: Annotated[float, option("--period", help="Seconds from one fault to the next.")] = 60.0
+    minutes: Annotated[float, Option("--minutes", help="How long.")] = 120.0
+    nodes: Annotated[int, Option("--nodes", help="How many nodes.")] = 4
+    seed: Annotated[int, Option("--seed", help="Which faults, and whom they strike.")] = 1
+    period: Annotated[float, Option("--period", help="Seconds from one fault to the next.")] = 60.0
 
 
 def soak(options: SoakOptions) -> None:

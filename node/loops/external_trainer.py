@@ -329,6 +329,6 @@ def trainer_of(config: NodeConfig, identity: Identity, chain: Chain, *, abandone
         peer_id=identity.peer_id,
         path=lambda: trainer_socket_path(config.data_dir),
         known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
-        patience_s=None if averages else config.loop_patience_s,
+        patience_s=None if averages else config.loop_patience_s or None,
         on_abandoned=abandoned,
     )

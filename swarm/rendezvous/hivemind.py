@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,11 @@ LOG_LINE_LIMIT_BYTES = 500
 LOG_READ_BYTES = 16 << 10
 PENDING_LIMIT = 64
 
+_PEER = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:_-]{1,253}/(tcp|udp)/\d{1,5}(/quic|/quic-v1)?/p2p/[1-9A-HJ-NP-Za-km-z]{20,100}",
+    re.ASCII,
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -60,6 +66,17 @@ def check_installed(what: str) -> None:
     """Raises ConfigError, naming `what` asks for it, where hivemind is not installed."""
     if importlib.util.find_spec("hivemind") is None:
         raise ConfigError(f"{what} needs hivemind; install it with: pip install 'shoal[hivemind]'")
+
+
+def check_peers(addresses: Iterable[str], what: str) -> None:
+    """Raises ConfigError, naming `what` asks for them, for one that is no address, or where hivemind is not installed.
+
+    An address goes into the command line of hivemind's daemon as it is.
+    """
+    for text in addresses:
+        if not _PEER.fullmatch(text):
+            raise ConfigError(f"{what}: {text!r} is no peer's address, like /ip4/192.0.2.7/tcp/31337/p2p/12D3KooW…")
+    check_installed(what)
 
 
 class HivemindFailed(NetworkError):

@@ -1,4 +1,4 @@
-"""Texts of options, and their environment variables."""
+"""Options as the command line has them, and their environment variables."""
 
 from __future__ import annotations
 
@@ -11,48 +11,8 @@ import typer.main
 
 from shoal.cli.commands import app
 from shoal.cli.main import execute
-from shoal.cli.options import help_of, no_markup, parse_host_port, parse_rate
-from shoal.protocol.errors import ConfigError
+from shoal.cli.options import help_of, no_markup
 from shoal.protocol.identity import Identity
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_per_s"),
-    [
-        ("10M", 10_000_000),
-        ("10MB/s", 10_000_000),
-        ("5MiB/s", 5 * 2**20),
-        ("80Mbit", 10_000_000),
-        ("80 Mbit/s", 10_000_000),
-        ("8kbps", 1000),
-        ("1.5K", 1500),
-        ("0.5Gi", 2**29),
-        ("123456", 123_456),
-        (" 1G ", 10**9),
-    ],
-)
-def test_rate_is_read_in_bytes_per_second(text: str, bytes_per_s: int) -> None:
-    assert parse_rate(text, "--max-upload") == bytes_per_s
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "7bit", "10m", "1e6", "M", "10Mb", "9999G", "1" * 13, "٣M"])
-def test_rate_that_is_none_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--max-upload: "):
-        parse_rate(text, "--max-upload")
-
-
-@pytest.mark.parametrize(
-    ("text", "pair"),
-    [("0.0.0.0:4100", ("0.0.0.0", 4100)), ("[::]:0", ("::", 0)), ("localhost:1", ("localhost", 1))],
-)
-def test_host_port_is_read(text: str, pair: tuple[str, int]) -> None:
-    assert parse_host_port(text, "--lane-listen") == pair
-
-
-@pytest.mark.parametrize("text", ["", "4100", ":4100", "::1:4100", "[x]:1", "a:", "a:65536", "a b:1", "a:1:2"])
-def test_host_port_that_is_none_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--lane-listen: .* is not HOST:PORT"):
-        parse_host_port(text, "--lane-listen")
 
 
 def test_every_option_has_its_environment_variable() -> None:

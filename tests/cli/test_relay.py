@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.relay import DAEMON_KEY_NAME, RELAY_KEY_NAME, RelayOptions, _daemon_key, check_hivemind_peers, relay
+from shoal.cli.relay import DAEMON_KEY_NAME, RELAY_KEY_NAME, RelayOptions, _daemon_key, relay
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.identity import Identity, public_key_of
+from shoal.swarm.rendezvous.hivemind import check_peers
 
 PEER = "12D3KooWEfY2TmhEWp1scTkNTgGcB6sBdaeicFJXJjeBmUpFMyg8"
 
@@ -29,18 +30,18 @@ PEER = "12D3KooWEfY2TmhEWp1scTkNTgGcB6sBdaeicFJXJjeBmUpFMyg8"
 )
 def test_address_that_is_none_never_reaches_the_daemon(address: str) -> None:
     with pytest.raises(ConfigError, match="is no peer's address, like /ip4/"):
-        check_hivemind_peers([address], "--hivemind")
+        check_peers([address], "--hivemind")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hivemind") is None, reason="hivemind is not installed")
 def test_addresses_of_hivemind_peers_are_taken_with_either_kind_of_key() -> None:
     for peer in (PEER, "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"):
         for where in ("ip4/192.0.2.1/tcp/31337", "dns/boot.example.org/tcp/4001", "ip6/2001:db8::1/udp/4001/quic"):
-            check_hivemind_peers([f"/{where}/p2p/{peer}"], "--hivemind")
+            check_peers([f"/{where}/p2p/{peer}"], "--hivemind")
 
 
 def test_port_that_the_system_chooses_cannot_be_announced(tmp_path: Path) -> None:
-    options = RelayOptions(data_dir=tmp_path, announce=["/ip4/192.0.2.1/tcp/0"])
+    options = RelayOptions(data_dir=tmp_path, announce=("/ip4/192.0.2.1/tcp/0",))
     with pytest.raises(ConfigError, match=r"^--announce: .*names port 0"):
         relay(options)
 

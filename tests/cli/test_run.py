@@ -10,8 +10,8 @@ import pytest
 
 from shoal.cli import run
 from shoal.cli.main import execute
-from shoal.cli.options import DEFAULT_DATA_DIR
-from shoal.node.config import Hold, NodeConfig
+from shoal.node.config import DEFAULT_DATA_DIR, Hold, NodeConfig
+from shoal.node.options import HostPort
 from shoal.node.outcome import Outcome, Progress, RoundCertified, TrainerTraceback
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
@@ -66,7 +66,7 @@ def test_run_hands_every_option_on(daemon: FakeDaemon, manifest: Path, tmp_path:
         data_dir=tmp_path / "node",
         join=(first, second),
         listen=("/ip4/127.0.0.1/tcp/4001",),
-        lane_listen=("127.0.0.1", 4100),
+        lane_listen=HostPort("127.0.0.1", 4100),
         device="cuda:1",
         threads=3,
         accumulate=4,

@@ -27,7 +27,7 @@ def written(folder: Path, workload: str, options: dict[str, str | int | float | 
 
 @pytest.mark.parametrize(("workload", "external"), [("own-loop", True), ("regression", False)])
 def test_the_manifest_says_whose_trainer_it_is(tmp_path: Path, workload: str, external: bool) -> None:
-    config = config_of(RunOptions(manifest=written(tmp_path, workload), data_dir=tmp_path, loop_patience=5))
+    config = config_of(RunOptions(manifest=written(tmp_path, workload), data_dir=tmp_path, loop_patience_s=5))
     assert config.loop_patience_s == 5
     manifest = config.manifest
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
@@ -41,4 +41,4 @@ def test_what_an_own_loop_has_no_use_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data: the workload own-loop reads no data"):
         config_of(RunOptions(manifest=written(tmp_path, "own-loop"), data_dir=tmp_path, data=str(tmp_path)))
     with pytest.raises(ConfigError, match="--loop-patience"):
-        config_of(RunOptions(manifest=written(tmp_path, "own-loop"), data_dir=tmp_path, loop_patience=-1))
+        config_of(RunOptions(manifest=written(tmp_path, "own-loop"), data_dir=tmp_path, loop_patience_s=-1))

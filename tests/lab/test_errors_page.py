@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shoal.lab.errors_page import ErrorText, _escaped, _kinds, _texts, collect, render
+from shoal.lab.errors_page import ErrorText, _kinds, _texts, collect, escaped, render
 
 ACTIONS = (
     "add|allow|ask|attach|build|change|check|choose|complete|copy|correct|create|end|export|find|free|get|give|go|have|"
@@ -50,7 +50,7 @@ def test_page_lists_each_text_beneath_its_module() -> None:
     page = render(collect())
     for text in collect():
         told = page[page.index(f"**{text.module.removeprefix('shoal.')}**") :]
-        assert _escaped(text.text) in told
+        assert escaped(text.text) in told
 
 
 @pytest.mark.parametrize(

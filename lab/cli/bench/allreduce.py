@@ -10,32 +10,33 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.options import ReportOptions, option, parse_numbers
+from shoal.cli.options import ReportOptions, parse_numbers
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.bench.allreduce import Allreduce
     from shoal.lab.bench.compare import Comparison
 
-Numel = Annotated[int, option("--numel", help="How many values.")]
-Iters = Annotated[int, option("--iters", help="Measured rounds; two more warm up.")]
+Numel = Annotated[int, Option("--numel", help="How many values.")]
+Iters = Annotated[int, Option("--iters", help="Measured rounds; two more warm up.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllreduceOptions(ReportOptions):
     """What the user asked `shoal bench allreduce` for."""
 
-    peers: Annotated[int, option("--peers", help="How many nodes, each a process of its own.")] = 4
+    peers: Annotated[int, Option("--peers", help="How many nodes, each a process of its own.")] = 4
     numel: Numel = 25_000_000
-    codec: Annotated[str, option("--codec", help="fp32, bf16, int8 or int4.")] = "fp32"
+    codec: Annotated[str, Option("--codec", help="fp32, bf16, int8 or int4.")] = "fp32"
     iters: Iters = 5
     fault: Annotated[
         Literal["none", "sigkill", "sigstop"],
-        option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often."),
+        Option("--fault", help="Strike one node in mid-reduce, after the undisturbed rounds, as often."),
     ] = "none"
     sockets: Annotated[
-        bool, option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
+        bool, Option("--sockets", help="All through sockets, as between machines: nodes share no memory.")
     ] = False
 
 
@@ -82,14 +83,14 @@ def _summary(result: Allreduce) -> list[str]:
 class CompareOptions(ReportOptions):
     """What the user asked `shoal bench compare` for, as written."""
 
-    repeat: Annotated[int, option("--repeat", help="How often everything runs, in turn.")] = 3
-    peers: Annotated[str, option("--peers", help="Numbers of nodes, like 2,4.", metavar="N,N…")] = "2,4"
+    repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.")] = 3
+    peers: Annotated[str, Option("--peers", help="Numbers of nodes, like 2,4.", metavar="N,N…")] = "2,4"
     numel: Numel = 25_000_000
     iters: Iters = 5
-    fault_iters: Annotated[int, option("--fault-iters", help="Strikes of each kind of fault; 0 for none.")] = 3
+    fault_iters: Annotated[int, Option("--fault-iters", help="Strikes of each kind of fault; 0 for none.")] = 3
     rival: Annotated[
         list[str],
-        option(
+        Option(
             "--rival",
             help="A command that prints JSON with median_s; {peers} and {numel} are filled in. Repeatable.",
             metavar="NAME=COMMAND",
@@ -97,16 +98,16 @@ class CompareOptions(ReportOptions):
     ] = field(default_factory=list)
     rival_regex: Annotated[
         list[str],
-        option(
+        Option(
             "--rival-regex",
             help="For a rival that prints text: group 1 is a repetition's seconds, the first warms up. Repeatable.",
             metavar="NAME=REGEX",
         ),
     ] = field(default_factory=list)
     campaign: Annotated[
-        Path | None, option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
+        Path | None, Option("--campaign", help="A report in JSON to put on the page too.", metavar="FILE")
     ] = None
-    out: Annotated[Path | None, option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
+    out: Annotated[Path | None, Option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
 
 
 def compare(options: CompareOptions) -> None:

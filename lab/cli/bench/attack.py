@@ -9,27 +9,28 @@ from typing import Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions
 from shoal.cli.render import progress_display
+from shoal.node.options import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackOptions(ReportOptions):
     """What the user asked `shoal bench attack` for, as written."""
 
-    peers: Annotated[int, option("--peers", help="How many peers, attackers among them.")] = 16
-    attackers: Annotated[int, option("--attackers", help="How many of them attack in every round.")] = 3
+    peers: Annotated[int, Option("--peers", help="How many peers, attackers among them.")] = 16
+    attackers: Annotated[int, Option("--attackers", help="How many of them attack in every round.")] = 3
     attack: Annotated[
-        str, option("--attack", help="What they do: all, or some of a list with commas.", metavar="A,A…|all")
+        str, Option("--attack", help="What they do: all, or some of a list with commas.", metavar="A,A…|all")
     ] = "all"
     defence: Annotated[
-        str, option("--defence", help="How contributions are combined: all, or some.", metavar="D,D…|all")
+        str, Option("--defence", help="How contributions are combined: all, or some.", metavar="D,D…|all")
     ] = "all"
-    rounds: Annotated[int, option("--rounds", help="How many rounds are trained.")] = 12
-    inner_steps: Annotated[int, option("--inner-steps", help="H: optimizer steps between two rounds.")] = 5
-    audits: Annotated[int, option("--audits", help="Chunks that each peer recomputes a round.")] = 2
-    seed: Annotated[int, option("--seed", help="Of the parameters, the data and the keys.")] = 1
-    out: Annotated[Path | None, option("--out", "-o", help="The tables, in Markdown, go here too.", metavar="FILE")] = (
+    rounds: Annotated[int, Option("--rounds", help="How many rounds are trained.")] = 12
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 5
+    audits: Annotated[int, Option("--audits", help="Chunks that each peer recomputes a round.")] = 2
+    seed: Annotated[int, Option("--seed", help="Of the parameters, the data and the keys.")] = 1
+    out: Annotated[Path | None, Option("--out", "-o", help="The tables, in Markdown, go here too.", metavar="FILE")] = (
         None
     )
 

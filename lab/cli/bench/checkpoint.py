@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ STATE_LIMIT_MB = 1_000_000
 class CheckpointOptions:
     """What the user asked `shoal bench checkpoint` for."""
 
-    state_mb: Annotated[int, option("--state-mb", help="MB (10^6 bytes) of optimizer state in a snapshot.")] = 1000
-    repetitions: Annotated[int, option("--repetitions", help="Measured pairs; one more warms up.")] = REPETITIONS
+    state_mb: Annotated[int, Option("--state-mb", help="MB (10^6 bytes) of optimizer state in a snapshot.")] = 1000
+    repetitions: Annotated[int, Option("--repetitions", help="Measured pairs; one more warms up.")] = REPETITIONS
     folder: Annotated[
-        Path | None, option("--folder", help="Whose disk to write to; by default the temporary folder's.")
+        Path | None, Option("--folder", help="Whose disk to write to; by default the temporary folder's.")
     ] = None
     as_json: AsJson = False
 
@@ -38,8 +39,8 @@ class CheckpointOptions:
 class RestartOptions:
     """What the user asked `shoal bench restart` for."""
 
-    state_mb: Annotated[int, option("--state-mb", help="MB (10^6 bytes) of the certified state on disk.")] = 10
-    repetitions: Annotated[int, option("--repetitions", help="Kills and restarts.")] = REPETITIONS
+    state_mb: Annotated[int, Option("--state-mb", help="MB (10^6 bytes) of the certified state on disk.")] = 10
+    repetitions: Annotated[int, Option("--repetitions", help="Kills and restarts.")] = REPETITIONS
     as_json: AsJson = False
 
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 PEER_LIMIT = 500
@@ -20,11 +21,11 @@ SECONDS_LIMIT = 600.0
 class DashboardOptions:
     """What is served and measured."""
 
-    peers: Annotated[int, option("--peers", help="Nodes beside the one whose page it is.")] = 200
-    seconds: Annotated[float, option("--seconds", help="How long each of three measurements takes.")] = 10.0
-    seed: Annotated[int, option("--seed", help="Of the made-up swarm.")] = 1
-    serve: Annotated[bool, option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
-    rollouts: Annotated[bool, option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
+    peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.")] = 200
+    seconds: Annotated[float, Option("--seconds", help="How long each of three measurements takes.")] = 10.0
+    seed: Annotated[int, Option("--seed", help="Of the made-up swarm.")] = 1
+    serve: Annotated[bool, Option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
+    rollouts: Annotated[bool, Option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
     as_json: AsJson = False
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ NODES, REPETITIONS = 8, 5
 class FindOptions:
     """What the user asked `shoal bench find` for."""
 
-    nodes: Annotated[int, option("--nodes", help="Members of the swarm, all on this machine.")] = NODES
-    repetitions: Annotated[int, option("--repetitions", help="Newcomers, one after the other.")] = REPETITIONS
+    nodes: Annotated[int, Option("--nodes", help="Members of the swarm, all on this machine.")] = NODES
+    repetitions: Annotated[int, Option("--repetitions", help="Newcomers, one after the other.")] = REPETITIONS
     as_json: AsJson = False
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ NODES, WINDOWS, SECONDS = 2, 3, 30.0
 class FloodOptions:
     """What the user asked `shoal bench flood` for."""
 
-    nodes: Annotated[int, option("--nodes", help="Nodes that train; the first is attacked.")] = NODES
-    windows: Annotated[int, option("--windows", help="Attacks, each between two times of peace.")] = WINDOWS
-    seconds: Annotated[float, option("--seconds", help="How long each lasts.")] = SECONDS
+    nodes: Annotated[int, Option("--nodes", help="Nodes that train; the first is attacked.")] = NODES
+    windows: Annotated[int, Option("--windows", help="Attacks, each between two times of peace.")] = WINDOWS
+    seconds: Annotated[float, Option("--seconds", help="How long each lasts.")] = SECONDS
     as_json: AsJson = False
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.bench.hostile_spec import HostileResult, Window
@@ -23,11 +24,11 @@ PLACES = 256
 class HostileOptions:
     """What the user asked `shoal bench hostile` for."""
 
-    kind: Annotated[str, option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
-    round_s: Annotated[float, option("--round-s", help="Seconds that a node trains for one round.")] = 20.0
-    rounds: Annotated[int, option("--rounds", help="How many rounds left alone, and as many when struck.")] = 6
-    places: Annotated[int, option("--places", help="How many strangers come to each node, for kind links.")] = PLACES
-    check: Annotated[bool, option("--check", help="Exit with code 1 if a target is missed.")] = False
+    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/hostile.md.", metavar="KIND")]
+    round_s: Annotated[float, Option("--round-s", help="Seconds that a node trains for one round.")] = 20.0
+    rounds: Annotated[int, Option("--rounds", help="How many rounds left alone, and as many when struck.")] = 6
+    places: Annotated[int, Option("--places", help="How many strangers come to each node, for kind links.")] = PLACES
+    check: Annotated[bool, Option("--check", help="Exit with code 1 if a target is missed.")] = False
     as_json: AsJson = False
 
 

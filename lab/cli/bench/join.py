@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.bench.join import JoinSpeed
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 class JoinOptions:
     """What the user asked `shoal bench join` for."""
 
-    state_mb: Annotated[int, option("--state-mb", help="Size of the state: 8 bytes per parameter.")] = 1000
-    donors: Annotated[int, option("--donors", help="How many serve it, each a process of its own.")] = 3
-    repetitions: Annotated[int, option("--repetitions", help="Measured transfers; one more warms up.")] = 9
+    state_mb: Annotated[int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.")] = 1000
+    donors: Annotated[int, Option("--donors", help="How many serve it, each a process of its own.")] = 3
+    repetitions: Annotated[int, Option("--repetitions", help="Measured transfers; one more warms up.")] = 9
     training: Annotated[
         bool,
-        option(
+        Option(
             "--training/--no-training",
             help="Also measure the donors' training rate while they serve at 100 MB/s each at most.",
         ),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ LIMIT = 10_000
 class LaneOptions:
     """What the user asked `shoal bench lane` for."""
 
-    repetitions: Annotated[int, option("--repetitions", help="Measured turns of all ways; one more warms up.")] = (
+    repetitions: Annotated[int, Option("--repetitions", help="Measured turns of all ways; one more warms up.")] = (
         REPETITIONS
     )
-    frames: Annotated[int, option("--frames", help="Frames of 512 KiB in each run.")] = FRAMES
+    frames: Annotated[int, Option("--frames", help="Frames of 512 KiB in each run.")] = FRAMES
     as_json: AsJson = False
 
 

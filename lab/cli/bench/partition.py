@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
 from shoal.cli.text import count, in_one_line
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.bench.partition import PartitionResult
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 class PartitionOptions:
     """What the user asked `shoal bench partition` for."""
 
-    seconds: Annotated[float, option("--seconds", help="For how long the halves are apart.")] = 30.0
-    seed: Annotated[int, option("--seed", help="Of the parameters and the data.")] = 1
+    seconds: Annotated[float, Option("--seconds", help="For how long the halves are apart.")] = 30.0
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     out: Annotated[
-        Path | None, option("--out", help="Where the report and the nodes' folders stay.", metavar="FOLDER")
+        Path | None, Option("--out", help="Where the report and the nodes' folders stay.", metavar="FOLDER")
     ] = None
     as_json: AsJson = False
 

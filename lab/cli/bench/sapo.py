@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import ReportOptions, option, parse_seeds
+from shoal.cli.options import ReportOptions, parse_seeds
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,28 +25,28 @@ if TYPE_CHECKING:
 class SapoOptions(ReportOptions):
     """What the user asked `shoal bench sapo` for, as written."""
 
-    local: Annotated[int, option("--local", help="I: groups that each agent generates a round.")] = 4
-    external: Annotated[int, option("--external", help="J: groups of others that each agent takes a round.")] = 4
-    agents: Annotated[int, option("--agents", help="How many agents, attackers among them.")] = 8
-    rounds: Annotated[int, option("--rounds", help="How many rounds every agent makes.")] = 200
+    local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
+    external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
+    agents: Annotated[int, Option("--agents", help="How many agents, attackers among them.")] = 8
+    rounds: Annotated[int, Option("--rounds", help="How many rounds every agent makes.")] = 200
     skills: Annotated[
         str,
-        option("--skills", help="like: all are warmed up on all tasks; unlike: each on half.", metavar="like|unlike"),
+        Option("--skills", help="like: all are warmed up on all tasks; unlike: each on half.", metavar="like|unlike"),
     ] = "like"
-    attackers: Annotated[float, option("--attackers", help="Share of the agents that attack.")] = 0.0
+    attackers: Annotated[float, Option("--attackers", help="Share of the agents that attack.")] = 0.0
     settings: Annotated[
         str | None,
-        option("--settings", help="Several I/J, like 8/0,4/4, one after the other, and a table.", metavar="I/J,…"),
+        Option("--settings", help="Several I/J, like 8/0,4/4, one after the other, and a table.", metavar="I/J,…"),
     ] = None
-    seed: Annotated[int, option("--seed", help="Of models, tasks and draws.")] = 1
-    seeds: Annotated[str | None, option("--seeds", help="Several seeds, like 1,2,3.", metavar="S,S…")] = None
+    seed: Annotated[int, Option("--seed", help="Of models, tasks and draws.")] = 1
+    seeds: Annotated[str | None, Option("--seeds", help="Several seeds, like 1,2,3.", metavar="S,S…")] = None
     results: Annotated[
         Path | None,
-        option("--results", help="Add each run to this file, a document a line; do not repeat what is in it."),
+        Option("--results", help="Add each run to this file, a document a line; do not repeat what is in it."),
     ] = None
     terms: Annotated[
         str | None,
-        option(
+        Option(
             "--terms",
             help="What bounds others' completions with negative advantage. [default: positive]",
             metavar="naive|positive",
@@ -53,16 +54,16 @@ class SapoOptions(ReportOptions):
     ] = None
     sampling: Annotated[
         str,
-        option(
+        Option(
             "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
         ),
     ] = "uniform"
-    learning_rate: Annotated[float, option("--learning-rate", help="Of every agent's AdamW.")] = 1e-3
+    learning_rate: Annotated[float, Option("--learning-rate", help="Of every agent's AdamW.")] = 1e-3
     over_provision: Annotated[
-        float, option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
+        float, Option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
     ] = 1.0
     warm_up_reward: Annotated[
-        float, option("--warm-up-reward", help="The reward at which an agent's supervised warm-up ends.")
+        float, Option("--warm-up-reward", help="The reward at which an agent's supervised warm-up ends.")
     ] = 0.2
 
 
@@ -120,7 +121,7 @@ class SapoTableOptions:
         list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")
     ]
     out: Annotated[
-        Path | None, option("--out", "-o", help="The page, in Markdown; curves go beside it.", metavar="FILE")
+        Path | None, Option("--out", "-o", help="The page, in Markdown; curves go beside it.", metavar="FILE")
     ] = None
 
 

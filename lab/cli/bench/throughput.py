@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, Strategy, option
+from shoal.cli.options import AsJson, Strategy
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,28 +23,28 @@ class ThroughputOptions:
     """What the user asked `shoal bench throughput` for."""
 
     parameters: Annotated[
-        str, option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
+        str, Option("--parameters", help="How large a model: 1M, 10M, 30M, 100M, 125M, 200M or 350M.", metavar="SIZE")
     ] = "10M"
-    width: Annotated[int | None, option("--width", help="Its width, in place of the size's.")] = None
-    layers: Annotated[int | None, option("--layers", help="Its layers, in place of the size's.")] = None
-    context: Annotated[int, option("--context", help="Tokens of one sequence.")] = 128
-    batch: Annotated[int, option("--batch", help="Sequences of one step.")] = 2
+    width: Annotated[int | None, Option("--width", help="Its width, in place of the size's.")] = None
+    layers: Annotated[int | None, Option("--layers", help="Its layers, in place of the size's.")] = None
+    context: Annotated[int, Option("--context", help="Tokens of one sequence.")] = 128
+    batch: Annotated[int, Option("--batch", help="Sequences of one step.")] = 2
     dtype: Annotated[
-        str, option("--dtype", help="What products are computed in: bf16, float32, or auto: bf16 on CUDA.")
+        str, Option("--dtype", help="What products are computed in: bf16, float32, or auto: bf16 on CUDA.")
     ] = "auto"
     device: Annotated[
-        str, option("--device", help="Of all nodes; or of each in turn, separated by commas: cuda:0,cuda:1.")
+        str, Option("--device", help="Of all nodes; or of each in turn, separated by commas: cuda:0,cuda:1.")
     ] = "auto"
-    threads: Annotated[int, option("--threads", help="CPU threads of each trainer.")] = 1
-    nodes: Annotated[int, option("--nodes", help="How many nodes, each a process of its own.")] = 2
+    threads: Annotated[int, Option("--threads", help="CPU threads of each trainer.")] = 1
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 2
     strategy: Strategy = "streaming"
-    codec: Annotated[str | None, option("--codec", help="How updates travel; by default the strategy's own.")] = None
+    codec: Annotated[str | None, Option("--codec", help="How updates travel; by default the strategy's own.")] = None
     inner_steps: Annotated[
-        int, option("--inner-steps", help="H: optimizer steps between two rounds, or two of one fragment.")
+        int, Option("--inner-steps", help="H: optimizer steps between two rounds, or two of one fragment.")
     ] = 60
-    rounds: Annotated[int, option("--rounds", help="Measured rounds of each run; some more warm up.")] = 8
-    repeat: Annotated[int, option("--repeat", help="Runs of the swarm, each between two of the loops alone.")] = 3
-    seed: Annotated[int, option("--seed", help="Of the parameters and the data.")] = 1
+    rounds: Annotated[int, Option("--rounds", help="Measured rounds of each run; some more warm up.")] = 8
+    repeat: Annotated[int, Option("--repeat", help="Runs of the swarm, each between two of the loops alone.")] = 3
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     as_json: AsJson = False
 
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import ReportOptions, Strategy, option, parse_seeds
+from shoal.cli.options import ReportOptions, Strategy, parse_seeds
 from shoal.cli.render import progress_display
 from shoal.cli.text import number, quantity
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.lab.bench.train import TrainResult
-    from shoal.protocol.manifest_workload import Option
+    from shoal.protocol.manifest_workload import Option as WorkloadOption
 
 RESULT = "train.json"
 
@@ -28,23 +29,23 @@ class TrainOptions(ReportOptions):
     """What the user asked `shoal bench train` for, as written."""
 
     strategy: Strategy = "diloco"
-    nodes: Annotated[int, option("--nodes", help="How many nodes, each a process of its own.")] = 4
-    tokens: Annotated[int, option("--tokens", help="How many tokens are to be certified, of all nodes together.")] = (
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
+    tokens: Annotated[int, Option("--tokens", help="How many tokens are to be certified, of all nodes together.")] = (
         2_000_000
     )
-    codec: Annotated[str | None, option("--codec", help="How values travel. [default: the strategy's own]")] = None
+    codec: Annotated[str | None, Option("--codec", help="How values travel. [default: the strategy's own]")] = None
     churn: Annotated[
-        float, option("--churn", help="Share of the nodes that is killed, and replaced, every 5 rounds.")
+        float, Option("--churn", help="Share of the nodes that is killed, and replaced, every 5 rounds.")
     ] = 0.0
-    slow: Annotated[float, option("--slow", help="How many times slower one of the nodes is.")] = 1.0
-    seed: Annotated[int, option("--seed", help="Of the parameters and the data.")] = 1
+    slow: Annotated[float, Option("--slow", help="How many times slower one of the nodes is.")] = 1.0
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     seeds: Annotated[
-        str | None, option("--seeds", help="Several seeds, like 1,2,3: medians are given.", metavar="S,S…")
+        str | None, Option("--seeds", help="Several seeds, like 1,2,3: medians are given.", metavar="S,S…")
     ] = None
-    inner_steps: Annotated[int, option("--inner-steps", help="H: optimizer steps between two rounds.")] = 30
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 30
     settings: Annotated[
         list[str],
-        option(
+        Option(
             "--set",
             help="A key of the manifest's [sync], [inner] or [round], such as sync.outer_lr=0.7. Repeatable.",
             metavar="SECTION.KEY=VALUE",
@@ -52,18 +53,18 @@ class TrainOptions(ReportOptions):
     ] = field(default_factory=list)
     options: Annotated[
         list[str],
-        option("--option", help="An option of the workload text, such as width=64. Repeatable.", metavar="KEY=VALUE"),
+        Option("--option", help="An option of the workload text, such as width=64. Repeatable.", metavar="KEY=VALUE"),
     ] = field(default_factory=list)
     in_process: Annotated[
-        bool, option("--in-process", help="Without network and processes: the same values, faster, for tuning.")
+        bool, Option("--in-process", help="Without network and processes: the same values, faster, for tuning.")
     ] = False
     baseline: Annotated[
         Path | None,
-        option("--baseline", help="A train.json whose synchronous curves are taken over.", metavar="FILE"),
+        Option("--baseline", help="A train.json whose synchronous curves are taken over.", metavar="FILE"),
     ] = None
     out: Annotated[
         Path | None,
-        option("--out", help="Where train.json, two plots and the testnets' folders go.", metavar="FOLDER"),
+        Option("--out", help="Where train.json, two plots and the testnets' folders go.", metavar="FOLDER"),
     ] = None
 
 
@@ -136,12 +137,12 @@ class TrainTableOptions:
     ]
     tried: Annotated[
         list[Path],
-        option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
+        Option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
     ] = field(default_factory=list)
-    title: Annotated[str | None, option("--title", help="The page's heading, if not the usual one.")] = None
+    title: Annotated[str | None, Option("--title", help="The page's heading, if not the usual one.")] = None
     out: Annotated[
         Path | None,
-        option("--out", "-o", help="The page, in Markdown; plots go beside it, under its name.", metavar="FILE"),
+        Option("--out", "-o", help="The page, in Markdown; plots go beside it, under its name.", metavar="FILE"),
     ] = None
 
 
@@ -162,11 +163,11 @@ def train_table(options: TrainTableOptions) -> None:
     draw(results, options.out.parent, plots)
 
 
-def _by_section(texts: Iterable[str]) -> dict[str, dict[str, Option]]:
+def _by_section(texts: Iterable[str]) -> dict[str, dict[str, WorkloadOption]]:
     """The manifest's keys in `--set`, by section. Raises ConfigError."""
     from shoal.lab.bench.train_spec import SECTIONS
 
-    found: dict[str, dict[str, Option]] = {section: {} for section in SECTIONS}
+    found: dict[str, dict[str, WorkloadOption]] = {section: {} for section in SECTIONS}
     for text in texts:
         path, value = _pair(text, "--set")
         section, dot, key = path.partition(".")
@@ -176,7 +177,7 @@ def _by_section(texts: Iterable[str]) -> dict[str, dict[str, Option]]:
     return found
 
 
-def _pair(text: str, name: str) -> tuple[str, Option]:
+def _pair(text: str, name: str) -> tuple[str, WorkloadOption]:
     """Key and value of `key=value`, the value read as TOML has it, or else as text."""
     from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES
     from shoal.protocol.toml_text import parse_toml
@@ -185,7 +186,7 @@ def _pair(text: str, name: str) -> tuple[str, Option]:
     if not equals or not key:
         raise ConfigError(f"{name}: {text!r} must be KEY=VALUE")
     try:
-        read: Option = parse_toml(f"value = {value}", source=name, limit_bytes=MANIFEST_LIMIT_BYTES)["value"]
+        read: WorkloadOption = parse_toml(f"value = {value}", source=name, limit_bytes=MANIFEST_LIMIT_BYTES)["value"]
     except ConfigError:
         return key, value
     return key, read

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson, option
+from shoal.cli.options import AsJson
+from shoal.node.options import Option
 
 if TYPE_CHECKING:
     from shoal.lab.bench.train_swarm import Speeds
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 class UnevenOptions:
     """What the user asked `shoal bench uneven` for."""
 
-    nodes: Annotated[int, option("--nodes", help="How many nodes, each a process of its own.")] = 4
-    slow: Annotated[float, option("--slow", help="How many times slower the last of them is.")] = 4.0
-    inner_steps: Annotated[int, option("--inner-steps", help="H: optimizer steps between two rounds.")] = 200
-    step_s: Annotated[float, option("--step-s", help="What a step of the others takes, in seconds.")] = 0.02
-    rounds: Annotated[int, option("--rounds", help="How many rounds, of each kind.")] = 8
-    strategy: Annotated[str, option("--strategy", help="How nodes synchronise.")] = "diloco"
-    seed: Annotated[int, option("--seed", help="Of the parameters and the data.")] = 1
+    nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
+    slow: Annotated[float, Option("--slow", help="How many times slower the last of them is.")] = 4.0
+    inner_steps: Annotated[int, Option("--inner-steps", help="H: optimizer steps between two rounds.")] = 200
+    step_s: Annotated[float, Option("--step-s", help="What a step of the others takes, in seconds.")] = 0.02
+    rounds: Annotated[int, Option("--rounds", help="How many rounds, of each kind.")] = 8
+    strategy: Annotated[str, Option("--strategy", help="How nodes synchronise.")] = "diloco"
+    seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
     as_json: AsJson = False
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import ReportOptions, option
+from shoal.cli.options import ReportOptions
 from shoal.cli.render import progress_display
+from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,16 +24,16 @@ PROFILE = "intercontinental"
 class WanOptions(ReportOptions):
     """What the user asked `shoal bench wan` for; None leaves it to the profile."""
 
-    peers: Annotated[int, option("--peers", help="How many nodes, each with a line of its own.")] = 2
+    peers: Annotated[int, Option("--peers", help="How many nodes, each with a line of its own.")] = 2
     profile: Annotated[
-        str, option("--profile", help="home, continental, intercontinental or mobile.", metavar="NAME")
+        str, Option("--profile", help="home, continental, intercontinental or mobile.", metavar="NAME")
     ] = PROFILE
-    rate: Annotated[float | None, option("--rate", help="Of a line, in Mbit/s, up and down.")] = None
-    rtt_ms: Annotated[float | None, option("--rtt-ms", help="Round trip between two nodes, without jitter.")] = None
-    loss: Annotated[float | None, option("--loss", help="Packets lost from node to node, in percent.")] = None
-    codec: Annotated[str, option("--codec", help="fp32, bf16 or int8.")] = "fp32"
-    numel: Annotated[int | None, option("--numel", help="How many values. [so many as take about 7 s]")] = None
-    seconds: Annotated[float, option("--seconds", help="How long reductions are measured, after the first 10 s.")] = (
+    rate: Annotated[float | None, Option("--rate", help="Of a line, in Mbit/s, up and down.")] = None
+    rtt_ms: Annotated[float | None, Option("--rtt-ms", help="Round trip between two nodes, without jitter.")] = None
+    loss: Annotated[float | None, Option("--loss", help="Packets lost from node to node, in percent.")] = None
+    codec: Annotated[str, Option("--codec", help="fp32, bf16 or int8.")] = "fp32"
+    numel: Annotated[int | None, Option("--numel", help="How many values. [so many as take about 7 s]")] = None
+    seconds: Annotated[float, Option("--seconds", help="How long reductions are measured, after the first 10 s.")] = (
         30.0
     )
 
