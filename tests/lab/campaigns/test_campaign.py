@@ -46,7 +46,7 @@ from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.control_ops import orders
 from shoal.node.daemon import Daemon
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.state.store import Store
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity

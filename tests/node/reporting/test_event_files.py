@@ -20,9 +20,9 @@ from shoal.node.reporting.event_files import (
     lines_of,
     read_end,
 )
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog, LogTail
+from shoal.node.reporting.events import Evaluated, Left
 from shoal.node.rounds.evaluations import past_losses
-from shoal.testnet.journal import Evaluated, LogTail
 from shoal.testnet.reports.report_log import SwarmRounds, read_log
 from shoal.testnet.reports.report_merge import find_logs
 
@@ -38,7 +38,7 @@ def fill(path: Path, rounds: range, *, limit_bytes: int = LIMIT_BYTES) -> None:
     """A life of a node that evaluates these rounds."""
     log = EventLog(path, limit_bytes=limit_bytes)
     for round in rounds:
-        log.write("evaluated", round=round, loss=float(round), metric="loss")
+        log.write(Evaluated(round=round, loss=float(round), metric="loss"))
     log.close()
 
 
@@ -50,7 +50,7 @@ def test_log_takes_two_files_of_bounded_size_and_keeps_the_newest_events(path: P
     most = 0
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     for round in range(500):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
         sizes = [file.stat().st_size for file in path.parent.iterdir()]
         assert all(size <= LIMIT_BYTES for size in sizes)
         most = max(most, sum(sizes))
@@ -67,7 +67,7 @@ def test_node_s_log_has_that_limit(path: Path) -> None:
     with path.open("ab") as file:
         file.truncate(EVENT_LOG_LIMIT_BYTES - 10)
     log = EventLog(path)
-    log.write("left", reason="told")
+    log.write(Left(reason="told"))
     log.close()
     assert earlier_of(path).stat().st_size == EVENT_LOG_LIMIT_BYTES - 10
     assert rounds_missing(path) == ["left"]
@@ -95,13 +95,13 @@ def test_log_whose_next_file_cannot_begin_grows_no_further_and_stops_no_node(
 
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     heard: list[object] = []
-    log.listen(lambda record: heard.append(record["round"]))
+    log.listen(lambda event: heard.append(event.round if isinstance(event, Evaluated) else event))
     with monkeypatch.context() as patched:
-        patched.setattr("shoal.node.reporting.events.start_anew", refuse)
+        patched.setattr("shoal.node.reporting.event_log.start_anew", refuse)
         for round in range(200):
-            log.write("evaluated", round=round, loss=1.0)
+            log.write(Evaluated(round=round, loss=1.0))
     assert path.stat().st_size <= LIMIT_BYTES
-    log.write("evaluated", round=200, loss=1.0)
+    log.write(Evaluated(round=200, loss=1.0))
     log.close()
     assert heard == list(range(201))
     assert rounds_in(list(lines_of(path)))[-1] == 200
@@ -109,10 +109,10 @@ def test_log_whose_next_file_cannot_begin_grows_no_further_and_stops_no_node(
 
 def test_log_that_was_removed_begins_anew(path: Path) -> None:
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
-    log.write("evaluated", round=0, loss=1.0)
+    log.write(Evaluated(round=0, loss=1.0))
     path.unlink()
     for round in range(1, 200):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
     log.close()
     assert rounds_in(list(lines_of(path)))[-1] == 199
 
@@ -135,7 +135,7 @@ def test_every_reader_reads_both_files(path: Path, monkeypatch: pytest.MonkeyPat
     newest = rounds_in(path.read_bytes().splitlines())
     assert kept[0] < newest[0]
     assert list(past_losses(path)) == kept
-    assert [record["round"] for record in read_history(path)] == kept
+    assert [event.round for event in read_history(path) if isinstance(event, Evaluated)] == kept
     assert [event.round for event in EventTail(path).read()] == kept
     assert [event.round for event in LogTail(path).read() if isinstance(event, Evaluated)] == kept
     history = read_log(path, "a", SwarmRounds())
@@ -192,7 +192,7 @@ def test_follower_reads_each_event_once_however_often_another_file_begins(
     read, seen = reader(path), list[int]()
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     for round in range(400):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
         if round % every == 0:
             seen += read()
     seen += read()

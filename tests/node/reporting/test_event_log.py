@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.reporting.events import CaughtUp, Left
 
 FULL = Path("/dev/full")
 
@@ -14,11 +15,11 @@ FULL = Path("/dev/full")
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, which is Linux's")
 def test_a_full_disk_stops_neither_events_nor_their_end() -> None:
     log, heard = EventLog(FULL), list[object]()
-    log.listen(lambda record: heard.append(record["event"]))
-    log.write("certified", round=1)
-    log.write("left", reason="asked")
-    assert heard == ["certified", "left"]
+    log.listen(lambda event: heard.append(event.name))
+    log.write(CaughtUp(round=1))
+    log.write(Left(reason="asked"))
+    assert heard == ["caught_up", "left"]
     log.close()
-    log.write("late")
+    log.write(Left(reason="late"))
     with pytest.raises(OSError, match="No space left"), FULL.open("w") as file:
         file.write("this is what a full disk does")
