@@ -5,10 +5,11 @@ from __future__ import annotations
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from shoal.lab.errors_page import collect, render
+from shoal.lab import errors_page, events_page
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page of errors."""
-    files.append(File.generated(config, "errors.md", content=render(collect())))
+    """Add the pages of errors and of events."""
+    files.append(File.generated(config, "errors.md", content=errors_page.render(errors_page.collect())))
+    files.append(File.generated(config, "events.md", content=events_page.render()))
     return files

@@ -238,7 +238,7 @@ class Stranded(Event, frozen=True, kw_only=True):
 
 
 class RoundStarted(Event, frozen=True, kw_only=True):
-    """The node begins a round of so many members. role: `training`, `paused` and the like."""
+    """The node begins a round of so many members. role: `training`, `joiner` or `observer`."""
 
     term: str = "0.0"
     round: int
