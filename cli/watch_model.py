@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,13 +18,15 @@ import msgspec
 from shoal.cli.render import missing_lines
 from shoal.cli.text import in_one_line, number, quantity
 from shoal.node.control_client import Status, request
-from shoal.node.reporting.event_files import LOG_NAME, LogFollower
+from shoal.node.reporting import events
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import LogTail
+from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ShoalError
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
 READ_LIMIT_BYTES: Final = 4 << 20
-LINE_LIMIT_BYTES: Final = 1 << 20
 LOSSES_KEPT: Final = 400
 FAULTS_KEPT: Final = 300
 BANS_SHOWN: Final = 3
@@ -31,53 +34,18 @@ PHASES: Final = ("train", "plan", "reduce", "certify")
 
 _REACH: Final = {"self": "this node", "direct": "directly", "gone": "missing"}
 """For people; other words are the node's own."""
-_SAID: Final = {
-    "died": "gone",
-    "detoured": "slow to answer, others pass on what it says:",
-    "lost": "lost the link to",
-    "parted": "no tensors come through to",
-    "stranded": "nobody reaches this node",
+_SAID: Final[dict[type[Event], str]] = {
+    events.Died: "gone",
+    events.Detoured: "slow to answer, others pass on what it says:",
+    events.Lost: "lost the link to",
+    events.Parted: "no tensors come through to",
+    events.Stranded: "nobody reaches this node",
 }
-_TOLD: Final = frozenset(
-    {
-        *(
-            "agent_died",
-            "amended",
-            "banned",
-            "detoured",
-            "died",
-            "evidence",
-            "failed",
-            "left",
-            "loop_detached",
-            "lost",
-            "parted",
-            "rebased",
-        ),
-        *("revived", "rolled_back", "started", "stranded", "suspected", "trainer_restarted", "view_changed"),
-    }
+_TOLD: Final[tuple[type[Event], ...]] = (
+    *(events.Started, events.Left, events.Failed, events.AgentDied, events.TrainerRestarted, events.LoopDetached),
+    *(events.Died, events.Lost, events.Detoured, events.Suspected, events.Revived, events.Parted, events.Stranded),
+    *(events.ViewChanged, events.RolledBack, events.Rebased, events.Amended, events.Banned, events.Evidence),
 )
-
-
-class WatchedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the view reads of a line of the event log."""
-
-    at: float
-    event: str
-    round: int = 0
-    peer: str | None = None
-    peers: tuple[str, ...] = ()
-    loss: float | None = None
-    metric: str = ""
-    total_s: float = 0.0
-    to: int | None = None
-    cause: str = ""
-    message: str = ""
-    reason: str = ""
-    left: bool = False
-
-
-_event = msgspec.json.Decoder(WatchedEvent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,32 +135,6 @@ class Picture:
         )
 
 
-class EventTail:
-    """The events appended to a log since the last look, from at most FIRST_READ_BYTES before its end on."""
-
-    def __init__(self, path: Path) -> None:
-        self._follower = LogFollower(path, from_end_bytes=FIRST_READ_BYTES)
-        self._rest = b""
-
-    def read(self) -> list[WatchedEvent]:
-        """Empty if there is no log; a log that became shorter is read anew. Lines that are none are stepped over."""
-        try:
-            data = self._follower.read(READ_LIMIT_BYTES)
-        except OSError:
-            return []
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_LIMIT_BYTES:
-            self._rest = b""
-        return [event for event in map(_parsed, lines) if event is not None]
-
-
-def _parsed(line: bytes) -> WatchedEvent | None:
-    try:
-        return _event.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 @dataclass(slots=True)
 class Watcher:
     """Asks the node of one data folder, again and again, whether or not it runs."""
@@ -204,14 +146,15 @@ class Watcher:
     _round_began_at: float | None = None
     _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _bytes: tuple[float, int, int] | None = None
-    _tail: EventTail | None = None
+    _tail: LogTail | None = None
 
     def look(self) -> Picture:
         """Ask once; blocks for at most STATUS_DEADLINE_S. Raises nothing that is foreseen."""
         if self._tail is None:
-            self._tail = EventTail(self.data_dir / LOG_NAME)
-        for event in self._tail.read():
-            self._hear(event)
+            self._tail = LogTail(self.data_dir / LOG_NAME, from_end_bytes=FIRST_READ_BYTES)
+        with suppress(OSError):
+            for event in self._tail.read(READ_LIMIT_BYTES):
+                self._hear(event)
         status, trouble = None, ""
         try:
             status = msgspec.convert(request(self.data_dir, "status", deadline_s=STATUS_DEADLINE_S), Status)
@@ -242,17 +185,17 @@ class Watcher:
             return in_one_line(str(error))
         return {"pause": "it stops training", "resume": "it trains again", "leave": "it leaves the swarm"}[op]
 
-    def _hear(self, event: WatchedEvent) -> None:
-        match event.event:
-            case "evaluated" if event.loss is not None:
-                self._losses.append(event.loss)
+    def _hear(self, event: Event) -> None:
+        match event:
+            case events.Evaluated(loss=float(loss)):
+                self._losses.append(loss)
                 self._metric = in_one_line(event.metric)
-            case "round_started":
+            case events.RoundStarted():
                 self._round_began_at = event.at
-            case "certified" | "stepped":
+            case events.Certified() | events.Stepped():
                 self._round_s.append(event.total_s)
-        if event.event in _TOLD:
-            self._faults.append(_told(event))
+            case _ if isinstance(event, _TOLD):
+                self._faults.append(_told(event))
 
     def _rates(self, status: Status | None) -> tuple[float, float]:
         """Bytes a second since the look before, sent and received."""
@@ -286,12 +229,16 @@ def _until(round: int | None) -> str:
     return "for ever" if round is None else f"until round {round}"
 
 
-def _told(event: WatchedEvent) -> str:
+def _told(event: Event) -> str:
     """`12:30:59 died …4f9aQz`, a line for people."""
     at = time.strftime("%H:%M:%S", time.localtime(min(max(event.at, 0.0), 1e11)))
-    what = "left in good order:" if event.left else _SAID.get(event.event, event.event.replace("_", " "))
-    peer = "".join(f" …{name[-6:]}" for name in ((event.peer,) if event.peer is not None else event.peers[:8]))
-    where = f" in round {event.round}" if event.round else ""
-    back = "" if event.to is None else f", to round {event.to}"
-    why = event.cause or event.message or event.reason
-    return in_one_line(f"{at} {what}{peer}{where}{back}{': ' + why if why else ''}")
+    left = isinstance(event, events.Died) and event.left
+    what = "left in good order:" if left else _SAID.get(type(event), event.name.replace("_", " "))
+    peer: str | None = getattr(event, "peer", None)
+    peers: tuple[str, ...] = getattr(event, "peers", ())[:8] if peer is None else (peer,)
+    round: int = getattr(event, "round", 0)
+    where = f" in round {round}" if round else ""
+    back = f", to round {event.to}" if isinstance(event, events.RolledBack | events.Rebased) else ""
+    why = next((str(why) for field in ("cause", "message", "reason") if (why := getattr(event, field, ""))), "")
+    whom = "".join(f" …{name[-6:]}" for name in peers)
+    return in_one_line(f"{at} {what}{whom}{where}{back}{': ' + why if why else ''}")

@@ -9,12 +9,13 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from shoal.lab import bounds_page, commands_page, errors_page, manifest_page, messages_page, modules_page
+from shoal.lab import bounds_page, commands_page, errors_page, events_page, manifest_page, messages_page, modules_page
 
 PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "bounds.md": lambda _root: bounds_page.render(bounds_page.collect()),
     "commands.md": lambda _root: commands_page.render(),
     "errors.md": lambda _root: errors_page.render(errors_page.collect()),
+    "events.md": lambda _root: events_page.render(),
     "manifest.md": lambda _root: manifest_page.render(),
     "messages.md": lambda root: messages_page.render(messages_page.entries(root / messages_page.LIST)),
     "modules.md": lambda _root: modules_page.render(modules_page.collect()),

@@ -35,8 +35,9 @@ from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_po
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
@@ -59,7 +60,7 @@ from shoal.node.state.resumption import Resumption
 from shoal.node.state.states import StateShelf
 from shoal.node.state.store import Store, disk_errors, write_atomically
 from shoal.node.state.transfer import DonorScores
-from shoal.node.status import either_leaves, node_record, parting
+from shoal.node.status import either_leaves, left_in_order, node_record
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
@@ -291,7 +292,7 @@ class Daemon:
         Cancellation: everything is closed, the trainer stopped; nothing is said to the others.
         """
         began = time.monotonic()
-        self.events.write("started", peer_id=self.identity.peer_id, pid=os.getpid(), boot=self.boot)
+        self.events.write(events.Started(peer_id=self.identity.peer_id, pid=os.getpid(), boot=self.boot))
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             self.host.serve(LANE_PROTOCOL, self._answer_lane)
@@ -303,10 +304,11 @@ class Daemon:
             await nursery.start(self.members.run)
             await nursery.start(ControlServer(self.store.folder, handlers(self), orders(self)).run)
             self.events.write(
-                "listening",
-                addresses=self.host.addresses,
-                lanes=self.lanes.addresses,
-                seconds=round(time.monotonic() - began, 3),
+                events.Listening(
+                    addresses=tuple(self.host.addresses),
+                    lanes=tuple(self.lanes.addresses),
+                    seconds=round(time.monotonic() - began, 3),
+                )
             )
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_alive, nursery)
@@ -333,7 +335,7 @@ class Daemon:
     def _end(self, outcome: Outcome, reason: str) -> None:
         if not self._over.is_set():
             self.outcome = outcome
-            self.events.write("left", reason=reason)
+            self.events.write(events.Left(reason=reason))
             self.members.announce()
             self._over.set()
 
@@ -344,7 +346,7 @@ class Daemon:
         except* WorkloadError as group:
             error = _first(group)
             self.on_progress(TrainerTraceback(summary=str(error), traceback=getattr(error, "traceback", "")))
-            self.events.write("failed", message=str(error))
+            self.events.write(events.Failed(message=str(error)))
             self._end(Outcome.FAILED, "the workload failed")
 
     async def _take_part(self) -> None:
@@ -354,7 +356,7 @@ class Daemon:
             await nursery.start(self.trainer.run)
             nursery.start_soon(self._watch_trainer)
             started = self.trainer.started
-            self.events.write("trainer_started", device=started.device, import_s=round(started.import_s, 6))
+            self.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(self.trainer.layout)
             await self.checkpoints.expect(self.trainer.layout)
             await self.engine.run(numel=self.trainer.layout.numel)
@@ -378,7 +380,7 @@ class Daemon:
 
     async def _training_failed(self, event: TrainerFailed) -> None:
         self.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
-        self.events.write("failed", message=event.summary)
+        self.events.write(events.Failed(message=event.summary))
         self.leave_then(Outcome.FAILED)
 
     def _note_trainer(self, event: TrainerEvent) -> None:
@@ -386,14 +388,14 @@ class Daemon:
             self.members.announce()
         elif isinstance(event, Evaluated):
             metric = self.trainer.started.metric
-            self.events.write("evaluated", round=event.round, loss=event.value, metric=metric)
+            self.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
         elif isinstance(event, Restored):
-            self.events.write("resumed", round=event.round, exact=event.exact, refused=event.refused)
+            self.events.write(events.Resumed(round=event.round, exact=event.exact, refused=event.refused))
         elif isinstance(event, Detached):
-            self.events.write("loop_detached", cause=event.cause)
+            self.events.write(events.LoopDetached(cause=event.cause))
         elif isinstance(event, Restarted):
             logger.warning("the trainer was started again: %s", event.cause)
-            self.events.write("trainer_restarted", cause=event.cause)
+            self.events.write(events.TrainerRestarted(cause=event.cause))
 
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""
@@ -428,7 +430,7 @@ class Daemon:
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
             record = self.members.record_of(change.peer)
-            self.events.write(change.kind, peer=change.peer, **parting(change, record))
+            self.events.write(events.peer_event(change.kind, change.peer, left=left_in_order(change, record)))
             for service in self.services:
                 service.heard(change)
             if change.kind == "revoked":
@@ -498,13 +500,13 @@ async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None
         _check_same_swarm(store, config.manifest)
         if config.forget_promises:
             store.forget_promises()
-        events = EventLog(store.folder / LOG_NAME)
+        log = EventLog(store.folder / LOG_NAME)
         try:
             daemon: type[Daemon] = Daemon
             if config.manifest.rollouts is not None:
                 from shoal.node.sapo.daemon import daemon_of  # they are made of the one above
 
                 daemon = daemon_of(config.manifest)
-            return await daemon(config, store, events, on_progress or (lambda _: None)).run()
+            return await daemon(config, store, log, on_progress or (lambda _: None)).run()
         finally:
-            events.close()
+            log.close()

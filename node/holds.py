@@ -10,7 +10,8 @@ import threading
 import trio
 
 from shoal.node.config import Hold
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.reporting.events import Holding, Released
 
 HOLD_LIMIT_S = 120.0
 """A hold that nobody releases ends by itself: nothing waits for ever, not even a test."""
@@ -40,7 +41,7 @@ class Holds:
                 if hold.round == round and hold.phase == phase and progress >= hold.progress:
                     self._waiting.remove(hold)
                     self._released.clear()
-                    self._events.write("holding", round=round, phase=phase, progress=round_to(progress))
+                    self._events.write(Holding(round=round, phase=phase, progress=round_to(progress)))
                     return hold
         return None
 
@@ -49,14 +50,14 @@ class Holds:
         hold = self._meet(round, phase, progress)
         if hold is not None:
             self._released.wait(HOLD_LIMIT_S)
-            self._events.write("released", round=round, phase=phase)
+            self._events.write(Released(round=round, phase=phase))
 
     async def at(self, round: int, phase: str, progress: float = 0.0) -> None:
         """Stop this task here if a hold says so."""
         hold = self._meet(round, phase, progress)
         if hold is not None:
             await trio.to_thread.run_sync(self._released.wait, HOLD_LIMIT_S, abandon_on_cancel=True)
-            self._events.write("released", round=round, phase=phase)
+            self._events.write(Released(round=round, phase=phase))
 
 
 def round_to(progress: float) -> float:

@@ -102,9 +102,9 @@ def status(daemon: Daemon) -> dict[str, JsonValue]:
     return built
 
 
-def parting(change: Change, record: NodeRecord | None) -> dict[str, bool]:
-    """What an event says beside a peer's death: that it had taken its leave."""
-    return {"left": True} if change.kind == "died" and record is not None and record.phase == "leaving" else {}
+def left_in_order(change: Change, record: NodeRecord | None) -> bool:
+    """Whether a peer that died had taken its leave."""
+    return change.kind == "died" and record is not None and record.phase == "leaving"
 
 
 def either_leaves(daemon: Daemon, peer: PeerId) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
+from shoal.node.reporting.events import Event, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import Certified, Entry, Event, RolledBack, RoundStarted, Shared
+from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.scenario import Scenario
 
 Outcome = Literal["running", "left", "killed", "crashed"]
@@ -34,19 +35,19 @@ class Course:
     faults: tuple[FaultRecord, ...]
     trouble: str | None = None
 
-    def counts(self, event: Event) -> TypeGuard[Certified]:
+    def counts(self, event: Event) -> TypeGuard[RoundEnded]:
         """Whether a round of the swarm is done with it: that of an agent is one only where there are no others."""
-        return isinstance(event, Certified) and (self._shares or not isinstance(event, Shared))
+        return isinstance(event, RoundEnded) and (self._shares or not isinstance(event, Rollouts))
 
     def begun(self, event: Event) -> int | None:
         """The round of the swarm that a node begins with it: that of an agent is one only where there are no others."""
-        return event.begins if isinstance(event, RoundStarted) != self._shares else None
+        return round_begun(event) if isinstance(event, RoundStarted) != self._shares else None
 
     @property
     def _shares(self) -> bool:
         return self.scenario.synchronisation.shares_rollouts
 
-    def certified(self) -> list[tuple[int, Certified]]:
+    def certified(self) -> list[tuple[int, RoundEnded]]:
         """(node, event) of the scenario's rounds; what nodes certify after the last is nobody's business here."""
         return [
             (entry.node, entry.event)
@@ -54,7 +55,7 @@ class Course:
             if self.counts(entry.event) and 1 <= entry.event.round <= self.scenario.rounds
         ]
 
-    def decided(self) -> list[tuple[int, Certified | RolledBack]]:
+    def decided(self) -> list[tuple[int, RoundEnded | RolledBack]]:
         """The same, with the rounds that decided to go back."""
         back = [
             (entry.node, entry.event)
@@ -75,7 +76,7 @@ def settled_rounds(course: Course, index: int) -> frozenset[tuple[str, int]]:
     for entry in course.entries:
         if entry.node != index:
             continue
-        if entry.event.event == "started":  # a new process: what was pending, the old one may not have written
+        if isinstance(entry.event, Started):  # a new process: what was pending, the old one may not have written
             pending.clear()
         settled |= pending
         pending.clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
+from shoal.node.reporting.events import RoundStarted
 from shoal.testnet.course import Course
-from shoal.testnet.journal import RoundStarted
 
 
 def round_durations(course: Course) -> dict[int, float]:

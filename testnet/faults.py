@@ -19,9 +19,10 @@ from typing import Final, Protocol
 import trio
 
 from shoal.node.config import Hold
+from shoal.node.reporting.events import Holding
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import NetworkError
-from shoal.testnet.journal import Entry, Holding, Journal
+from shoal.testnet.journal import Entry, Journal, round_begun
 from shoal.testnet.links.namespaces import Network, pairs_between
 from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Fault, Scenario
@@ -105,7 +106,8 @@ def has_begun(fault: Fault, swarm: Field) -> bool:
 def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
     event = entry.event
     if held is None:
-        return event.begins is not None and event.begins >= fault.round
+        begun = round_begun(event)
+        return begun is not None and begun >= fault.round
     return (
         isinstance(event, Holding)
         and entry.node == held

@@ -24,9 +24,11 @@ import trio
 from shoal.node.config import Hold
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import LogTail
+from shoal.node.reporting.events import Listening, RoundEnded
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.testnet.journal import Certified, Journal, Listening, LogTail
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.tether import tethered
 
@@ -167,7 +169,7 @@ class NodeProcess:
 
     def certified(self, round: int) -> bool:
         """Whether it certified this round itself."""
-        return any(event.round == round for event in self._journal.of(Certified, self.index))
+        return any(event.round == round for event in self._journal.of(RoundEnded, self.index))
 
     async def run(self, launch: Launch) -> None:
         """Start a process and read its events into the journal until it has ended.

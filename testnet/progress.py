@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shoal.node.reporting.events import Evaluated, Rollouts, RoundEnded, Stepped
 from shoal.protocol.identity import PeerId
-from shoal.testnet.journal import Certified, Entry, Evaluated, Shared, Stepped
+from shoal.testnet.journal import Entry
 from shoal.testnet.scenario import Fault, Scenario
 
 
@@ -87,9 +88,9 @@ def ignore_progress(_: Progress) -> None:
 def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[tuple[tuple[str, int], Progress]]:
     """(what it is about, what to say) of one entry by the node `peer_id`. All nodes log a round; it is told once."""
     match entry.event:
-        case Certified() as event if event.round <= scenario.rounds:
+        case RoundEnded() as event if event.round <= scenario.rounds:
             done: Progress
-            if isinstance(event, Shared):
+            if isinstance(event, Rollouts):
                 done = GroupsShared(
                     round=event.round,
                     own=event.own,
@@ -110,5 +111,5 @@ def progress_in(entry: Entry, peer_id: PeerId, scenario: Scenario) -> Iterator[t
             yield (f"round {event.term}", event.round), done
             if entry.node >= scenario.nodes:
                 yield ("joined", entry.node), NodeJoined(index=entry.node, peer_id=peer_id, round=event.round)
-        case Evaluated() as event if event.round <= scenario.rounds:
-            yield ("loss", event.round), LossMeasured(round=event.round, loss=event.loss, metric=event.metric)
+        case Evaluated(loss=float(loss)) as event if event.round <= scenario.rounds:
+            yield ("loss", event.round), LossMeasured(round=event.round, loss=loss, metric=event.metric)

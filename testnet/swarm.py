@@ -26,6 +26,7 @@ import trio
 
 from shoal.collectives.gossip import GossipSettings
 from shoal.node.config import Hold
+from shoal.node.reporting.events import CaughtUp, Evaluated, Failed, Holding, Linked, RoundEnded
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
@@ -42,7 +43,7 @@ from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.interruption import until_interrupted
-from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Journal, Linked
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Network, network, why_no_routers, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_progress, progress_in
@@ -337,12 +338,15 @@ class Testnet:
             await self.journal.until(lambda: all(self._has_followed(node) for node in self._nodes.values()))
             if self.scenario.tokens is not None:
                 last = self._last_round()
-                await self.journal.until(lambda: any(event.round == last for event in self.journal.of(Evaluated)))
+                await self.journal.until(lambda: self._is_evaluated(last))
+
+    def _is_evaluated(self, round: int) -> bool:
+        return any(event.round == round and event.loss is not None for event in self.journal.of(Evaluated))
 
     def _last_round(self) -> int:
         """The scenario's last round, or the one that certified the last of its tokens."""
         if self.scenario.tokens is not None:
-            tokens = {event.round: event.tokens for event in self.journal.of(Certified)}
+            tokens = {event.round: event.tokens for event in self.journal.of(RoundEnded)}
             rounds = sorted(tokens)
             for number, total in zip(rounds, accumulate(tokens[number] for number in rounds), strict=True):
                 if total >= self.scenario.tokens:

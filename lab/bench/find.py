@@ -27,7 +27,9 @@ from typing import IO
 
 import msgspec
 
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_kind
+from shoal.node.reporting.events import Contributed, Event, Linked, Listening, Started, name_of
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
@@ -47,12 +49,6 @@ class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
     linked_all_s: float
     contributed_s: float
     newcomers: tuple[dict[str, float], ...]
-
-
-class _Event(msgspec.Struct, frozen=True):
-    at: float
-    event: str
-    peer: str = ""
 
 
 class _Node:
@@ -76,23 +72,18 @@ class _Node:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def events(self) -> list[_Event]:
-        """Those whose lines are whole."""
-        return [msgspec.json.decode(line, type=_Event) for line in lines_of(self.folder / LOG_NAME)]
-
-    def wait(self, kind: str, *, peers: int = 1) -> float:
+    def wait(self, kind: type[Event], *, peers: int = 1) -> float:
         """When the first such event was, or that with which so many peers had it. Raises NetworkError."""
         ends_at = time.monotonic() + DEADLINE_S
         while True:
             seen: dict[str, float] = {}
-            for event in self.events():
-                if event.event == kind:
-                    seen.setdefault(event.peer, event.at)
+            for event in read_kind(self.folder / LOG_NAME, kind):
+                seen.setdefault(event.peer if isinstance(event, Linked) else "", event.at)
             if len(seen) >= peers:
                 return sorted(seen.values())[peers - 1]
             if self._process.poll() is not None or time.monotonic() > ends_at:
                 words = Path(self._log.name).read_text(errors="replace")[-500:]
-                raise NetworkError(f"a node does not come to {kind!r}: …{' '.join(words.split())}")
+                raise NetworkError(f"a node does not come to {name_of(kind)!r}: …{' '.join(words.split())}")
             time.sleep(POLL_S)
 
     def end(self) -> None:
@@ -115,13 +106,13 @@ def _swarm(folder: Path, nodes: int) -> Iterator[list[_Node]]:
     members: list[_Node] = []
     try:
         members.append(_Node(folder / "member0", str(manifest), niceness=MEMBERS_NICENESS))
-        members[0].wait("listening")
+        members[0].wait(Listening)
         link = _link_of(members[0])
         members += [_Node(folder / f"member{n}", link, niceness=MEMBERS_NICENESS) for n in range(1, nodes)]
         for member in members:
             if nodes > 1:
-                member.wait("linked", peers=nodes - 1)
-            member.wait("contributed")
+                member.wait(Linked, peers=nodes - 1)
+            member.wait(Contributed)
         yield members
     finally:
         for member in members:
@@ -157,11 +148,11 @@ def _newcomer(folder: Path, link: str, nodes: int) -> dict[str, float]:
     node = _Node(folder, link, niceness=0)
     try:
         at = {
-            "contributed": node.wait("contributed"),
-            "started": node.wait("started"),
-            "listening": node.wait("listening"),
-            "linked": node.wait("linked"),
-            "linked_all": node.wait("linked", peers=nodes),
+            "contributed": node.wait(Contributed),
+            "started": node.wait(Started),
+            "listening": node.wait(Listening),
+            "linked": node.wait(Linked),
+            "linked_all": node.wait(Linked, peers=nodes),
         }
         return {stage: round(at[stage] - node.began_at, 3) for stage in STAGES}
     finally:

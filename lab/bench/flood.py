@@ -27,7 +27,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
@@ -35,10 +35,12 @@ import trio
 
 from shoal.lab.bench.flood_attacker import FloodReport
 from shoal.node.control_client import request
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_kind
+from shoal.node.reporting.events import Certified, Listening
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Journal
+from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 START_DEADLINE_S: Final = 180.0
@@ -261,10 +263,8 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def _lane_address(folder: Path) -> str:
-    for line in lines_of(folder / LOG_NAME):
-        told = msgspec.json.decode(line, type=dict[str, Any])
-        if told.get("event") == "listening":
-            return str(told["lanes"][0])
+    for event in read_kind(folder / LOG_NAME, Listening):
+        return event.lanes[0]
     raise NetworkError("the attacked node does not say where its lanes listen")
 
 

@@ -28,10 +28,11 @@ from shoal.lab.bench.hostile_strikes import STRIKES, Struck, restart_founder
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
 from shoal.lab.bench.node_logs import until_logged
 from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
+from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Journal
+from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 START_DEADLINE_S: Final = 180.0

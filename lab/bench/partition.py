@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,12 +24,13 @@ import trio
 
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_log
+from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals
-from shoal.testnet.journal import CaughtUp, Certified, Event, LogTail
 from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import FaultInjected, Progress
 from shoal.testnet.reports.report import Report
@@ -187,7 +188,7 @@ class _Told:
         return min((max(since, event.at) for event in events), default=None)
 
     def certified(self) -> list[Certified]:
-        return [event for event in self.events if type(event) is Certified]
+        return [event for event in self.events if isinstance(event, Certified)]
 
     def between(self, begin: float, end: float) -> int:
         return sum(begin <= at <= end for at in self.steps)
@@ -228,31 +229,15 @@ def measure(report: Report, folder: Path, apart_at: float) -> PartitionResult:
 
 
 def _read(index: int, peer_id: str, folder: Path) -> _Told:
-    log = folder / LOG_NAME
+    events = list(read_log(folder / LOG_NAME))
     return _Told(
         index=index,
         peer_id=peer_id,
         folder=folder,
-        events=LogTail(log).read(),
-        made_at={event.round: event.at for event in _contributed(log)},
+        events=events,
+        made_at={event.round: event.at for event in events if isinstance(event, Contributed)},
         steps=steps_made(folder),
     )
-
-
-class _Contributed(msgspec.Struct, frozen=True):
-    event: str
-    at: float
-    round: int
-
-
-def _contributed(log: Path) -> Iterator[_Contributed]:
-    for line in lines_of(log):
-        try:
-            event = msgspec.json.decode(line, type=_Contributed)
-        except msgspec.DecodeError:
-            continue  # another event
-        if event.event == "contributed":
-            yield event
 
 
 def _certified_between(node: _Told, begin: float, end: float) -> set[int]:

@@ -16,12 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-import msgspec
-
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_kind
+from shoal.node.reporting.events import (
+    Contributed,
+    Evaluated,
+    Event,
+    Resumed,
+    RoundStarted,
+    TrainerStarted,
+    name_of,
+)
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
@@ -37,12 +47,7 @@ POLL_S = 0.01
 DEADLINE_S = 300.0
 
 
-class _Event(msgspec.Struct, frozen=True):
-    at: float
-    event: str
-    round: int = 0
-    import_s: float = 0.0
-    exact: bool = False
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +85,12 @@ def measure_restart(*, state_mb: int, repetitions: int) -> RestartSpeed:
         node = _Node(Path(scratch), outputs=outputs, steps=steps)
         try:
             node.start()
-            node.wait("round_started", round=3)
+            node.wait_round(3)
             restarts = []
             for _ in range(repetitions):
                 node.kill()
                 restarts.append(node.restart())
-                node.wait("round_started", round=1 + max(event.round for event in node.events("contributed")))
+                node.wait_round(1 + max(event.round for event in node.events(Contributed)))
             return RestartSpeed(state_bytes=BYTES_PER_PARAMETER * (INPUTS + 1) * outputs, restarts=tuple(restarts))
         finally:
             node.kill()
@@ -130,12 +135,12 @@ class _Node:
     def restart(self) -> Restart:
         """Start again; returns once it has trained and contributed."""
         self.start()
-        self.wait("contributed")
-        trained_from = max(self.wait("evaluated").at, self.wait("round_started").at)
+        self.wait(Contributed)
+        trained_from = max(self.wait(Evaluated).at, self.wait(RoundStarted).at)
         return Restart(
             total_s=trained_from - self._began_at,
-            import_torch_s=self.wait("trainer_started").import_s,
-            exact=self.wait("resumed").exact,
+            import_torch_s=self.wait(TrainerStarted).import_s,
+            exact=self.wait(Resumed).exact,
         )
 
     def kill(self) -> None:
@@ -145,19 +150,22 @@ class _Node:
                 os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def events(self, kind: str) -> list[_Event]:
-        """Those of that kind of this life, whose lines are whole."""
-        found = (msgspec.json.decode(line, type=_Event) for line in lines_of(self._data_dir / LOG_NAME))
-        return [event for event in found if event.event == kind and event.at >= self._began_at]
+    def events(self, kind: type[E]) -> list[E]:
+        """Those of that kind of this life."""
+        return [event for event in read_kind(self._data_dir / LOG_NAME, kind) if event.at >= self._began_at]
 
-    def wait(self, kind: str, *, round: int = 0) -> _Event:
-        """The first such event of this life, of that round or a later one. Raises NetworkError."""
+    def wait_round(self, round: int) -> None:
+        """Wait until that round, or a later one, began in this life. Raises NetworkError."""
+        self.wait(RoundStarted, lambda event: event.round >= round)
+
+    def wait(self, kind: type[E], match: Callable[[E], bool] = lambda event: True) -> E:
+        """The first such event of this life that matches. Raises NetworkError."""
         ends_at = time.monotonic() + DEADLINE_S
         while True:
             for event in self.events(kind):
-                if event.round >= round:
+                if match(event):
                     return event
             if self._process is None or self._process.poll() is not None or time.monotonic() > ends_at:
                 words = self._log.read_text(errors="replace")[-500:]
-                raise NetworkError(f"the node does not come to {kind!r}: …{' '.join(words.split())}")
+                raise NetworkError(f"the node does not come to {name_of(kind)!r}: …{' '.join(words.split())}")
             time.sleep(POLL_S)

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-import msgspec
 import trio
 
 from shoal.lab.bench.node_logs import until_logged
 from shoal.node.config import Hold
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_log
+from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
@@ -227,30 +228,21 @@ def _closed_gates(folder: Path, rounds: int, held: ExitStack) -> dict[int, IO[st
     return gates
 
 
-class _PeerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log says about a peer; any other event has none."""
-
-    event: str
-    peer: str = ""
-
-
 def _peers_of(folder: Path) -> set[str]:
     """Who is linked with the node in `folder` and has not died since, by its log."""
     linked: set[str] = set()
     dead: set[str] = set()
-    for line in lines_of(folder / LOG_NAME):
-        try:
-            told = msgspec.json.decode(line, type=_PeerEvent)
-        except msgspec.DecodeError:
-            continue  # cut short by a kill
-        if told.event == "started":
-            linked, dead = set(), set()
-        elif told.event == "linked":
-            linked.add(told.peer)
-        elif told.event == "lost":
-            linked.discard(told.peer)
-        elif told.event == "died":
-            dead.add(told.peer)
-        if told.event in ("linked", "revived"):
-            dead.discard(told.peer)
+    for event in read_log(folder / LOG_NAME):
+        match event:
+            case Started():
+                linked, dead = set(), set()
+            case Linked():
+                linked.add(event.peer)
+                dead.discard(event.peer)
+            case Lost():
+                linked.discard(event.peer)
+            case Died():
+                dead.add(event.peer)
+            case Revived():
+                dead.discard(event.peer)
     return linked - dead

@@ -9,23 +9,27 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from blake3 import blake3
 
 from shoal.node.dashboard.facts import BanFacts, Facts, GroupFacts, GroupText, NodeFacts, PeerFacts, RolloutFacts
-from shoal.node.reporting.events import EventField
+from shoal.node.reporting import events
+from shoal.node.reporting.events import Event
 from shoal.protocol.identity import Identity
-
-Event = Mapping[str, EventField]
 
 ROUND_S = 8.0
 PHASES_S = (5.0, 0.4, 2.1, 0.5)
 """Train, plan, reduce, certify."""
 ROUND_TOKENS = 65_536
 STATE_BYTES = 40_000_000
+_NEXT_PHASES = {
+    events.RoundStarted: "train",
+    events.Contributed: "plan",
+    events.Planned: "reduce",
+    events.Reduced: "certify",
+}
 
 
 @dataclass(slots=True)
@@ -69,9 +73,9 @@ class SyntheticSwarm:
         self._me = ids[0]
         self._peers = {peer: self._peer(peer, place) for place, peer in enumerate(ids)}
         self._began = self.now - self.rounds * ROUND_S
-        self._tell("started", self._began - 3, peer_id=self._me, pid=1, boot=1)
+        self._tell(events.Started(at=self._began - 3, peer_id=self._me, pid=1, boot=1))
         for peer in ids[1:]:
-            self._tell("linked", self._began - 1, peer=peer)
+            self._tell(events.Linked(at=self._began - 1, peer=peer))
         for _ in range(self.rounds):
             self._plan_round()
         if self.rounds:
@@ -98,8 +102,8 @@ class SyntheticSwarm:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def _tell(self, event: str, at: float, **fields: EventField) -> None:
-        self._coming.append({"at": round(at, 6), "event": event, **fields})
+    def _tell(self, event: Event) -> None:
+        self._coming.append(msgspec.structs.replace(event, at=round(event.at, 6)))
 
     def _members(self) -> list[str]:
         return sorted(peer for peer, known in self._peers.items() if known.facts.member and peer not in self._dead)
@@ -115,56 +119,62 @@ class SyntheticSwarm:
             self._plan_rollouts(number, start, train + plan + reduce)
             return
         members = self._members()
-        self._tell("round_started", start, term="0.0", round=number, members=len(members), role="training")
+        self._tell(events.RoundStarted(at=start, round=number, members=len(members), role="training"))
         at = start + train
-        self._tell(
-            "contributed", at, round=number, tokens=ROUND_TOKENS, loss=loss + self._random.gauss(0.1, 0.05), steps=64
-        )
+        train_loss = loss + self._random.gauss(0.1, 0.05)
+        self._tell(events.Contributed(at=at, round=number, tokens=ROUND_TOKENS, loss=train_loss, steps=64))
         view = 1 if number % 17 == 0 else 0
         if view:
-            self._tell("view_changed", at + plan / 2, term="0.0", round=number, view=view)
+            self._tell(events.ViewChanged(at=at + plan / 2, round=number, view=view))
         at += plan
-        evicted: Sequence[str] = ()
-        planned = {"round": number, "view": view, "participants": len(members), "contributors": len(members)}
-        self._tell("planned", at, attempt=0, evicted=evicted, planner=members[0], **planned)
+        planned = events.Planned(
+            at=at,
+            round=number,
+            view=view,
+            participants=len(members),
+            contributors=len(members),
+            planner=members[0],
+        )
+        self._tell(planned)
         if number % 11 == 0 and len(members) > 2:
             lost = [peer for peer in members if peer != self._me][number % (len(members) - 1)]
-            self._tell("suspected", at + reduce / 3, peer=lost)
-            self._tell("planned", at + reduce / 2, attempt=1, evicted=[lost], planner=members[0], **planned)
-            self._tell("revived", at + reduce, peer=lost)
+            self._tell(events.Suspected(at=at + reduce / 3, peer=lost))
+            self._tell(msgspec.structs.replace(planned, at=at + reduce / 2, attempt=1, evicted=(lost,)))
+            self._tell(events.Revived(at=at + reduce, peer=lost))
         at += reduce
         digest = blake3(f"{self.seed}/{number}".encode()).hexdigest()
-        self._tell("reduced", at, round=number, plan=digest[::-1], digest=digest, seconds=reduce)
+        self._tell(events.Reduced(at=at, round=number, plan=digest[::-1], digest=digest, seconds=reduce))
         at += certify
         self._tell(
-            "certified",
-            at,
-            term="0.0",
-            round=number,
-            digest=digest,
-            value=digest[::-1],
-            view=view,
-            members=members,
-            contributors=len(members) - (number % 11 == 0),
-            coverage=1.0 if number % 11 else 1 - 1 / max(2, len(members)),
-            tokens=ROUND_TOKENS * len(members),
-            reduce_s=reduce,
-            total_s=at - start,
+            events.Certified(
+                at=at,
+                round=number,
+                digest=digest,
+                value=digest[::-1],
+                view=view,
+                members=tuple(members),
+                contributors=len(members) - (number % 11 == 0),
+                coverage=1.0 if number % 11 else 1 - 1 / max(2, len(members)),
+                tokens=ROUND_TOKENS * len(members),
+                reduce_s=reduce,
+                total_s=at - start,
+            )
         )
-        self._tell("evaluated", at + 0.1, round=number, loss=loss, metric="bits per byte")
+        self._tell(events.Evaluated(at=at + 0.1, round=number, loss=loss, metric="bits per byte"))
 
     def _plan_rollouts(self, number: int, start: float, seconds: float) -> None:
         reward = 0.85 - 0.7 * math.exp(-number / 18) + self._random.gauss(0, 0.02)
         self._tell(
-            "rollouts",
-            start + seconds,
-            round=number,
-            reward=reward,
-            own=4,
-            external=4,
-            external_reward=min(1.0, reward + 0.05),
-            tokens=4096,
-            seconds=seconds,
+            events.Rollouts(
+                at=start + seconds,
+                round=number,
+                reward=reward,
+                own=4,
+                external=4,
+                external_reward=min(1.0, reward + 0.05),
+                tokens=4096,
+                seconds=seconds,
+            )
         )
 
     def advance(self, now: float) -> None:
@@ -175,7 +185,7 @@ class SyntheticSwarm:
         self.now = now
         later: deque[Event] = deque()
         for event in self._coming:
-            if float(event["at"]) > now:  # type: ignore[arg-type]
+            if event.at > now:
                 later.append(event)
                 continue
             self._follow(event)
@@ -183,21 +193,20 @@ class SyntheticSwarm:
         self._coming = later
 
     def _follow(self, event: Event) -> None:
-        phases = {"round_started": "train", "contributed": "plan", "planned": "reduce", "reduced": "certify"}
         if self.phase not in ("leaving", "no quorum"):
-            self.phase = phases.get(str(event["event"]), self.phase)
-        if event["event"] == "contributed":
-            self._train_loss = float(event["loss"])  # type: ignore[arg-type]
-        elif event["event"] == "evaluated":
-            self._loss = float(event["loss"])  # type: ignore[arg-type]
+            self.phase = _NEXT_PHASES.get(type(event), self.phase)
+        if isinstance(event, events.Contributed):
+            self._train_loss = event.loss
+        elif isinstance(event, events.Evaluated):
+            self._loss = event.loss
 
     def kill(self, count: int = 1) -> list[str]:
         """So many peers die; who."""
         found = [peer for peer in self._members() if peer != self._me][:count]
         for peer in found:
             self._dead[peer] = self._sent
-            self._tell("lost", self.now, peer=peer)
-            self._tell("died", self.now, peer=peer)
+            self._tell(events.Lost(at=self.now, peer=peer))
+            self._tell(events.Died(at=self.now, peer=peer))
         return found
 
     def part(self) -> str:
@@ -206,7 +215,7 @@ class SyntheticSwarm:
         known = self._peers[peer]
         known.facts = msgspec.structs.replace(known.facts, phase="leaving")
         self._dead[peer] = self._sent
-        self._tell("died", self.now, peer=peer, left=True)
+        self._tell(events.Died(at=self.now, peer=peer, left=True))
         return peer
 
     # -- as a source of the page -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Final
 from shoal.lab.bench.throughput_loop import DEVICE
 from shoal.lab.bench.throughput_nodes import Nodes, stretch_of
 from shoal.lab.bench.throughput_spec import WARM_UP_ROUNDS, Alone, ThroughputBench
-from shoal.testnet.journal import Contributed
+from shoal.node.reporting.events import Contributed
 from shoal.testnet.nodes import Launch
 
 LEAST_S: Final = 1.0

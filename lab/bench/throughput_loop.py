@@ -18,7 +18,8 @@ import numpy as np
 import trio
 
 from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.reporting.events import Contributed
 from shoal.node.training.trainer import Restarted, Trainer, TrainerFailed, TrainerSpec
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -51,7 +52,7 @@ class Loop:
 
     async def run(self) -> None:
         """Train until cancelled; the trainer ends then."""
-        events = EventLog(self._folder / LOG_NAME)
+        log = EventLog(self._folder / LOG_NAME)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._trainer.run)
             (self._folder / DEVICE).write_text(self._trainer.started.device, encoding="utf-8")
@@ -62,7 +63,7 @@ class Loop:
                 trained = await self._train(number)
                 began, wall_s = time.monotonic(), time.monotonic() - began
                 seconds, steps_s = trained.seconds - steps_s, trained.seconds  # it counts on from one to the next
-                events.write("contributed", round=number, steps=trained.steps, seconds=seconds, wall_s=wall_s)
+                log.write(Contributed(round=number, steps=trained.steps, seconds=seconds, wall_s=wall_s))
 
     async def _stand_on_initial(self) -> None:
         trainer = self._trainer

@@ -19,9 +19,10 @@ import trio
 from shoal.lab.bench.node_logs import ended_early, output_of, until_logged
 from shoal.lab.bench.throughput_loop import WRONG_USAGE
 from shoal.lab.bench.throughput_spec import WORKLOAD_NAME, CpuShare, Stretch, ThroughputBench
+from shoal.node.reporting.events import Contributed
 from shoal.protocol.errors import ConfigError, ShoalError
 from shoal.protocol.manifest import render_manifest
-from shoal.testnet.journal import Contributed, Journal
+from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
 START_DEADLINE_S: Final = 180.0

@@ -13,8 +13,9 @@ from typing import Final
 
 from shoal.lab.bench.throughput_nodes import Nodes, stretch_of
 from shoal.lab.bench.throughput_spec import WARM_UP_ROUNDS, CpuShare, Stretch, ThroughputBench, Together
+from shoal.node.reporting.events import Certified, Contributed
 from shoal.protocol.errors import NetworkError
-from shoal.testnet.journal import Certified, Contributed, Journal
+from shoal.testnet.journal import Journal
 from shoal.testnet.nodes import Launch, node_command
 
 PATIENCE: Final = 10.0

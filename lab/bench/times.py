@@ -13,30 +13,16 @@ the state adopted and kept. What test mode writes of a round, to be recomputed, 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_log
+from shoal.node.reporting.events import Certified, Planned, Reduced, Voted
 from shoal.protocol.errors import NetworkError
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What the benchmark reads of any event."""
-
-    at: float
-    event: str
-    round: int = 0
-    seconds: float = 0.0
-    kept_s: float = 0.0
-    digest: str = ""
-    coverage: float = 0.0
-    contributors: int = 0
-    lanes_sent: int = 0
-    control_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,35 +58,50 @@ class RoundTimes:
         return self.reduce_s + self.work_out_s + self.agree_s + self.apply_s
 
 
+@dataclass(slots=True)
+class _Seen:
+    """The events of one round, as far as they have come; of plans the first and the newest, and that of the results."""
+
+    first_plan: Planned | None = None
+    plan: Planned | None = None
+    reduced_plan: Planned | None = None
+    reduced: Reduced | None = None
+    voted: Voted | None = None
+
+    def note(self, event: Planned | Reduced | Voted) -> None:
+        match event:
+            case Planned():
+                self.first_plan, self.plan = self.first_plan or event, event
+            case Reduced():
+                self.reduced, self.reduced_plan = event, self.plan or self.reduced_plan
+            case Voted():
+                self.voted = self.voted or event
+
+
 def read_node(folder: Path) -> dict[int, NodeRound]:
     """The rounds that the node in `folder` planned, reduced and certified itself."""
-    seen: dict[int, dict[str, _Line]] = {}
+    seen: dict[int, _Seen] = defaultdict(_Seen)
     rounds: dict[int, NodeRound] = {}
-    for text in lines_of(folder / LOG_NAME):
-        try:
-            line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError:
-            continue  # cut short by a kill, or of another shape: none of those below
-        lines = seen.setdefault(line.round, {})
-        if line.event == "planned":
-            lines.setdefault("first_planned", line)
-        elif line.event == "reduced" and "planned" in lines:
-            lines["reduced_plan"] = lines["planned"]
-        if line.event != "voted" or "voted" not in lines:
-            lines[line.event] = line
-        if line.event == "certified" and "reduced_plan" in lines:
-            rounds[line.round] = _node_round(lines)
+    for event in read_log(folder / LOG_NAME):
+        if isinstance(event, Planned | Reduced | Voted):
+            seen[event.round].note(event)
+        elif isinstance(event, Certified):
+            found = _node_round(seen[event.round], event)
+            if found is not None:
+                rounds[event.round] = found
     return rounds
 
 
-def _node_round(lines: dict[str, _Line]) -> NodeRound:
-    reduced, certified = lines["reduced"], lines["certified"]
+def _node_round(seen: _Seen, certified: Certified) -> NodeRound | None:
+    """None for a round that it did not reduce."""
+    if seen.first_plan is None or seen.reduced_plan is None or seen.reduced is None:
+        return None
     return NodeRound(
-        planned_at=lines["first_planned"].at,
+        planned_at=seen.first_plan.at,
         # The seconds of a reduction that was repaired count from its first plan, and this one is the last.
-        finals_at=min(lines["reduced_plan"].at + reduced.seconds, reduced.at),
-        reduced_at=reduced.at,
-        voted_at=lines.get("voted", reduced).at,
+        finals_at=min(seen.reduced_plan.at + seen.reduced.seconds, seen.reduced.at),
+        reduced_at=seen.reduced.at,
+        voted_at=(seen.voted or seen.reduced).at,
         certified_at=certified.at - certified.kept_s,
         digest=certified.digest,
         coverage=certified.coverage,

@@ -24,7 +24,9 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.lab.bench.train_spec import Point, TrainBench
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_log
+from shoal.node.reporting.events import Certified, Contributed, Started
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.progress import OnProgress, ignore_progress
 from shoal.testnet.reports.report import Report
@@ -131,27 +133,13 @@ def _sound(report: Report) -> bool:
     )
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of any event."""
-
-    at: float
-    event: str
-    round: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    wall_s: float = 0.0
-    blocked_s: float = 0.0
-    lanes_sent: int = 0
-    control_sent: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Life:
     """What one process of a node certified and contributed, in order."""
 
     node: Path
-    certified: tuple[_Line, ...]
-    contributed: tuple[_Line, ...]
+    certified: tuple[Certified, ...]
+    contributed: tuple[Contributed, ...]
 
 
 def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
@@ -159,21 +147,18 @@ def _lives_in(folder: Path, nodes: Iterable[int]) -> list[_Life]:
 
 
 def _lives(log: Path) -> Iterator[_Life]:
-    lines: list[_Line] = []
-    for text in lines_of(log):
-        with contextlib.suppress(msgspec.DecodeError):  # a killed node's last line is cut short; others are of no use
-            lines.append(msgspec.json.decode(text, type=_Line))
-    starts = [at for at, line in enumerate(lines) if line.event == "started"]
-    for start, stop in pairwise([*starts, len(lines)]):
-        life = lines[start:stop]
+    events = list(read_log(log))
+    starts = [at for at, event in enumerate(events) if isinstance(event, Started)]
+    for start, stop in pairwise([*starts, len(events)]):
+        life = events[start:stop]
         yield _Life(
             log.parent,
-            tuple(line for line in life if line.event == "certified"),
-            tuple(line for line in life if line.event == "contributed"),
+            tuple(event for event in life if isinstance(event, Certified)),
+            tuple(event for event in life if isinstance(event, Contributed)),
         )
 
 
-def _points(report: Report, lives: Iterable[Sequence[_Line]], wanted: int) -> list[Point]:
+def _points(report: Report, lives: Iterable[Sequence[Certified]], wanted: int) -> list[Point]:
     """One per round whose loss is known; the last is the first of them that is not before the `wanted` tokens."""
     losses = (report.loss.first, *report.loss.by_round)
     tokens = list(accumulate((found.tokens for found in report.rounds), initial=0))
@@ -191,7 +176,7 @@ def _points(report: Report, lives: Iterable[Sequence[_Line]], wanted: int) -> li
     ]
 
 
-def _sent(lives: Iterable[Sequence[_Line]], rounds: int) -> list[int]:
+def _sent(lives: Iterable[Sequence[Certified]], rounds: int) -> list[int]:
     """What all nodes had sent after each round, from 0 to `rounds`: per life the newest counter up to there."""
     total = [0] * (rounds + 1)
     for certified in lives:
@@ -201,9 +186,9 @@ def _sent(lives: Iterable[Sequence[_Line]], rounds: int) -> list[int]:
     return total
 
 
-def _speed(certified: Iterable[_Line]) -> float:
+def _speed(certified: Iterable[Certified]) -> float:
     """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds."""
-    first: dict[int, _Line] = {}
+    first: dict[int, Certified] = {}
     for line in sorted(certified, key=lambda line: line.at):
         first.setdefault(line.round, line)
     if len(first) < 2:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import read_kind, read_log
+from shoal.node.reporting.events import Certified, RoundEnded, RoundStarted, Signed, ViewChanged
 from shoal.node.rounds.pace import LATE_S, STALL_S
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.disputes import RELAY_SETTLE_S
@@ -27,7 +27,7 @@ from shoal.protocol.leading import HELD_PATIENCE_S, REPLAN_SETTLE_S, REPORT_GRAC
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.course import Course, settled_rounds
-from shoal.testnet.journal import Certified, Entry, LogTail, RoundStarted
+from shoal.testnet.journal import Entry
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MACHINE_S: Final = 3.0
@@ -107,15 +107,6 @@ class Findings:
     problems: tuple[str, ...]
 
 
-class _Signed(msgspec.Struct, frozen=True):
-    """The events that tell what a node bound itself to."""
-
-    event: str
-    round: int
-    view: int
-    term: str = "0.0"
-
-
 def examine(members: Sequence[Member], window: Window) -> Findings:
     """Judge the rounds of `window`. Blocks, for a second or so."""
     entries = sorted(_entries(members), key=lambda entry: entry.event.at)
@@ -167,7 +158,7 @@ def examine(members: Sequence[Member], window: Window) -> Findings:
 
 def _entries(members: Sequence[Member]) -> Iterator[Entry]:
     for member in members:
-        for event in LogTail(member.folder / LOG_NAME).read():
+        for event in read_log(member.folder / LOG_NAME):
             yield Entry(member.index, event)
 
 
@@ -191,7 +182,7 @@ def _recompute(members: Sequence[Member], course: Course, rounds: Collection[tup
     return check_swarm(witnesses, rounds)
 
 
-def _forks(certified: Iterator[Certified]) -> set[tuple[str, int]]:
+def _forks(certified: Iterator[RoundEnded]) -> set[tuple[str, int]]:
     states: Mapping[tuple[str, int], set[tuple[str, str]]] = defaultdict(set)
     for event in certified:
         states[event.term, event.round].add((event.digest, event.value))
@@ -203,28 +194,20 @@ def broken_votes(member: Member, first: int, last: int) -> list[str]:
     said: set[tuple[str, str, int, int]] = set()
     promised: dict[tuple[str, int], int] = {}
     broken = []
-    for signed in _signed(member.folder / LOG_NAME, first, last):
-        key = (signed.event, signed.term, signed.round, signed.view)
+    for signed in read_kind(member.folder / LOG_NAME, Signed):
+        if not first <= signed.round <= last:
+            continue
+        key = (signed.name, signed.term, signed.round, signed.view)
         decision = (signed.term, signed.round)
-        if signed.event == "view_changed":
+        if isinstance(signed, ViewChanged):
             promised[decision] = max(promised.get(decision, 0), signed.view)
             continue
         if key in said:
-            broken.append(f"round {signed.round}: node {member.index} {signed.event} twice in view {signed.view}")
+            broken.append(f"round {signed.round}: node {member.index} {signed.name} twice in view {signed.view}")
         if signed.view < promised.get(decision, 0):
-            broken.append(f"round {signed.round}: node {member.index} {signed.event} in view {signed.view}, past it")
+            broken.append(f"round {signed.round}: node {member.index} {signed.name} in view {signed.view}, past it")
         said.add(key)
     return broken
-
-
-def _signed(log: Path, first: int, last: int) -> Iterator[_Signed]:
-    for line in lines_of(log):
-        try:
-            signed = msgspec.json.decode(line, type=_Signed)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # another event, or a line that a kill cut short
-        if signed.event in ("prepared", "voted", "proposed", "view_changed") and first <= signed.round <= last:
-            yield signed
 
 
 def _late(entries: Sequence[Entry], window: Window) -> Iterator[tuple[int, str]]:

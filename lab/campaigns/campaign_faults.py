@@ -18,7 +18,9 @@ import trio
 
 from shoal.lab.campaigns.campaign_plan import CUTS, PAIRED, Run
 from shoal.lab.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm
-from shoal.node.reporting.event_files import LOG_NAME, LogFollower
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import LogTail
+from shoal.node.reporting.events import CaughtUp, Certified, Voted
 from shoal.protocol.certificate import lead
 from shoal.protocol.messages import Value
 from shoal.protocol.quorum import is_quorum
@@ -214,29 +216,16 @@ _ACTIONS: Final = {
 }
 
 
-class _Line(msgspec.Struct, frozen=True):
-    event: str
-    round: int = -1
-
-
 async def until_voted(log: Path, round: int) -> bool:
     """Wait until the node of this log has voted in a round; False if it has its certificate already, or never votes.
 
     Looks far more often than the journal does: between vote and certificate there are milliseconds.
     """
-    follower, rest = LogFollower(log), b""
+    tail = LogTail(log)
     with trio.move_on_after(POINT_DEADLINE_S):
         while True:
-            *lines, rest = (rest + follower.read()).split(b"\n")
-            told = {line.event for text in lines if (line := _parsed(text)).round == round}
-            if told & {"voted", "certified", "caught_up"}:
-                return "certified" not in told and "caught_up" not in told
+            told = [e for e in tail.read() if isinstance(e, Voted | Certified | CaughtUp) and e.round == round]
+            if told:
+                return all(isinstance(event, Voted) for event in told)
             await trio.sleep(WATCH_S)
     return False
-
-
-def _parsed(text: bytes) -> _Line:
-    try:
-        return msgspec.json.decode(text, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _Line(event="")

@@ -25,13 +25,14 @@ from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.node.config import Hold
 from shoal.node.control_client import JsonValue, request
+from shoal.node.reporting.events import CaughtUp, Certified, Failed, Holding, Linked, Listening, RoundStarted
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
-from shoal.testnet.journal import CaughtUp, Certified, Failed, Holding, Journal, Listening, RoundStarted
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Network
 from shoal.testnet.nodes import CONTROL_DEADLINE_S, Launch, NodeProcess, Runtime
 
@@ -120,7 +121,7 @@ class LivingSwarm:
         await self.release(self.nodes)
 
     def _all_linked(self) -> bool:
-        linked = [entry.node for entry in self.journal.entries if entry.event.event == "linked"]
+        linked = [entry.node for entry in self.journal.entries if isinstance(entry.event, Linked)]
         holding = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
         return all(linked.count(n.index) >= self.group.peers - 1 and n.index in holding for n in self.nodes)
 

@@ -32,11 +32,11 @@ from shoal.lab.campaigns.soak_rounds import RoundJudge
 from shoal.lab.campaigns.soak_strikes import strike_swarm
 from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME
 from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.interruption import until_interrupted
-from shoal.testnet.journal import Certified
 from shoal.testnet.links.namespaces import Network, network, why_not
 from shoal.testnet.run_folder import new_run, write_reports
 from shoal.testnet.scenario import ROUND_LIMIT

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.lab.campaigns.campaign_check import Member
+from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
 from shoal.testnet.check import Witness, check_round
 from shoal.testnet.course import Course, settled_rounds
-from shoal.testnet.journal import CaughtUp, Certified, Journal, Listening, RoundStarted
+from shoal.testnet.journal import Journal
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 
 MARGIN: Final = 2

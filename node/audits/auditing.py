@@ -35,6 +35,7 @@ from shoal.node.audits.audit_lanes import ContributionDesk, ContributionFetch, P
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.audits.work_audit import WorkAudit
 from shoal.node.outcome import Notice
+from shoal.node.reporting import events
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Made
@@ -265,7 +266,7 @@ class Auditing(RoundObserver):
         daemon, (_, round) = self._daemon, verdict.done
         what = describe(verdict.kind)
         daemon.events.write(
-            "evidence", peer=verdict.accused, kind=verdict.kind, round=round, digest=verdict.digest.hex()
+            events.Evidence(peer=verdict.accused, kind=verdict.kind, round=round, digest=verdict.digest.hex())
         )
         daemon.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
         logger.warning("%s is proven to have lied in round %d: %s", verdict.accused, round, what)
@@ -387,7 +388,7 @@ class Auditing(RoundObserver):
             took_s = await self._audit_chunk(plan, finals.chunks[chunk])
             done += took_s is not None
             await trio.sleep((took_s or 0.0) * (1 / self._settings.share - 1))
-        self._daemon.events.write("audited", round=value.round, chunks=done)
+        self._daemon.events.write(events.Audited(round=value.round, chunks=done))
 
     async def _audit_chunk(self, plan: Plan, final: FinalChunk) -> float | None:
         """Recompute an owner's sum, and keep what that proves. None if it cannot be recomputed.

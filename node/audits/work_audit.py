@@ -25,6 +25,7 @@ from shoal.collectives.codecs import F32, U8, codec
 from shoal.collectives.grid import Grid
 from shoal.node.audits.work_process import WorkReply, WorkRequest
 from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.reporting.events import Weighed
 from shoal.protocol.auditing import drawn_work
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -99,7 +100,7 @@ class WorkAudit:
         if not useful:
             self._useless(drawn.peer)
         self._daemon.events.write(
-            "weighed", peer=drawn.peer, round=plan.round, before=reply.before, after=reply.after, useful=useful
+            Weighed(peer=drawn.peer, round=plan.round, before=reply.before, after=reply.after, useful=useful)
         )
 
     async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import floor, log10
+from math import floor, isfinite, log10
 from typing import Any, Final
 
 from shoal.node.dashboard.curves import Curve
 from shoal.node.dashboard.facts import Facts, GroupFacts, PeerFacts
 from shoal.node.dashboard.health import Check, health_of
-from shoal.node.dashboard.rounds import Record, Rounds, finite_or_none, text_of, whole_of
+from shoal.node.dashboard.rounds import Rounds
+from shoal.node.reporting import events
+from shoal.node.reporting.events import Event
 
 BANDWIDTH_POINTS = 300
 BANDWIDTH_PERIOD_S = 2.0
@@ -48,28 +50,27 @@ class Model:
 
     # -- what comes in ---------------------------------------------------------------------------------------
 
-    def hear(self, record: Record) -> None:
-        """Take one event. Raises KeyError, TypeError or ValueError for one that is malformed."""
-        self.rounds.hear(record)
-        match text_of(record, "event"):
-            case "contributed":
-                self._measure("train", record, "loss")
-            case "evaluated":
-                self.metric = text_of(record, "metric")
-                self._measure("held_out", record, "loss")
-            case "trainer_started":
-                self.device = text_of(record, "device")
-            case "rollouts":
-                self._measure("reward", record, "reward")
-                self._measure("others_reward", record, "external_reward")
-            case "rolled_back":
+    def hear(self, event: Event) -> None:
+        """Take one event."""
+        self.rounds.hear(event)
+        match event:
+            case events.Contributed():
+                self._measure("train", event.round, event.loss)
+            case events.Evaluated():
+                self.metric = event.metric
+                self._measure("held_out", event.round, event.loss)
+            case events.TrainerStarted():
+                self.device = event.device
+            case events.Rollouts():
+                self._measure("reward", event.round, event.reward)
+                self._measure("others_reward", event.round, event.external_reward)
+            case events.RolledBack():
                 for curve in self.curves.values():
-                    curve.rewind(whole_of(record, "to"))
+                    curve.rewind(event.to)
 
-    def _measure(self, curve: str, record: Record, key: str) -> None:
-        value = finite_or_none(record, key)
-        if value is not None:
-            self.curves[curve].add(whole_of(record, "round"), value)
+    def _measure(self, curve: str, round: int, value: float | None) -> None:
+        if value is not None and isfinite(value):
+            self.curves[curve].add(round, value)
 
     def see(self, facts: Facts, now: float, at: float) -> None:
         """Take the facts of this moment: `now` on a clock that never goes back, `at` on the wall's."""

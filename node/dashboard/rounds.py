@@ -8,49 +8,47 @@ Under gossip a round ends with `stepped`; under rollouts it is one event, `rollo
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from math import isfinite
 
 import msgspec
 
-from shoal.node.reporting.events import EventField
+from shoal.node.reporting import events
+from shoal.node.reporting.events import Event, name_of
 
 ROUND_LIMIT = 60
 CERTIFICATE_LIMIT = 60
 HAPPENING_LIMIT = 100
 FAULTS_IN_ROUND_LIMIT = 16
+DETAIL_LIMIT_CHARS = 300
 
-Record = Mapping[str, EventField]
-
-SEVERITY = {
-    "died": "bad",
-    "revoked": "bad",
-    "evidence": "bad",
-    "banned": "bad",
-    "failed": "bad",
-    "agent_died": "bad",
-    "trainer_restarted": "bad",
-    "suspected": "warn",
-    "lost": "warn",
-    "detoured": "warn",
-    "evicted": "warn",
-    "replanned": "warn",
-    "view_changed": "warn",
-    "rolled_back": "warn",
-    "loop_detached": "warn",
-    "departed": "info",
-    "linked": "info",
-    "revived": "info",
-    "rebased": "info",
-    "amended": "info",
-    "caught_up": "info",
-    "resumed": "info",
-    "started": "info",
-    "left": "info",
+EVICTED, REPLANNED, DEPARTED = "evicted", "replanned", "departed"
+"""What is told beside the events: what a later plan of a round says, and that a peer took its leave."""
+_TOLD: dict[str, tuple[type[Event], ...]] = {
+    "bad": (
+        *(events.Died, events.Revoked, events.Evidence, events.Banned),
+        *(events.Failed, events.AgentDied, events.TrainerRestarted),
+    ),
+    "warn": (
+        *(events.Suspected, events.Lost, events.Detoured),
+        *(events.ViewChanged, events.RolledBack, events.LoopDetached),
+    ),
+    "info": (
+        *(events.Linked, events.Revived, events.Rebased, events.Amended),
+        *(events.CaughtUp, events.Resumed, events.Started, events.Left),
+    ),
 }
-"""The events that people should hear of, and how bad each is."""
-FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "info") - {"lost", "detoured"}
+SEVERITY = {name_of(kind): severity for severity, kinds in _TOLD.items() for kind in kinds} | {
+    EVICTED: "warn",
+    REPLANNED: "warn",
+    DEPARTED: "info",
+}
+"""What people should hear of, and how bad each is."""
+FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "info") - {
+    name_of(events.Lost),
+    name_of(events.Detoured),
+}
 """What is marked in the round that it disturbed. Most lost links are made again, and a death has its own event."""
 
 
@@ -134,25 +132,30 @@ class Rounds:
         """Oldest first."""
         return tuple(self._rounds.values())
 
-    def hear(self, record: Record) -> None:
-        """Take one event. Raises KeyError, TypeError or ValueError for one that no node of this version writes."""
-        kind, at = text_of(record, "event"), number_of(record, "at")
-        match kind:
-            case "round_started":
-                self._open(record, at)
-            case "contributed" | "planned" | "reduced":
-                self._mark(kind, record, at)
-            case "certified":
-                self._certified(record, at)
-            case "stepped" | "caught_up" | "rollouts":
-                self._ended(kind, record, at)
-        if kind == "banned":
-            for peer in texts_of(record, "peers"):
-                self.happened(kind, at, peer=peer)
-        elif kind == "died" and record.get("left") is True:
-            self.happened("departed", at, peer=optional_text(record, "peer"))
-        elif kind in SEVERITY:
-            self.happened(kind, at, peer=optional_text(record, "peer"), detail=_detail(kind, record))
+    def hear(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case events.RoundStarted():
+                self._current = round = self._round(event.term, event.round, event.at)
+                round.role, round.members = event.role, event.members
+            case events.Contributed() | events.Planned() | events.Reduced():
+                self._mark(event)
+            case events.Certified():
+                self._certified(event)
+            case events.Rollouts():
+                self._current = round = self._round(event.term, event.round, event.at - event.seconds)
+                round.state, round.ended, round.tokens = "shared", event.at, event.tokens
+            case events.Stepped() | events.CaughtUp():
+                self._ended(event)
+        match event:
+            case events.Banned():
+                for peer in event.peers:
+                    self.happened(event.name, event.at, peer=peer)
+            case events.Died(left=True):
+                self.happened(DEPARTED, event.at, peer=event.peer)
+            case _ if event.name in SEVERITY:
+                peer = getattr(event, "peer", "")
+                self.happened(event.name, event.at, peer=peer, detail=_detail(event))
 
     def happened(self, kind: str, at: float, *, peer: str = "", detail: str = "") -> None:
         """Note a happening, and a fault in the round under way."""
@@ -180,11 +183,6 @@ class Rounds:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def _open(self, record: Record, at: float) -> None:
-        round = self._round(optional_text(record, "term") or "0.0", whole_of(record, "round"), at)
-        round.role, round.members = optional_text(record, "role"), whole_of(record, "members")
-        self._current = round
-
     def _round(self, term: str, number: int, at: float) -> Round:
         key = f"{term}/{number}"
         if key not in self._rounds:
@@ -202,122 +200,74 @@ class Rounds:
             self._touched.add(found.key)
         return found
 
-    def _mark(self, kind: str, record: Record, at: float) -> None:
-        round = self._newest(whole_of(record, "round"))
+    def _mark(self, event: events.Contributed | events.Planned | events.Reduced) -> None:
+        round, at = self._newest(event.round), event.at
         if round is None or round.ended is not None:
             return
-        if kind == "contributed":
-            round.contributed, round.loss = at, finite_or_none(record, "loss")
-        elif kind == "reduced":
-            round.reduced = at
-        else:
-            view, attempt = whole_of(record, "view"), whole_of(record, "attempt")
-            if round.planned is not None and (view, attempt) > (round.view, round.attempt):
-                self.happened("replanned", at, detail=f"view {view}, attempt {attempt}")
-            round.planned, round.view, round.attempt = at, view, attempt
-            round.contributors = whole_of(record, "contributors")
-            known = {fault.peer for fault in round.faults if fault.kind == "evicted"}
-            for peer in sorted(set(texts_of(record, "evicted")) - known):
-                self.happened("evicted", at, peer=peer)
+        match event:
+            case events.Contributed():
+                round.contributed = at
+                round.loss = event.loss if event.loss is not None and isfinite(event.loss) else None
+            case events.Reduced():
+                round.reduced = at
+            case events.Planned():
+                if round.planned is not None and (event.view, event.attempt) > (round.view, round.attempt):
+                    self.happened(REPLANNED, at, detail=f"view {event.view}, attempt {event.attempt}")
+                round.planned, round.view, round.attempt = at, event.view, event.attempt
+                round.contributors = event.contributors
+                known = {fault.peer for fault in round.faults if fault.kind == EVICTED}
+                for peer in sorted(set(event.evicted) - known):
+                    self.happened(EVICTED, at, peer=peer)
 
-    def _certified(self, record: Record, at: float) -> None:
-        number, term = whole_of(record, "round"), text_of(record, "term")
-        total_s = number_of(record, "total_s")
-        round = self._round(term, number, at - total_s)
-        members, contributors = len(texts_of(record, "members")), whole_of(record, "contributors")
-        coverage = number_of(record, "coverage")
-        round.state, round.ended, round.digest = "certified", at, text_of(record, "digest")
-        round.members, round.contributors, round.coverage = members, contributors, coverage
-        round.tokens, round.view = whole_of(record, "tokens"), whole_of(record, "view")
+    def _certified(self, event: events.Certified) -> None:
+        round = self._round(event.term, event.round, event.at - event.total_s)
+        round.state, round.ended, round.digest = "certified", event.at, event.digest
+        round.members, round.contributors, round.coverage = len(event.members), event.contributors, event.coverage
+        round.tokens, round.view = event.tokens, event.view
         certificate = CertificateFacts(
-            at=at,
-            term=term,
-            round=number,
-            digest=round.digest,
-            value=text_of(record, "value"),
-            view=round.view,
-            members=members,
-            contributors=contributors,
-            coverage=coverage,
-            tokens=round.tokens,
-            seconds=total_s,
+            at=event.at,
+            term=event.term,
+            round=event.round,
+            digest=event.digest,
+            value=event.value,
+            view=event.view,
+            members=len(event.members),
+            contributors=event.contributors,
+            coverage=event.coverage,
+            tokens=event.tokens,
+            seconds=event.total_s,
         )
         self.certificates = [*self.certificates, certificate][-CERTIFICATE_LIMIT:]
         self._new_certificates = [*self._new_certificates, certificate][-CERTIFICATE_LIMIT:]
 
-    def _ended(self, kind: str, record: Record, at: float) -> None:
-        number = whole_of(record, "round")
-        if kind == "rollouts":
-            round = self._round("0.0", number, at - number_of(record, "seconds"))
-            round.state, round.ended, round.tokens = "shared", at, whole_of(record, "tokens")
-            round.loss = None
-            self._current = round
+    def _ended(self, event: events.Stepped | events.CaughtUp) -> None:
+        """A round ended without a certificate of this node's."""
+        round = self._newest(event.round)
+        if round is None or round.state == "certified":
             return
-        found = self._newest(number)
-        if found is None or found.state == "certified":
-            return
-        found.ended = at
-        found.state = "stepped" if kind == "stepped" else "skipped"
-        if kind == "stepped":
-            found.partner, found.tokens = optional_text(record, "partner"), whole_of(record, "tokens")
+        round.ended = event.at
+        if isinstance(event, events.Stepped):
+            round.state, round.partner, round.tokens = "stepped", event.partner or "", event.tokens
+        else:
+            round.state = "skipped"
 
 
-def _detail(kind: str, record: Record) -> str:
-    if kind in ("rolled_back", "rebased"):
-        return f"to round {whole_of(record, 'to')}"
-    if kind in ("caught_up", "resumed"):
-        return f"round {whole_of(record, 'round')}"
-    if kind == "evidence":
-        return optional_text(record, "kind")[:300]
-    if kind == "view_changed":
-        return f"view {whole_of(record, 'view')}"
-    if kind == "amended":
-        settings = record.get("settings")
-        return ", ".join(f"{key} = {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
-    return next((str(record[key])[:300] for key in ("cause", "message", "reason") if record.get(key)), "")
-
-
-# -- fields of an event, which may have been read from a file ------------------------------------------------------
-
-
-def text_of(record: Record, key: str) -> str:
-    """A text. Raises KeyError, TypeError."""
-    value = record[key]
-    if not isinstance(value, str):
-        raise TypeError(f"{key} is no text")
-    return value
-
-
-def optional_text(record: Record, key: str) -> str:
-    """A text, or "" for what is missing or null."""
-    value = record.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def number_of(record: Record, key: str) -> float:
-    """A finite number. Raises KeyError, TypeError, ValueError."""
-    value = record[key]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{key} is no number")
-    if not math.isfinite(value):
-        raise ValueError(f"{key} is not finite")
-    return float(value)
-
-
-def whole_of(record: Record, key: str) -> int:
-    """A whole number. Raises KeyError, TypeError, ValueError."""
-    return int(number_of(record, key))
-
-
-def finite_or_none(record: Record, key: str) -> float | None:
-    """A finite number, or None."""
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def texts_of(record: Record, key: str) -> list[str]:
-    """A list of texts. Raises KeyError, TypeError."""
-    value = record[key]
-    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
-        raise TypeError(f"{key} is no list")
-    return [str(item) for item in value]
+def _detail(event: Event) -> str:
+    match event:
+        case events.RolledBack() | events.Rebased():
+            return f"to round {event.to}"
+        case events.CaughtUp() | events.Resumed():
+            return f"round {event.round}"
+        case events.ViewChanged():
+            return f"view {event.view}"
+        case events.Amended():
+            return ", ".join(f"{key} = {value}" for key, value in event.settings.items())
+        case events.Evidence():
+            return event.kind[:DETAIL_LIMIT_CHARS]
+        case events.AgentDied() | events.TrainerRestarted() | events.LoopDetached():
+            return event.cause[:DETAIL_LIMIT_CHARS]
+        case events.Failed():
+            return event.message[:DETAIL_LIMIT_CHARS]
+        case events.Left():
+            return event.reason[:DETAIL_LIMIT_CHARS]
+    return ""

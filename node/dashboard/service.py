@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import socket
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from shoal.node.config import PageAddress
 from shoal.node.dashboard.facts import DaemonSource, Source
 from shoal.node.dashboard.token import link_of, load_token
 from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.reporting.events import EventField
+from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 QUEUE_LIMIT_EVENTS = 4096
 BACKLOG = 64
 
-Events = deque[Mapping[str, EventField]]
+Events = deque[Event]
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ class PageService:
     def heard(self, change: Change) -> None:
         """What became of a peer stands in the event log."""
 
-    def hear(self, record: Mapping[str, EventField]) -> None:
+    def hear(self, event: Event) -> None:
         """Take one event; from any thread, returns at once. If they come faster than they are read, the oldest go."""
-        self._events.append(record)
+        self._events.append(event)
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import trio
 from starlette.types import ASGIApp
 
@@ -23,10 +22,10 @@ from shoal.node.dashboard.facts import Facts, Source
 from shoal.node.dashboard.feed import Feed, server_event
 from shoal.node.dashboard.guard import Guard
 from shoal.node.dashboard.model import Fields, Model
-from shoal.node.dashboard.rounds import Record
 from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import Events, is_loopback
-from shoal.node.reporting.event_files import read_end
+from shoal.node.reporting.event_log import read_last
+from shoal.node.reporting.events import Event
 from shoal.node.reporting.metrics import Metrics
 
 TICK_S = 0.2
@@ -88,10 +87,10 @@ class Site:
         if self._history is None:
             return
         known = await trio.to_thread.run_sync(read_history, self._history)
-        for record in known:
-            self._take(record)
-        last = known[-1].get("at", 0.0) if known else 0.0
-        while self._events and self._events[0]["at"] <= last:  # type: ignore[operator]  # the log writes it itself
+        for event in known:
+            self.model.hear(event)
+        last = known[-1].at if known else 0.0
+        while self._events and self._events[0].at <= last:
             self.metrics.hear(self._events.popleft())
 
     async def keep_up(self) -> None:
@@ -129,33 +128,19 @@ class Site:
 
     def _drain(self) -> None:
         while self._events:
-            record = self._events.popleft()
-            self.metrics.hear(record)
-            self._take(record)
-
-    def _take(self, record: Record) -> None:
-        try:
-            self.model.hear(record)
-        except (KeyError, TypeError, ValueError) as error:  # another version's, or a damaged line of the log
-            logger.debug("an event is not shown: %s", error)
+            event = self._events.popleft()
+            self.metrics.hear(event)
+            self.model.hear(event)
 
     def _measure(self, accept: str) -> tuple[bytes, str]:
         self._drain()
         return self.metrics.render(self._look(), accept)
 
 
-def read_history(path: Path) -> list[Record]:
+def read_history(path: Path) -> list[Event]:
     """The events at the end of a log, oldest first; what is no event is left out. Blocks, raises nothing."""
     try:
-        lines = read_end(path, HISTORY_LIMIT_BYTES).split(b"\n")
+        return read_last(path, HISTORY_LIMIT_BYTES)
     except OSError as error:
         logger.info("what happened before is not shown: %s", error)
         return []
-    found = []
-    decode = msgspec.json.Decoder(dict[str, object]).decode
-    for line in lines:
-        try:
-            found.append(decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # a line that was cut short
-    return found  # type: ignore[return-value]  # of whatever values: `Model.hear` checks each that it uses

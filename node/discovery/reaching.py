@@ -20,6 +20,7 @@ import trio
 
 from shoal.node.discovery.port_mapping import MappingFailed, PortMapping
 from shoal.node.outcome import Notice
+from shoal.node.reporting import events
 from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -296,7 +297,7 @@ class Reaching:
             logger.info("the router maps no ports: %s", error)
             return False
         self._mapping = mapping
-        self._events.write("ports_mapped", ports=[str(port) for port in mapping.external])
+        self._events.write(events.PortsMapped(ports=tuple(str(port) for port in mapping.external)))
         return True
 
     def _tell(self) -> None:
@@ -304,7 +305,9 @@ class Reaching:
         state = (self.reachability, self.control_addresses, self.lane_addresses, self.capabilities)
         if state != self._told:
             if state[:2] != self._told[:2]:
-                self._events.write("reachability", reachability=self.reachability, addresses=self.control_addresses)
+                self._events.write(
+                    events.Reachability(reachability=self.reachability, addresses=tuple(self.control_addresses))
+                )
             self._told = state
             self._members.announce()
 
@@ -384,14 +387,14 @@ class Reaching:
         self._stranded_since = now if self._stranded_since is None else self._stranded_since
         if now - self._stranded_since >= STRANDED_S and not self._stranded_told:
             self._stranded_told = True
-            self._events.write("stranded", control_port=self._control_port(), lane_port=self._lane_port())
+            self._events.write(events.Stranded(control_port=self._control_port(), lane_port=self._lane_port()))
             self._on_progress(Notice(text=stranded_text(self._control_port(), self._lane_port())))
 
     def _tell_parted(self, peer: PeerId) -> None:
         """Say, once for a link, that nothing but control goes between this node and a member."""
         if self._is_linked(peer) and peer not in self._parted:
             self._parted.add(peer)
-            self._events.write("parted", peer=peer)
+            self._events.write(events.Parted(peer=peer))
             self._on_progress(Notice(text=parted_text(peer, self._control_port(), self._lane_port())))
 
 

@@ -72,15 +72,6 @@ def blocks_of(log: Path) -> Iterator[bytes]:
                 yield block
 
 
-def lines_of(log: Path) -> Iterator[bytes]:
-    """The whole lines of both files, without their ends; none where there is no log. Raises OSError."""
-    rest = b""
-    with suppress(FileNotFoundError):
-        for block in blocks_of(log):
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines
-
-
 def read_end(log: Path, limit_bytes: int) -> bytes:
     """The last whole lines of both files, `limit_bytes` at most. Raises OSError if there is no log."""
     with ExitStack() as opened:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbSink
-from shoal.node.reporting.events import EventField, EventLog
+from shoal.node.reporting.events import Event
 from shoal.swarm.members import Change
 
 if TYPE_CHECKING:
@@ -28,16 +30,16 @@ if TYPE_CHECKING:
 QUEUE_LIMIT: Final = 4096
 CLOSE_DEADLINE_S: Final = 10.0
 
-NUMBERS: Final[Mapping[str, Mapping[str, str]]] = {
-    "contributed": {
+NUMBERS: Final[Mapping[type[Event], Mapping[str, str]]] = {
+    events.Contributed: {
         "loss": "train/loss",
         "tokens": "train/tokens",
         "steps": "train/steps",
         "wall_s": "train/wall_s",
         "blocked_s": "train/blocked_s",
     },
-    "evaluated": {"loss": "evaluation/loss"},
-    "certified": {
+    events.Evaluated: {"loss": "evaluation/loss"},
+    events.Certified: {
         "contributors": "round/contributors",
         "coverage": "round/coverage",
         "tokens": "round/tokens",
@@ -48,14 +50,14 @@ NUMBERS: Final[Mapping[str, Mapping[str, str]]] = {
         "control_sent": "bytes/control_sent",
         "control_received": "bytes/control_received",
     },
-    "stepped": {
+    events.Stepped: {
         "tokens": "round/tokens",
         "reduce_s": "round/reduce_s",
         "total_s": "round/total_s",
         "lanes_sent": "bytes/lanes_sent",
         "lanes_received": "bytes/lanes_received",
     },
-    "rollouts": {
+    events.Rollouts: {
         "reward": "rollouts/reward",
         "external_reward": "rollouts/external_reward",
         "own": "rollouts/own_groups",
@@ -63,33 +65,31 @@ NUMBERS: Final[Mapping[str, Mapping[str, str]]] = {
         "tokens": "rollouts/tokens",
     },
 }
-"""Which field of which event is written under which name."""
+"""Which field of which event is written under which name: of those that are `Measured`."""
 
 logger = logging.getLogger(__name__)
 
-Record = Mapping[str, EventField]
+Measured = events.Contributed | events.Evaluated | events.Certified | events.Stepped | events.Rollouts
 OpenSink = Callable[[], ScalarSink]
 
 
-def numbers_of(record: Record) -> Iterator[tuple[str, float]]:
-    """(name, value) of every number that is written of an event; nothing for most events."""
-    names = NUMBERS.get(str(record.get("event")), {})
-    for field, name in names.items():
-        value = record.get(field)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+def numbers_of(event: Measured) -> Iterator[tuple[str, float]]:
+    """(name, value) of every number that is written of an event."""
+    for field, name in NUMBERS[type(event)].items():
+        value: float | None = getattr(event, field)
+        if value is not None:
             yield name, float(value)
-    members = record.get("members")
-    if names and isinstance(members, Sequence) and not isinstance(members, str):
-        yield "round/members", float(len(members))
+    if isinstance(event, events.Certified | events.Stepped):
+        yield "round/members", float(len(event.members))
 
 
 class EventWriters:
     """Hands the events of one log to sinks, which are opened in the thread that uses them."""
 
-    def __init__(self, events: EventLog, sinks: Mapping[str, OpenSink], *, limit: int = QUEUE_LIMIT) -> None:
-        self._events = events
+    def __init__(self, log: EventLog, sinks: Mapping[str, OpenSink], *, limit: int = QUEUE_LIMIT) -> None:
+        self._log = log
         self._sinks = sinks
-        self._queue: queue.Queue[Record | None] = queue.Queue(limit)
+        self._queue: queue.Queue[Measured | None] = queue.Queue(limit)
         self._over = threading.Event()
         self.left_out = 0
 
@@ -100,7 +100,7 @@ class EventWriters:
         """
         thread = threading.Thread(target=self._write, name="event writers", daemon=True)
         thread.start()
-        self._events.listen(self._hear)
+        self._log.listen(self._hear)
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -112,12 +112,12 @@ class EventWriters:
     def heard(self, change: Change) -> None:
         """What becomes of peers is no number."""
 
-    def _hear(self, record: Record) -> None:
+    def _hear(self, event: Event) -> None:
         """In whatever thread wrote the event; never waits."""
-        if self._over.is_set():
+        if self._over.is_set() or not isinstance(event, Measured):
             return
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(event)
         except queue.Full:
             self.left_out += 1
 
@@ -137,13 +137,11 @@ class EventWriters:
         for name, opened in self._sinks.items():
             with _given_up(name, sinks):
                 sinks[name] = opened()
-        while (record := self._queue.get()) is not None:
-            round, at = record.get("round"), record.get("at")
-            if isinstance(round, int) and isinstance(at, int | float):
-                for number, value in numbers_of(record):
-                    for name, sink in list(sinks.items()):
-                        with _given_up(name, sinks):
-                            sink.scalar(number, value, round=round, at=at)
+        while (event := self._queue.get()) is not None:
+            for number, value in numbers_of(event):
+                for name, sink in list(sinks.items()):
+                    with _given_up(name, sinks):
+                        sink.scalar(number, value, round=event.round, at=event.at)
         for name, sink in list(sinks.items()):
             with _given_up(name, sinks):
                 sink.close()

@@ -10,7 +10,7 @@ Source: https://prometheus.io/docs/practices/naming/
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
@@ -19,7 +19,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from shoal.node.dashboard.facts import Facts, NodeFacts
-from shoal.node.reporting.events import EventField
+from shoal.node.reporting import events
+from shoal.node.reporting.events import Event, name_of
 
 PEER_LABEL_LIMIT = 64
 OTHER = "other"
@@ -38,19 +39,19 @@ PHASES = (
     "done",
 )
 REACHES = ("direct", "detour", "suspect", "unlinked", "gone")
-FAULTS: Final = (
-    "died",
-    "suspected",
-    "lost",
-    "detoured",
-    "revoked",
-    "evidence",
-    "banned",
-    "view_changed",
-    "rolled_back",
-    "trainer_restarted",
-    "agent_died",
-    "loop_detached",
+FAULTS: Final[tuple[type[Event], ...]] = (
+    events.Died,
+    events.Suspected,
+    events.Lost,
+    events.Detoured,
+    events.Revoked,
+    events.Evidence,
+    events.Banned,
+    events.ViewChanged,
+    events.RolledBack,
+    events.TrainerRestarted,
+    events.AgentDied,
+    events.LoopDetached,
 )
 
 
@@ -68,7 +69,7 @@ class Metrics:
         for outcome in ("certified", "stepped", "shared", "skipped"):
             self._rounds.labels(outcome)
         for kind in FAULTS:
-            self._faults.labels(kind)
+            self._faults.labels(name_of(kind))
         self._now = _Now(viewers)
         self._registry.register(self._now)
         ProcessCollector(registry=self._registry)
@@ -79,27 +80,29 @@ class Metrics:
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=SECONDS_BUCKETS, registry=self._registry)
 
-    def hear(self, record: Mapping[str, EventField]) -> None:
+    def hear(self, event: Event) -> None:
         """Count an event of this life of the node."""
-        kind = record.get("event")
-        if kind in FAULTS and record.get("left") is not True:
-            self._faults.labels(kind).inc()
-        elif kind == "contributed":
-            self._tokens.inc(_number(record, "tokens"))
-        elif kind == "certified":
-            self._ended("certified", record, "total_s")
-            self._reduce_s.observe(_number(record, "reduce_s"))
-            self._now.coverage = _number(record, "coverage")
-        elif kind == "stepped":
-            self._ended("stepped", record, "total_s")
-        elif kind == "rollouts":
-            self._ended("shared", record, "seconds")
-        elif kind == "caught_up":
-            self._rounds.labels("skipped").inc()
+        match event:
+            case events.Died(left=True):
+                pass
+            case events.Contributed():
+                self._tokens.inc(event.tokens)
+            case events.Certified():
+                self._ended("certified", event.total_s)
+                self._reduce_s.observe(_finite(event.reduce_s))
+                self._now.coverage = _finite(event.coverage)
+            case events.Stepped():
+                self._ended("stepped", event.total_s)
+            case events.Rollouts():
+                self._ended("shared", event.seconds)
+            case events.CaughtUp():
+                self._rounds.labels("skipped").inc()
+            case _ if isinstance(event, FAULTS):
+                self._faults.labels(event.name).inc()
 
-    def _ended(self, outcome: str, record: Mapping[str, EventField], seconds: str) -> None:
+    def _ended(self, outcome: str, seconds: float) -> None:
         self._rounds.labels(outcome).inc()
-        self._round_s.observe(_number(record, seconds))
+        self._round_s.observe(_finite(seconds))
 
     def render(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
         """All of them with these facts, in the format that the client accepts, and its media type."""
@@ -108,9 +111,8 @@ class Metrics:
         return encode(self._registry), kind
 
 
-def _number(record: Mapping[str, EventField], key: str) -> float:
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
 
 
 class _Now(Collector):

@@ -1,12 +1,14 @@
-"""What the event log says about rounds; the fields are listed in docs/interfaces.md."""
+"""What the event log says about rounds."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from typing import Final, TypedDict
 
 from shoal.collectives.finals import Finals
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.amending import settings_of
@@ -14,6 +16,14 @@ from shoal.protocol.bans import named
 from shoal.protocol.forks import Fork
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Amendment, Certificate, Plan, Term, Value
+
+_SIGNED: Final[Mapping[str, type[events.Signed]]] = {
+    "prepare": events.Prepared,
+    "vote": events.Voted,
+    "propose": events.Proposed,
+    "promise": events.ViewChanged,
+}
+"""What tells of a record of the agreement, by its kind."""
 
 
 def term_text(term: Term) -> str:
@@ -24,101 +34,103 @@ def term_text(term: Term) -> str:
 class RoundLog:
     """Writes the round events."""
 
-    def __init__(self, events: EventLog) -> None:
-        self._events = events
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
 
     def started(self, head: Value, role: str) -> None:
         """The round after `head` begins."""
-        self._events.write(
-            "round_started",
-            term=term_text(head.next_term),
-            round=head.next_round,
-            members=len(head.members),
-            role=role,
+        self._log.write(
+            events.RoundStarted(
+                term=term_text(head.next_term), round=head.next_round, members=len(head.members), role=role
+            )
         )
 
     def began(self, round: int, *, members: int) -> None:
         """Strategy gossip: a round begins, with so many members in sight."""
-        self._events.write("round_started", term=term_text(Term()), round=round, members=members, role="training")
+        self._log.write(events.RoundStarted(term=term_text(Term()), round=round, members=members, role="training"))
 
     def contributed(self, event: Contribution, tokens: int) -> None:
         """This node's contribution is announced."""
-        self._events.write(
-            "contributed",
-            round=event.round,
-            tokens=tokens,
-            loss=event.loss,
-            steps=event.steps,
-            seconds=round(event.seconds, 6),
-            wall_s=round(event.wall_s, 6),
-            blocked_s=round(event.blocked_s, 6),
+        self._log.write(
+            events.Contributed(
+                round=event.round,
+                tokens=tokens,
+                loss=event.loss,
+                steps=event.steps,
+                seconds=round(event.seconds, 6),
+                wall_s=round(event.wall_s, 6),
+                blocked_s=round(event.blocked_s, 6),
+            )
         )
 
     def planned(self, plan: Plan) -> None:
         """A plan was accepted here."""
-        self._events.write(
-            "planned",
-            round=plan.round,
-            view=plan.view,
-            attempt=plan.attempt,
-            participants=len(plan.participants),
-            contributors=len(plan.contributors()),
-            evicted=plan.evicted,
-            planner=plan.planner,
+        self._log.write(
+            events.Planned(
+                round=plan.round,
+                view=plan.view,
+                attempt=plan.attempt,
+                participants=len(plan.participants),
+                contributors=len(plan.contributors()),
+                evicted=tuple(plan.evicted),
+                planner=plan.planner,
+            )
         )
 
     def reduced(self, finals: Finals, digest: bytes, seconds: float) -> None:
         """All finals of a plan are here and lead to `digest`."""
-        self._events.write(
-            "reduced",
-            round=finals.plan.round,
-            plan=finals.plan.hash.hex(),
-            digest=digest.hex(),
-            seconds=round(seconds, 6),
+        self._log.write(
+            events.Reduced(
+                round=finals.plan.round,
+                plan=finals.plan.hash.hex(),
+                digest=digest.hex(),
+                seconds=round(seconds, 6),
+            )
         )
 
     def caught_up(self, round: int) -> None:
         """The state of a round that this node did not compute is here."""
-        self._events.write("caught_up", round=round)
+        self._log.write(events.CaughtUp(round=round))
 
     def persisted(self, record: DurableRecord) -> None:
         """A vote or proposal is on disk."""
-        names = {"prepare": "prepared", "vote": "voted", "propose": "proposed", "promise": "view_changed"}
-        if record.kind in names:
-            term = term_text(record.term)
-            self._events.write(names[record.kind], term=term, round=record.round, view=record.view)
+        kind = _SIGNED.get(record.kind)
+        if kind is not None:
+            self._log.write(kind(term=term_text(record.term), round=record.round, view=record.view))
 
     def rolled_back(self, value: Value) -> None:
         """A round decided to go back, and its term is over."""
-        self._events.write("rolled_back", to=value.state_round, **_decision(value))
+        self._log.write(events.RolledBack(to=value.state_round, **_decision(value)))
 
     def amended(self, value: Value, amendment: Amendment) -> None:
         """A round decided that other settings are in force from the next one on."""
-        self._events.write("amended", settings=settings_of(amendment), **_decision(value))
+        self._log.write(events.Amended(settings=settings_of(amendment), **_decision(value)))
 
     def banned(self, value: Value) -> None:
         """A round decided to go on without some who are proven to have lied."""
         bans = named(value)
-        self._events.write(
-            "banned",
-            peers=[ban.peer for ban in bans],
-            evidence=[ban.evidence.hex() for ban in bans],
-            **_decision(value),
+        self._log.write(
+            events.Banned(
+                peers=tuple(ban.peer for ban in bans),
+                evidence=tuple(ban.evidence.hex() for ban in bans),
+                **_decision(value),
+            )
         )
 
     def forked(self, fork: Fork) -> None:
         """Two certificates for one position were seen; this node signs nothing more."""
-        self._events.write(
-            "forked",
-            term=term_text(fork.term),
-            round=fork.round,
-            values=[fork.one.value.hash.hex(), fork.other.value.hash.hex()],
-            signers=fork.signers,
+        self._log.write(
+            events.Forked(
+                term=term_text(fork.term),
+                round=fork.round,
+                values=(fork.one.value.hash.hex(), fork.other.value.hash.hex()),
+                signers=tuple(fork.signers),
+            )
         )
 
     def rebased(self, value: Value) -> None:
         """The authority opened another term, in which `value` stands for the certificate of its round."""
-        self._events.write("rebased", to=value.state_round, **_decision(value))
+        self._log.write(events.Rebased(to=value.state_round, **_decision(value)))
 
     def stepped(
         self,
@@ -133,16 +145,17 @@ class RoundLog:
         traffic: dict[str, int],
     ) -> None:
         """Strategy gossip: the outer step of a round is made; `why` says what kept it from having a partner."""
-        self._events.write(
-            "stepped",
-            round=round,
-            members=members,
-            partner=partner,
-            why=why,
-            tokens=tokens,
-            reduce_s=builtins.round(reduce_s, 6),
-            total_s=builtins.round(total_s, 6),
-            **traffic,
+        self._log.write(
+            events.Stepped(
+                round=round,
+                members=tuple(members),
+                partner=partner,
+                why=why,
+                tokens=tokens,
+                reduce_s=builtins.round(reduce_s, 6),
+                total_s=builtins.round(total_s, 6),
+                **traffic,
+            )
         )
 
     def certified(
@@ -154,27 +167,40 @@ class RoundLog:
         took to keep what is recomputed.
         """
         value = certificate.value
-        self._events.write(
-            "certified",
-            term=term_text(value.term),
-            round=value.round,
-            digest=value.digest.hex(),
-            value=value.hash.hex(),
-            view=certificate.view,
-            members=value.members,
-            contributors=finals.contributors,
-            coverage=finals.coverage,
-            tokens=value.tokens,
-            **{name: round(seconds, 6) for name, seconds in times.items()},
-            **traffic,
+        self._log.write(
+            events.Certified(
+                term=term_text(value.term),
+                round=value.round,
+                digest=value.digest.hex(),
+                value=value.hash.hex(),
+                view=certificate.view,
+                members=tuple(value.members),
+                contributors=finals.contributors,
+                coverage=finals.coverage,
+                tokens=value.tokens,
+                reduce_s=round(times["reduce_s"], 6),
+                total_s=round(times["total_s"], 6),
+                kept_s=round(times["kept_s"], 6),
+                **traffic,
+            )
         )
 
 
-def _decision(value: Value) -> dict[str, str | int | Sequence[str]]:
-    return {
-        "term": term_text(value.term),
-        "round": value.round,
-        "digest": value.digest.hex(),
-        "value": value.hash.hex(),
-        "members": value.members,
-    }
+class _Decided(TypedDict):
+    """The fields of every `Decision`."""
+
+    term: str
+    round: int
+    digest: str
+    value: str
+    members: tuple[str, ...]
+
+
+def _decision(value: Value) -> _Decided:
+    return _Decided(
+        term=term_text(value.term),
+        round=value.round,
+        digest=value.digest.hex(),
+        value=value.hash.hex(),
+        members=tuple(value.members),
+    )

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from shoal.node.reporting.event_files import read_end
+from shoal.node.reporting.event_log import read_last
+from shoal.node.reporting.events import Evaluated
 
 READ_LIMIT_BYTES = 16 << 20
 """Of the end of the log."""
-
-
-class _Evaluated(msgspec.Struct, frozen=True):
-    event: str
-    round: int
-    loss: float
 
 
 def past_losses(path: Path) -> dict[int, float]:
     """The loss after each round, as measured last; what a rollback abandoned is among them. Blocks."""
     losses: dict[int, float] = {}
     try:
-        lines = read_end(path, READ_LIMIT_BYTES).split(b"\n")
+        events = read_last(path, READ_LIMIT_BYTES)
     except OSError:
         return losses
-    for line in lines:
-        if b'"evaluated"' in line:
-            try:
-                found = msgspec.json.decode(line, type=_Evaluated)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # cut short by a crash, or no number
-            losses.pop(found.round, None)
-            losses[found.round] = found.loss
+    for event in events:
+        if isinstance(event, Evaluated) and event.loss is not None:
+            losses.pop(event.round, None)
+            losses[event.round] = event.loss
     return losses

@@ -29,7 +29,8 @@ import trio
 from shoal.node.config import NodeConfig
 from shoal.node.control_client import RolloutStatus
 from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.inbox import Own, SetPaused
 from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
@@ -220,7 +221,7 @@ class RolloutEngine:
             if isinstance(ending, ChildRaised):
                 raise _failure(ending.failed, ready=self.machine is not None)
             logger.warning("the agent died: %s", ending)
-            self._p.events.write("agent_died", cause=str(ending))
+            self._p.events.write(events.AgentDied(cause=str(ending)))
             now = trio.current_time()
             if len(deaths) == RESTART_LIMIT and now - deaths[0] < RESTART_WINDOW_S:
                 summary = f"the agent died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {ending}"
@@ -294,7 +295,7 @@ class RolloutEngine:
             case Done():
                 self._finish_round(report)
             case Saved():
-                self._p.events.write("agent_saved", round=report.round, failure=report.failure)
+                self._p.events.write(events.AgentSaved(round=report.round, failure=report.failure))
                 if report.failure:
                     self._p.on_progress(Notice(text=f"what was learnt is not saved: {report.failure}"))
             case Finished():
@@ -306,12 +307,13 @@ class RolloutEngine:
         self.state_round = ready.round
         self._store.advance(ready.round)
         self._p.events.write(
-            "agent_started",
-            pid=pid,
-            round=ready.round,
-            restored=ready.restored,
-            refused=ready.refused,
-            warm_up_reward=ready.reward,
+            events.AgentStarted(
+                pid=pid,
+                round=ready.round,
+                restored=ready.restored,
+                refused=ready.refused,
+                warm_up_reward=ready.reward,
+            )
         )
         if ready.refused:
             self._p.on_progress(Notice(text=f"a file of the agent is not used: {ready.refused}"))
@@ -387,21 +389,22 @@ class RolloutEngine:
             generated_tokens=known.generated_tokens + done.generated_tokens,
         )
         self._p.events.write(
-            "rollouts",
-            round=self.state_round,
-            reward=done.reward,
-            own=done.local,
-            external=done.external,
-            external_reward=done.external_reward,
-            origins=done.origins,
-            informative=done.informative,
-            tokens=done.generated_tokens,
-            bytes=pulled_bytes,
-            control_sent=self._p.host.traffic.bytes_sent,
-            used_bytes=done.used_bytes,
-            rejected=dict(rejected),
-            ignored=list(done.ignored),
-            seconds=round(done.seconds, 6),
+            events.Rollouts(
+                round=self.state_round,
+                reward=done.reward,
+                own=done.local,
+                external=done.external,
+                external_reward=done.external_reward,
+                origins=done.origins,
+                informative=done.informative,
+                tokens=done.generated_tokens,
+                bytes=pulled_bytes,
+                control_sent=self._p.host.traffic.bytes_sent,
+                used_bytes=done.used_bytes,
+                rejected=dict(rejected),
+                ignored=tuple(done.ignored),
+                seconds=round(done.seconds, 6),
+            )
         )
         self._p.on_progress(
             RoundShared(

@@ -12,11 +12,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.node.reporting.events import (
+    AgentStarted,
+    CaughtUp,
+    Contributed,
+    Evaluated,
+    RolledBack,
+    Rollouts,
+    RoundEnded,
+    Started,
+)
 from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts, Outcome
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import AgentStarted, CaughtUp, Certified, Contributed, Evaluated, RolledBack, Shared
 from shoal.testnet.scenario import Scenario
 
 
@@ -154,12 +163,12 @@ def make_report(course: Course, check: Check) -> Report:
     )
 
 
-def count_forks(decided: Sequence[tuple[int, Certified | RolledBack]]) -> int:
+def count_forks(decided: Sequence[tuple[int, RoundEnded | RolledBack]]) -> int:
     """(term, round) pairs with two different certified digests, or with one and a rollback."""
     return sum(len(digests) > 1 for digests in _by_round(decided, "digest").values())
 
 
-def _by_round(decided: Sequence[tuple[int, Certified | RolledBack]], field: str) -> dict[tuple[str, int], set[str]]:
+def _by_round(decided: Sequence[tuple[int, RoundEnded | RolledBack]], field: str) -> dict[tuple[str, int], set[str]]:
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
     for _, event in decided:
         kind = "back " if isinstance(event, RolledBack) else ""
@@ -167,13 +176,13 @@ def _by_round(decided: Sequence[tuple[int, Certified | RolledBack]], field: str)
     return found
 
 
-def _two_values(certified: Sequence[tuple[int, Certified]]) -> tuple[str, ...]:
+def _two_values(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[str, ...]:
     """Rounds in which nodes agree on the state and not on the certified value: no fork of the state, but wrong."""
     pairs = _by_round(certified, "value").items()
     return tuple(f"round {number}: {len(values)} certified values" for (_, number), values in pairs if len(values) > 1)
 
 
-def _digests_equal(certified: Sequence[tuple[int, Certified]]) -> bool:
+def _digests_equal(certified: Sequence[tuple[int, RoundEnded]]) -> bool:
     """Whether all nodes that certified a round hold the same state after it; False if nothing was certified."""
     return bool(certified) and count_forks(certified) == 0
 
@@ -229,23 +238,24 @@ def _loss(course: Course) -> LossReport:
 
     Where nothing is certified each holds its own: a round's loss is the mean of theirs.
     """
-    found: dict[int, Evaluated] = {}
+    found: dict[int, float] = {}
     counts: dict[int, int] = defaultdict(int)
+    metric = ""
     for entry in course.entries:
-        if isinstance(entry.event, Evaluated) and entry.event.round <= course.scenario.rounds:
-            event, number = entry.event, entry.event.round
+        event = entry.event
+        if isinstance(event, Evaluated) and event.loss is not None and event.round <= course.scenario.rounds:
+            number, loss = event.round, event.loss
             counts[number] += 1
             if number in found and not course.scenario.synchronisation.certifies:
-                mean = found[number].loss + (event.loss - found[number].loss) / counts[number]
-                event = msgspec.structs.replace(event, loss=mean)
-            found[number] = event
+                loss = found[number] + (loss - found[number]) / counts[number]
+            found[number] = loss
+            metric = metric or event.metric
     last_round = max((event.round for _, event in course.certified()), default=0)
-    by_round = tuple(found[number].loss if number in found else None for number in range(1, last_round + 1))
     return LossReport(
-        metric=next((event.metric for event in found.values()), ""),
-        first=found[0].loss if 0 in found else None,
-        last=found[max(found)].loss if found else None,
-        by_round=by_round,
+        metric=metric,
+        first=found.get(0),
+        last=found[max(found)] if found else None,
+        by_round=tuple(found.get(number) for number in range(1, last_round + 1)),
     )
 
 
@@ -253,7 +263,7 @@ def _missing_reward(course: Course) -> LossReport:
     """Strategy rollouts: by round, what the mean over the nodes of their own mean reward lacks of 1."""
     found: dict[int, list[float]] = defaultdict(list)
     for _, event in course.certified():
-        if isinstance(event, Shared) and event.reward is not None:
+        if isinstance(event, Rollouts) and event.reward is not None:
             found[event.round].append(1 - event.reward)
     warm_ups = [
         1 - entry.event.warm_up_reward
@@ -272,11 +282,11 @@ def _missing_reward(course: Course) -> LossReport:
     )
 
 
-def _shared_rounds(certified: Sequence[tuple[int, Certified]]) -> tuple[RoundReport, ...]:
+def _shared_rounds(certified: Sequence[tuple[int, RoundEnded]]) -> tuple[RoundReport, ...]:
     """Strategy rollouts: each round, over the nodes that made one of that number."""
-    by_round: dict[int, dict[int, Shared]] = defaultdict(dict)
+    by_round: dict[int, dict[int, Rollouts]] = defaultdict(dict)
     for node, event in certified:
-        if isinstance(event, Shared):
+        if isinstance(event, Rollouts):
             by_round[event.round][node] = event
     return tuple(
         RoundReport(
@@ -296,8 +306,8 @@ def _shared_rounds(certified: Sequence[tuple[int, Certified]]) -> tuple[RoundRep
     )
 
 
-def _round_reports(certified: Sequence[tuple[int, Certified]], check: Check) -> tuple[RoundReport, ...]:
-    by_round: dict[int, list[Certified]] = defaultdict(list)
+def _round_reports(certified: Sequence[tuple[int, RoundEnded]], check: Check) -> tuple[RoundReport, ...]:
+    by_round: dict[int, list[RoundEnded]] = defaultdict(list)
     for _, event in certified:
         by_round[event.round].append(event)
     reports = []
@@ -340,14 +350,14 @@ def allreduce_bytes(*, nodes: int, steps: int, numel: int) -> int:
     return steps * 2 * (nodes - 1) * numel * 4
 
 
-def _last_of_each_life(course: Course) -> list[Certified]:
+def _last_of_each_life(course: Course) -> list[RoundEnded]:
     """The last certificate of every process: its counters say what that process had sent by then."""
-    last: dict[tuple[int, int], Certified] = {}
+    last: dict[tuple[int, int], RoundEnded] = {}
     lives: dict[int, int] = defaultdict(int)
     for entry in course.entries:
-        if entry.event.event == "started":
+        if isinstance(entry.event, Started):
             lives[entry.node] += 1
-        elif isinstance(entry.event, Certified) and entry.event.round <= course.scenario.rounds:
+        elif isinstance(entry.event, RoundEnded) and entry.event.round <= course.scenario.rounds:
             last[entry.node, lives[entry.node]] = entry.event
     return list(last.values())
 

@@ -8,16 +8,14 @@ Times are those of the node's own clock, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-import msgspec
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import scan_log
+from shoal.node.reporting.events import Event, name_of
 
-from shoal.node.reporting.event_files import blocks_of
-
-LINE_LIMIT_BYTES: Final = 1 << 20
 TEXT_LIMIT_CHARS: Final = 200
 CLOCK_RANGE_S: Final = (1e9, 1e10)
 """What a wall clock can say, the years 2001 to 2286; a line of another time is damaged."""
@@ -31,42 +29,12 @@ BANNED_LIMIT: Final = 16
 ROUNDS_KEPT: Final = 50_000
 DIGESTS_KEPT: Final = 4
 
+FIRST_TERM: Final = "0.0"
+"""Under which losses are kept: an evaluation names no term."""
+
 T = TypeVar("T")
 RoundKey = tuple[str, int]
 """Term and round, as a certificate names them."""
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What the report reads of a line; each event has some of it. `members` is a count or a list, by the event."""
-
-    at: float
-    event: str
-    peer_id: str | None = None
-    peer: str | None = None
-    peers: tuple[str, ...] = ()
-    kind: str = ""
-    term: str = "0.0"
-    round: int = 0
-    digest: str | None = None
-    members: msgspec.Raw = msgspec.Raw(b"0")
-    contributors: int | None = None
-    coverage: float = 0.0
-    tokens: int = 0
-    reduce_s: float = 0.0
-    total_s: float = 0.0
-    lanes_sent: int = 0
-    control_sent: int = 0
-    loss: float | None = None
-    metric: str = ""
-    to: int | None = None
-    view: int = 0
-    cause: str = ""
-    message: str = ""
-    reason: str = ""
-    left: bool = False
-
-
-_line = msgspec.json.Decoder(Line)
 
 
 class Thinned(Generic[T]):
@@ -186,31 +154,31 @@ class SwarmRounds:
         self.forks: list[RoundKey] = []
         self.metric = ""
 
-    def certified(self, key: RoundKey, line: Line) -> None:
-        """A log certified a round."""
+    def ended(self, key: RoundKey, event: events.Certified | events.Stepped) -> None:
+        """A log certified a round, or made its outer step."""
         if not self.facts.has_room_for(key):
             return
         facts = self.facts.kept.get(key)
         if facts is None:
-            facts = RoundFacts(members=_members(line.members))
+            facts = RoundFacts(members=len(event.members))
             self.facts.put(key, facts)
         facts.tellers += 1
-        facts.contributors = max(facts.contributors, line.contributors or 0)
-        facts.coverage = max(facts.coverage, line.coverage)
-        facts.tokens = max(facts.tokens, line.tokens)
-        facts.reduce_sum_s += line.reduce_s
-        facts.total_sum_s += line.total_s
-        digest = (line.digest or "")[:64]
+        facts.contributors = max(facts.contributors, event.contributors)
+        facts.coverage = max(facts.coverage, event.coverage)
+        facts.tokens = max(facts.tokens, event.tokens)
+        facts.reduce_sum_s += event.reduce_s
+        facts.total_sum_s += event.total_s
+        digest = event.digest[:64]
         if digest and digest not in facts.digests and len(facts.digests) < DIGESTS_KEPT:
             facts.digests.append(digest)
             if len(facts.digests) == 2:
                 self.forks.append(key)
 
-    def evaluated(self, line: Line) -> None:
+    def evaluated(self, event: events.Evaluated) -> None:
         """A log measured the loss after a round; all members hold the same state, so any will do."""
-        if line.loss is not None:
-            self.losses.put((line.term, line.round), line.loss)
-            self.metric = line.metric[:TEXT_LIMIT_CHARS] or self.metric
+        if event.loss is not None:
+            self.losses.put((FIRST_TERM, event.round), event.loss)
+            self.metric = event.metric[:TEXT_LIMIT_CHARS] or self.metric
 
 
 class LogHistory:
@@ -239,53 +207,72 @@ class LogHistory:
         self.sent_bytes += self._sent_in_life
         self._sent_in_life = 0
 
-    def take(self, line: Line, rounds: SwarmRounds) -> None:
-        """One line."""
-        at = line.at
+    def take(self, event: Event, rounds: SwarmRounds) -> None:
+        """One event."""
+        at = event.at
         self.first_at = at if self.first_at is None else self.first_at
         self.last_at = max(self.last_at, at)
-        if line.event == "started":
-            self._started(line)
+        if isinstance(event, events.Started):
+            self._started(event)
         elif not self.lives:  # the log begins in the midst of a life
             self.lives.append([at, at])
             self.left = False
         self.lives[-1][1] = max(self.lives[-1][1], at)
         cell = self.cells.at(at)
         cell.events += 1
-        match line.event:
-            case "round_started":
-                self._span(RoundSpan(term=line.term[:32], round=line.round, began_at=at))
-            case "contributed" | "planned":
-                self._advance(line)
-            case "certified" | "stepped":
-                self._certified(line, cell, rounds)
-            case "evaluated":
-                rounds.evaluated(line)
-            case "left":
+        match event:
+            case events.RoundStarted():
+                self._span(RoundSpan(term=event.term[:32], round=event.round, began_at=at))
+            case events.Contributed() | events.Planned():
+                self._advance(event)
+            case events.Certified() | events.Stepped():
+                self._ended(event, cell, rounds)
+            case events.Evaluated():
+                rounds.evaluated(event)
+            case events.Left():
                 self.left = True
-                self._fault(line, "left", self.peer_id, line.reason)
-            case "banned":
-                for peer in line.peers[:BANNED_LIMIT]:
-                    self._fault(line, "banned", peer, _decision(line))
-            case kind if kind in _OWN:
+                self._fault(event, self.peer_id, event.reason)
+            case events.AgentDied() | events.LoopDetached() | events.TrainerRestarted():
                 cell.troubles += 1
-                self._fault(line, kind, self.peer_id, line.cause or line.message)
-            case kind if kind in _DECISIONS:
-                self._fault(line, kind, self.peer_id, _decision(line))
-            case "died" if line.left:
-                self._fault(line, "left", line.peer or "", "")
-            case kind if kind in _OF_OTHERS:
-                self._fault(line, kind, line.peer or "", line.kind)
+                self._fault(event, self.peer_id, event.cause)
+            case events.Failed():
+                cell.troubles += 1
+                self._fault(event, self.peer_id, event.message)
+            case events.Stranded():
+                cell.troubles += 1
+                self._fault(event, self.peer_id)
+            case _:
+                self._told_of_others(event)
 
-    def _started(self, line: Line) -> None:
-        self.peer_id = (line.peer_id or "")[:TEXT_LIMIT_CHARS] or self.peer_id
+    def _told_of_others(self, event: Event) -> None:
+        """What befell a peer, or was decided out of turn."""
+        match event:
+            case events.Banned():
+                for peer in event.peers[:BANNED_LIMIT]:
+                    self._fault(event, peer, f"in round {event.round}")
+            case events.Amended():
+                self._fault(event, self.peer_id, f"in round {event.round}")
+            case events.RolledBack() | events.Rebased():
+                text = f"round {event.round} of term {event.term[:32]}, to round {event.to}"
+                self._fault(event, self.peer_id, text)
+            case events.ViewChanged():
+                self._fault(event, self.peer_id, f"round {event.round}, to view {event.view}")
+            case events.Died(left=True):
+                self._fault(event, event.peer, kind=name_of(events.Left))
+            case events.Died() | events.Detoured() | events.Lost() | events.Parted():
+                self._fault(event, event.peer)
+            case events.Evidence():
+                self._fault(event, event.peer, event.kind)
+
+    def _started(self, event: events.Started) -> None:
+        self.peer_id = event.peer_id[:TEXT_LIMIT_CHARS] or self.peer_id
         self.finish()
         if not self.left:
-            self.cells.at(line.at).troubles += 1
-            self._fault(line, "restarted", self.peer_id, "the process before it ended without leaving")
+            self.cells.at(event.at).troubles += 1
+            self._fault(event, self.peer_id, "the process before it ended without leaving", kind="restarted")
         self.left = False
         if len(self.lives) < LIFE_LIMIT:
-            self.lives.append([line.at, line.at])
+            self.lives.append([event.at, event.at])
         else:
             self.lives_left_out += 1
 
@@ -295,104 +282,57 @@ class LogHistory:
             if len(self.spans) > SPAN_LIMIT:
                 self.spans = None  # the cells tell it, in less detail
 
-    def _advance(self, line: Line) -> None:
-        if not self.spans or self.spans[-1].round != line.round:
+    def _advance(self, event: events.Contributed | events.Planned) -> None:
+        if not self.spans or self.spans[-1].round != event.round:
             return
         span = self.spans[-1]
-        if line.event == "contributed":
-            self.spans[-1] = replace(span, contributed_at=line.at)
+        if isinstance(event, events.Contributed):
+            self.spans[-1] = replace(span, contributed_at=event.at)
         elif span.planned_at is None:
-            self.spans[-1] = replace(span, planned_at=line.at)
+            self.spans[-1] = replace(span, planned_at=event.at)
 
-    def _certified(self, line: Line, cell: Cell, rounds: SwarmRounds) -> None:
-        key = (line.term[:32], line.round)
+    def _ended(self, event: events.Certified | events.Stepped, cell: Cell, rounds: SwarmRounds) -> None:
+        key = (event.term[:32], event.round)
         self.certified += 1
         cell.certified += 1
-        cell.first = cell.first or line.round
-        cell.last = line.round
-        self._sent_in_life = line.lanes_sent + line.control_sent
-        rounds.certified(key, line)
-        if line.event == "certified":
-            self.anchors.put(key, line.at)
-        if self.spans and self.spans[-1].round == line.round:
-            self.spans[-1] = replace(self.spans[-1], ended_at=line.at)
+        cell.first = cell.first or event.round
+        cell.last = event.round
+        self._sent_in_life = event.lanes_sent + event.control_sent
+        rounds.ended(key, event)
+        if isinstance(event, events.Certified):
+            self.anchors.put(key, event.at)
+        if self.spans and self.spans[-1].round == event.round:
+            self.spans[-1] = replace(self.spans[-1], ended_at=event.at)
 
-    def _fault(self, line: Line, kind: str, subject: str, text: str) -> None:
+    def _fault(self, event: Event, subject: str, text: str = "", *, kind: str | None = None) -> None:
+        """Keep it, under the event's own name unless it is told under another."""
         if len(self.faults) >= FAULT_LIMIT:
             self.faults_left_out += 1
             return
         self.faults.append(
             FaultSeen(
-                at=line.at,
-                kind=kind,
+                at=event.at,
+                kind=kind or event.name,
                 subject=subject[:TEXT_LIMIT_CHARS],
                 text=" ".join(text[:TEXT_LIMIT_CHARS].split()),
             )
         )
 
 
-_OWN: Final = frozenset({"agent_died", "failed", "loop_detached", "stranded", "trainer_restarted"})
-_DECISIONS: Final = frozenset({"amended", "rebased", "rolled_back", "view_changed"})
-_OF_OTHERS: Final = frozenset({"detoured", "died", "evidence", "lost", "parted"})
-"""What is told as something out of turn: of the node itself, of what its members decide together, of a peer."""
-
-
-def _decision(line: Line) -> str:
-    match line.event:
-        case "rolled_back" | "rebased":
-            return f"round {line.round} of term {line.term[:32]}, to round {line.to}"
-        case "view_changed":
-            return f"round {line.round}, to view {line.view}"
-        case "amended" | "banned":
-            return f"in round {line.round}"
-    return ""
-
-
-def _members(raw: msgspec.Raw) -> int:
-    """How many, out of a number or a list of names."""
-    try:
-        known = msgspec.json.decode(raw, type=int | list[str])
-    except msgspec.DecodeError:
-        return 0
-    return known if isinstance(known, int) else len(known)
-
-
-def read_log(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
+def read_history(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
     """Read a whole log, both files of it. Raises OSError if it cannot be read."""
     history = LogHistory(label)
-    for raw in _lines(blocks_of(path)):
-        line = None if raw is None else _parsed(raw)
-        if line is None:
+    for event in scan_log(path):
+        if event is None or not _plausible(event):
             history.damaged += 1
         else:
             history.lines += 1
-            history.take(line, rounds)
+            history.take(event, rounds)
     history.finish()
     return history
 
 
-def _parsed(raw: bytes) -> Line | None:
-    """None for what is cut short, no event, or of no possible time."""
-    try:
-        line = _line.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    plausible = CLOCK_RANGE_S[0] <= line.at <= CLOCK_RANGE_S[1] and 0 <= line.round <= ROUND_LIMIT
-    return line if plausible else None
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """The lines of a log, None for one that is too long or that no line break ends; blank ones are none."""
-    rest, skipping = b"", False
-    for block in blocks:
-        first, *others = (rest + block).split(b"\n")
-        complete = [first, *others][:-1]
-        rest = others[-1] if others else first
-        if skipping and complete:
-            complete, skipping = complete[1:], False
-            yield None
-        yield from (line for line in complete if line)
-        if skipping or len(rest) > LINE_LIMIT_BYTES:
-            rest, skipping = b"", True
-    if rest or skipping:
-        yield None
+def _plausible(event: Event) -> bool:
+    """Whether its time and its round can be."""
+    round: int = getattr(event, "round", 0)
+    return CLOCK_RANGE_S[0] <= event.at <= CLOCK_RANGE_S[1] and 0 <= round <= ROUND_LIMIT

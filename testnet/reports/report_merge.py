@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.reports.report_log import FaultSeen, LogHistory, RoundKey, SwarmRounds, read_log
+from shoal.testnet.reports.report_log import FaultSeen, LogHistory, RoundKey, SwarmRounds, read_history
 
 SHARED_WANTED: Final = 3
 """Rounds in common that make a good measure of two clocks; fewer are taken where there are no more."""
@@ -106,7 +106,7 @@ def merge(found: Sequence[tuple[str, Path]]) -> SwarmHistory:
     logs = []
     for label, path in found:
         try:
-            logs.append(read_log(path, label, rounds))
+            logs.append(read_history(path, label, rounds))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}; make it readable or leave it out") from None
     clocks = align([log.anchors.kept for log in logs])

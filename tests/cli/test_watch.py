@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Sparkline, Static, TabbedContent
 
 from shoal.cli.main import execute
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
-from shoal.cli.watch_model import EventTail, Picture, Watcher
+from shoal.cli.watch_model import Picture, Watcher
 from shoal.node.control_client import BanStatus
 from tests.cli.test_status import STATUS, FakeNode, running
 
@@ -137,19 +137,6 @@ def test_watch_waits_for_a_node_and_sees_it_go(tmp_path: Path) -> None:
 def test_watch_without_a_terminal_says_what_else_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["watch", "--data-dir", str(tmp_path)]) == 2
     assert "use `shoal status`" in capsys.readouterr().err
-
-
-def test_tail_takes_half_lines_later_and_reads_a_replaced_log_anew(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    tail = EventTail(path)
-    assert tail.read() == []
-    path.write_bytes(b'{"at":1,"event":"started"}\nnonsense\n{"at":2,"eve')
-    assert [event.event for event in tail.read()] == ["started"]
-    with path.open("ab") as file:
-        file.write(b'nt":"left"}\n')
-    assert [event.event for event in tail.read()] == ["left"]
-    path.write_bytes(b'{"at":3,"event":"died"}\n')
-    assert [event.event for event in tail.read()] == ["died"]
 
 
 def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> None:

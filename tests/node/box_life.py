@@ -15,6 +15,7 @@ from shoal.node.config import NodeConfig
 from shoal.node.daemon import stored_chain
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
+from shoal.node.reporting.events import Event
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
@@ -69,7 +70,7 @@ class Life:
         self.over = trio.Event()
         self.ended_by = ""
         self.told: list[Progress] = []
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
         self.scope = trio.CancelScope()
 
     # -- its parts -------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class Life:
         manifest, folder = self.box.manifest, store.folder
         outer = OuterSettings.of(manifest)
         config = NodeConfig(manifest=manifest, data_dir=folder, rollback="always", checkpoint_every=0)
-        events = SimpleNamespace(write=lambda event, **fields: self.events.append((event, fields)))
+        events = SimpleNamespace(write=self.events.append)
         log, holds = RoundLog(events), Holds((), events)  # type: ignore[arg-type]
         self.chain = stored_chain(store, manifest)
         self.shelf = StateShelf(folder, manifest.round.chunk_values, clock=trio.current_time)

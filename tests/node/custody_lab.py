@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from shoal.node.config import Hold
 from shoal.node.holds import Holds
 from shoal.node.outcome import Progress
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.state.chain_choice import ChainChoice, ChoiceParts

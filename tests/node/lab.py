@@ -25,13 +25,14 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.node.config import Hold
 from shoal.node.control_client import request
+from shoal.node.reporting.event_log import LogTail
 from shoal.node.state.store import RecordLog, Store
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.course import Course, NodeFacts, settled_rounds
-from shoal.testnet.journal import Entry, LogTail
+from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import Report, make_report
 from shoal.testnet.scenario import Scenario
 

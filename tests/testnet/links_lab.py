@@ -14,11 +14,12 @@ import pytest
 import trio
 
 from shoal.node.control_client import request
+from shoal.node.reporting.events import Certified, Linked
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from shoal.testnet.check import Check, Witness, check_swarm
-from shoal.testnet.journal import Certified, Journal, Linked
+from shoal.testnet.journal import Journal
 from shoal.testnet.links import namespaces
 from shoal.testnet.links.namespaces import Network, Uplink, network, why_no_routers, why_not
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime

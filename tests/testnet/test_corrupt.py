@@ -12,9 +12,9 @@ import trio
 
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import MODEL, LivingSwarm, living_swarm
+from shoal.node.reporting.events import Certified
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.faults import flip_bits
-from shoal.testnet.journal import Certified
 
 DEADLINE_S = 120.0
 STATE_BYTES = 2 * 4 * (int(MODEL["inputs"]) + 1) * int(MODEL["outputs"])

@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 
 from shoal.lab.campaigns.campaign_check import Member, broken_votes
+from shoal.node.reporting.event_log import line_of, parse_event
+from shoal.node.reporting.events import Certified, Event, RolledBack, Signed, ViewChanged, Voted
 from shoal.testnet.course import Course
-from shoal.testnet.journal import Certified, Entry, Event, RolledBack, parse_event
+from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import count_forks
 from shoal.testnet.scenario import Scenario
 
 
 def certified(term: str, round: int, digest: str) -> Certified:
-    return Certified(at=0.0, event="certified", term=term, round=round, digest=digest, value=f"value of {digest}")
+    return Certified(at=0.0, term=term, round=round, digest=digest, value=f"value of {digest}")
 
 
 def rolled_back(term: str, round: int, to: int, digest: str) -> RolledBack:
     value = f"back to {digest}"
-    return RolledBack(at=0.0, event="rolled_back", term=term, round=round, to=to, digest=digest, value=value)
+    return RolledBack(at=0.0, term=term, round=round, to=to, digest=digest, value=value)
 
 
 def forks(*events: Event) -> int:
@@ -60,18 +62,16 @@ def test_rollback_is_read_from_the_log_as_the_node_writes_it() -> None:
             "members": [],
         }
     )
-    assert parse_event(line.encode()) == RolledBack(
-        at=1.5, event="rolled_back", term="0.0", round=6, to=4, digest="a", value="b"
-    )
+    assert parse_event(line.encode()) == RolledBack(at=1.5, term="0.0", round=6, to=4, digest="a", value="b")
 
 
 def test_votes_of_two_terms_do_not_contradict_each_other(tmp_path: Path) -> None:
-    def broken(*events: tuple[str, str, int]) -> int:
-        lines = [json.dumps({"event": kind, "term": term, "round": 5, "view": view}) for kind, term, view in events]
-        (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    def broken(*events: tuple[type[Signed], str, int]) -> int:
+        lines = [line_of(kind(at=1.0, term=term, round=5, view=view)) for kind, term, view in events]
+        (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
         return len(broken_votes(Member(index=0, peer_id="12D3A", folder=tmp_path), 1, 9))  # type: ignore[arg-type]
 
-    assert broken(("voted", "0.0", 0), ("voted", "0.1", 0)) == 0
-    assert broken(("view_changed", "0.0", 3), ("voted", "0.1", 0)) == 0
-    assert broken(("voted", "0.1", 0), ("voted", "0.1", 0)) == 1
-    assert broken(("view_changed", "0.1", 3), ("voted", "0.1", 0)) == 1
+    assert broken((Voted, "0.0", 0), (Voted, "0.1", 0)) == 0
+    assert broken((ViewChanged, "0.0", 3), (Voted, "0.1", 0)) == 0
+    assert broken((Voted, "0.1", 0), (Voted, "0.1", 0)) == 1
+    assert broken((ViewChanged, "0.1", 3), (Voted, "0.1", 0)) == 1

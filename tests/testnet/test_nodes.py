@@ -16,9 +16,10 @@ import pytest
 import trio
 
 from shoal.node.config import Hold
+from shoal.node.reporting.events import Listening
 from shoal.testnet import nodes
 from shoal.testnet.faults import FaultRecord, holds_for
-from shoal.testnet.journal import Journal, Listening
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import Place
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 from shoal.testnet.scenario import DEMO

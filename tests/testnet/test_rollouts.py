@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.node.reporting.event_log import parse_event
+from shoal.node.reporting.events import AgentStarted, Rollouts, RoundEnded
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet import swarm
 from shoal.testnet.check import Check
 from shoal.testnet.course import Course, NodeFacts
-from shoal.testnet.journal import AgentStarted, Certified, Entry, Shared, parse_event
+from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.reports.report import Report, make_report, ok
 from shoal.testnet.scenario import Fault, Scenario, choose_scenario
 from shoal.testnet.swarm import run_testnet
@@ -22,14 +24,13 @@ BEGAN = 1000.0
 
 
 def started(node: int, round: int, at: float, reward: float | None) -> Entry:
-    event = AgentStarted(at=BEGAN + at, event="agent_started", round=round, warm_up_reward=reward)
+    event = AgentStarted(at=BEGAN + at, round=round, warm_up_reward=reward)
     return Entry(node, event)
 
 
 def shared(node: int, round: int, at: float, *, reward: float, own: int = 4, external: int = 4) -> Entry:
-    event = Shared(
+    event = Rollouts(
         at=BEGAN + at,
-        event="rollouts",
         round=round,
         reward=reward,
         own=own,
@@ -78,9 +79,9 @@ def test_beside_certified_rounds_those_of_agents_do_not_count() -> None:
 def test_a_round_of_an_agent_is_read_from_its_nodes_log() -> None:
     line = b'{"at": 1.0, "event": "rollouts", "round": 3, "reward": null, "own": 0, "external": 2, "tokens": 0}'
     event = parse_event(line)
-    assert isinstance(event, Shared)
-    assert isinstance(event, Certified)
-    assert (event.round, event.reward, event.external, event.begins) == (3, None, 2, 4)
+    assert isinstance(event, Rollouts)
+    assert isinstance(event, RoundEnded)
+    assert (event.round, event.reward, event.external, round_begun(event)) == (3, None, 2, 4)
 
 
 def test_what_a_scenario_of_rollouts_implies() -> None:

@@ -123,8 +123,8 @@ def log(folder: Path, *, late_s: float = 0.0, between: tuple[str, ...] = (), **m
         line(10.0 + late_s, "planned"),
         *between,
         line(13.0 + late_s, "reduced", seconds=2.0),
-        line(14.0 + late_s, "voted"),
-        line(15.0 + late_s, "voted"),
+        line(14.0 + late_s, "voted", view=0),
+        line(15.0 + late_s, "voted", view=1),
         line(16.0 + late_s, "certified", **certified),
         '{"at": 17.0, "event": "plan',
     ]

@@ -28,10 +28,11 @@ from shoal.lab.bench.throughput_spec import (
     step_s,
 )
 from shoal.lab.bench.throughput_swarm import run_together, together_of
+from shoal.node.reporting.events import Certified, Contributed
 from shoal.node.workload import Assignment, load_workload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.testnet.journal import Certified, Contributed, Journal
+from shoal.testnet.journal import Journal
 
 TINY = ThroughputBench(
     shape=Shape(32, 1), context=16, batch=4, strategy="diloco", inner_steps=40, rounds=3, repeat=1, nodes=2
@@ -83,12 +84,11 @@ def _journal(*, last_digest: str = "bb", without: int = 0) -> Journal:
     journal = Journal()
     for node in (0, 1):
         for number in (2, 3, 4):
-            made = {"round": number, "steps": 10 * (1 + node), "seconds": 4.0, "wall_s": 5.0, "blocked_s": 0.25}
+            made = {"steps": 10 * (1 + node), "seconds": 4.0, "wall_s": 5.0, "blocked_s": 0.25}
             if (node, number) != (1, without):
-                journal.add(node, Contributed(at=5.0 * number, event="contributed", **made))  # type: ignore[arg-type]
+                journal.add(node, Contributed(at=5.0 * number, round=number, **made))  # type: ignore[arg-type]
             certified = Certified(
                 at=5.0 * number + 1 + node,
-                event="certified",
                 term="0.0",
                 round=number,
                 digest=last_digest if (node, number) == (1, 4) else "bb",
@@ -165,7 +165,7 @@ def test_bf16_is_of_products_and_not_of_parameters_or_gradients() -> None:
 
 
 def test_only_stretches_begun_after_the_warm_up_are_measured_and_enough_of_them() -> None:
-    made = [Contributed(at=at, event="contributed", steps=1, wall_s=0.4) for at in (10.0, 10.5, 11.0, 11.5)]
+    made = [Contributed(at=at, round=1, steps=1, wall_s=0.4) for at in (10.0, 10.5, 11.0, 11.5)]
     assert [event.at for event in since(made, 10.1)] == [10.5, 11.0, 11.5]
     assert [event.at for event in since(made, 10.2)] == [11.0, 11.5]
     assert enough(made, 4)

@@ -46,7 +46,8 @@ from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.control_ops import orders
 from shoal.node.daemon import Daemon
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog, line_of
+from shoal.node.reporting.events import Certified, Event, Linked, Voted
 from shoal.node.state.store import Store
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -448,17 +449,17 @@ def test_the_bound_grows_with_what_there_is_to_notice() -> None:
 
 def test_a_vote_is_noticed_and_a_certificate_that_was_faster_told_apart(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
-    log.write_text('{"at":1,"event":"voted","round":4,"view":0}\n{"at":1,"event":"linked","peer":"a"}\n')
+    log.write_bytes(line_of(Voted(round=4, view=0)) + line_of(Linked(peer="a")))
 
     async def test() -> None:
-        async def append(event: str) -> None:
-            with log.open("a") as file:
-                file.write(json.dumps({"at": 2, "event": event, "round": 5, "view": 0}) + "\n")
+        async def append(event: Event) -> None:
+            with log.open("ab") as file:
+                file.write(line_of(event))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(append, "voted")
+            nursery.start_soon(append, Voted(round=5, view=0))
             assert await until_voted(log, 5)
-        await append("certified")
+        await append(Certified(round=5, digest="aa"))
         assert not await until_voted(log, 5)
 
     run(test)

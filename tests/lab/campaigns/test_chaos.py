@@ -20,10 +20,11 @@ from shoal.lab.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_sc
 from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, render_page, report_of, to_json
 from shoal.lab.cli.chaos import scenario_line, summary
 from shoal.node.config import Hold
+from shoal.node.reporting.events import Holding, Listening, RoundStarted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
-from shoal.testnet.journal import Holding, Journal, Listening, RoundStarted
+from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import why_not
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, NodeReport, Report, RoundReport, Span
@@ -125,7 +126,7 @@ def test_a_transfer_is_struck_in_whichever_round_it_is(node: int, round: int, pr
         journal = Journal()
         network = None
 
-    Field.journal.add(node, Holding(at=1.0, event="holding", round=round, phase="transfer", progress=progress))
+    Field.journal.add(node, Holding(at=1.0, round=round, phase="transfer", progress=progress))
     assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
 
 
@@ -140,9 +141,9 @@ def test_without_a_phase_the_moment_is_the_first_round_from_there_that_anybody_b
         journal = Journal()
         network = None
 
-    Field.journal.add(0, Listening(at=0.5, event="listening", addresses=()))
+    Field.journal.add(0, Listening(at=0.5, addresses=()))
     for number in rounds:
-        Field.journal.add(0, RoundStarted(at=1.0, event="round_started", round=number))
+        Field.journal.add(0, RoundStarted(at=1.0, round=number))
     assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
 
 

@@ -36,8 +36,9 @@ from shoal.lab.campaigns.soak_plan import AWAY_S, ENDING, KINDS, LINKED, Strike,
 from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord, ok, to_json
 from shoal.lab.campaigns.soak_rounds import MARGIN, RoundJudge
 from shoal.lab.cli.soak import strike_line, summary, verdict_line
+from shoal.node.reporting.events import Certified, Listening, RoundStarted, Started
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.journal import Certified, Event, Journal, Listening, RoundStarted
+from shoal.testnet.journal import Journal
 from tests.testnet.test_check import PEERS, flip, write_round
 
 MIB = 1 << 20
@@ -244,15 +245,15 @@ class Swarm:
         self.journal = Journal()
         self.judge = RoundJudge(members, self.journal)
         for index in range(3):
-            self.journal.add(index, Listening(at=0.5, event="listening", addresses=("a",)))
+            self.journal.add(index, Listening(at=0.5, addresses=("a",)))
         for number in range(1, rounds + 1):
             write_round(folder, number)
             for index in range(3):
-                self.journal.add(index, RoundStarted(at=number - 1.0, event="round_started", round=number))
+                self.journal.add(index, RoundStarted(at=number - 1.0, round=number))
                 self.certify(index, number)
 
     def certify(self, node: int, number: int, digest: str = "d") -> None:
-        event = Certified(at=float(number), event="certified", term="0.0", round=number, digest=digest, value="v")
+        event = Certified(at=float(number), term="0.0", round=number, digest=digest, value="v")
         self.journal.add(node, event)
 
     def kept(self, node: int) -> list[str]:
@@ -313,7 +314,7 @@ def test_a_round_without_its_files_or_its_certificate_is_not_verified(tmp_path: 
 def test_a_new_process_need_not_have_what_the_old_one_may_not_have_written(tmp_path: Path) -> None:
     swarm = Swarm(tmp_path, 4)
     (tmp_path / "1" / "rounds" / "0.0-4" / "applied").unlink()
-    swarm.journal.add(1, Event(at=9.0, event="started"))
+    swarm.journal.add(1, Started(at=9.0))
     swarm.judge.judge(4)
     assert (swarm.judge.checked, swarm.judge.problems) == (4, [])
 

@@ -42,7 +42,7 @@ def auditing_in(folder: Path, *linked: PeerId) -> tuple[Auditing, Ledger, list[P
         lanes=None,
         reduce=SimpleNamespace(),
         chain=ledger.chain,
-        events=SimpleNamespace(write=lambda event, **fields: None),
+        events=SimpleNamespace(write=lambda event: None),
         on_progress=lambda progress: None,
     )
     engine: Any = SimpleNamespace(prove=lambda digest, accused: proven.append(accused))

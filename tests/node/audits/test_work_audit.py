@@ -20,6 +20,7 @@ from shoal.node.audits import work_audit
 from shoal.node.audits.useful_work import WorkMeter
 from shoal.node.audits.work_audit import WorkAudit
 from shoal.node.audits.work_process import WorkReply, WorkRequest, weigh
+from shoal.node.reporting.events import Weighed
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workloads.regression import RegressionWorkload
@@ -72,7 +73,7 @@ class Bench:
     manifest: Manifest
     contributions: list[F32]
     useless: list[PeerId] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Weighed] = field(default_factory=list)
     hidden: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class Bench:
             shelf=SimpleNamespace(state=lambda round: state if round == self.base.state_round else None),
             store=SimpleNamespace(folder=self.folder),
             desk=SimpleNamespace(assignment=lambda base, peer: self.share(peer)),
-            events=SimpleNamespace(write=lambda name, **about: self.events.append({"event": name} | about)),
+            events=SimpleNamespace(write=self.events.append),
         )
 
     def share(self, peer: PeerId) -> Assignment:
@@ -154,10 +155,12 @@ def test_honest_work_helps_and_turned_work_is_held_against_its_member(
     for told, share, contribution in zip((one, other), shares, (honest, turned), strict=True):
         meter = WorkMeter(RegressionWorkload(**OPTIONS), torch.device("cpu"))
         known = meter.weigh(zero, contribution, share)
-        assert (told["before"], told["after"]) == (known.before, known.after)
-        assert told["useful"] is known.useful
-    assert one["after"] < one["before"] / 2
-    assert other["after"] > other["before"]
+        assert (told.before, told.after) == (known.before, known.after)
+        assert told.useful is known.useful
+    assert one.after is not None
+    assert one.before is not None
+    assert one.after < one.before / 2
+    assert (other.after or 0.0) > (other.before or 0.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,7 +174,7 @@ def test_process_of_its_own_weighs_the_same_and_its_files_are_gone(tmp_path: Pat
     (told,) = bench.events
     meter = WorkMeter(RegressionWorkload(**OPTIONS), torch.device("cpu"))
     known = meter.weigh(np.zeros(NUMEL, np.float32), shifted(share), share)
-    assert (told["before"], told["after"], told["useful"]) == (known.before, known.after, True)
+    assert (told.before, told.after, told.useful) == (known.before, known.after, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ import trio.testing
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.feed import HEARTBEAT_S, QUEUE_LIMIT_MESSAGES, VIEWER_LIMIT
+from shoal.node.reporting.events import Died
 from tests.node.dashboard.lab import NOW, Clock, Reader, ask, event_of, site_of
 from tests.node.dashboard.test_model import apply
 
@@ -55,7 +56,7 @@ def test_an_event_is_told_without_waiting_for_the_next_look() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             await reader.pieces.receive()
-            swarm.waiting.append({"at": NOW, "event": "died", "peer": "12D3KooWgone"})
+            swarm.waiting.append(Died(at=NOW, peer="12D3KooWgone"))
             site.tick()
             _, delta = event_of(await reader.pieces.receive())
             assert [happening["kind"] for happening in delta["happenings"]] == ["died"]

@@ -9,7 +9,9 @@ import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
 from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
-from shoal.node.dashboard.rounds import CERTIFICATE_LIMIT, HAPPENING_LIMIT, ROUND_LIMIT, Record, Rounds
+from shoal.node.dashboard.rounds import CERTIFICATE_LIMIT, FAULTS, HAPPENING_LIMIT, ROUND_LIMIT, SEVERITY, Rounds
+from shoal.node.reporting import events
+from shoal.node.reporting.event_log import parse_event
 from tests.node.dashboard.lab import NOW
 
 KEPT = {"certificates": CERTIFICATE_LIMIT, "happenings": HAPPENING_LIMIT, "bandwidth": BANDWIDTH_POINTS}
@@ -138,33 +140,43 @@ def test_going_back_takes_the_curves_back() -> None:
     model = Model()
     follow(model, swarm)
     assert model.curves["held_out"].points[-1][0] == 9
-    event: Record = {"at": NOW, "event": "rolled_back", "to": 5, "term": "0.1", "round": 9, "digest": "", "value": ""}
-    model.hear(event)
+    model.hear(events.RolledBack(at=NOW, to=5, term="0.1", round=9))
     assert model.curves["held_out"].points[-1][0] == 5
     assert model.rounds.happenings[-1].detail == "to round 5"
 
 
 @pytest.mark.parametrize(
-    "record",
+    "line",
     [
-        {},
-        {"event": "certified", "at": 1.0},
-        {"event": "certified", "at": float("nan")},
-        {"event": ["certified"], "at": 1.0},
-        {"event": "round_started", "at": 1.0, "round": "one", "members": 2, "role": "training"},
-        {"event": "rolled_back", "at": 1.0},
-        {"event": "planned", "at": 1.0, "round": True},
+        b"{}",
+        b'{"event":"certified","at":1.0}',
+        b'{"event":"certified","at":NaN}',
+        b'{"event":["certified"],"at":1.0}',
+        b'{"event":"round_started","at":1.0,"round":"one","members":2,"role":"training"}',
+        b'{"event":"rolled_back","at":1.0}',
+        b'{"event":"planned","at":1.0,"round":true}',
     ],
 )
-def test_a_malformed_event_is_refused(record: Any) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        Model().hear(record)
+def test_a_malformed_event_never_comes_to_the_page(line: bytes) -> None:
+    assert parse_event(line) is None
+
+
+def test_every_severity_is_as_people_know_it() -> None:
+    """The page's own script knows these words."""
+    assert {
+        **dict.fromkeys(("died", "revoked", "evidence", "banned", "failed", "agent_died", "trainer_restarted"), "bad"),
+        **dict.fromkeys(("suspected", "lost", "detoured", "evicted", "replanned", "view_changed"), "warn"),
+        **dict.fromkeys(("rolled_back", "loop_detached"), "warn"),
+        **dict.fromkeys(("departed", "linked", "revived", "rebased", "amended", "caught_up", "resumed"), "info"),
+        **dict.fromkeys(("started", "left"), "info"),
+    } == SEVERITY
+    assert {kind for kind, severity in SEVERITY.items() if severity != "info"} - FAULTS == {"lost", "detoured"}
 
 
 def test_proof_against_a_member_is_told_with_its_kind() -> None:
     rounds = Rounds()
-    rounds.hear({"at": 1.0, "event": "evidence", "peer": "12D3KooWliar", "kind": "two votes", "round": 3, "digest": ""})
-    rounds.hear({"at": 2.0, "event": "banned", "peers": ["12D3KooWliar", "12D3KooWother"], "round": 3})
+    rounds.hear(events.Evidence(at=1.0, peer="12D3KooWliar", kind="two votes", round=3))
+    rounds.hear(events.Banned(at=2.0, peers=("12D3KooWliar", "12D3KooWother"), round=3))
     happening, *banned = rounds.happenings
     assert [(known.kind, known.peer) for known in banned] == [("banned", "12D3KooWliar"), ("banned", "12D3KooWother")]
     assert (happening.severity, happening.peer, happening.detail) == ("bad", "12D3KooWliar", "two votes")
@@ -173,10 +185,9 @@ def test_proof_against_a_member_is_told_with_its_kind() -> None:
 def test_gossip_and_late_states_end_rounds_too() -> None:
     rounds = Rounds()
     for number in (1, 2):
-        rounds.hear({"at": number * 10.0, "event": "round_started", "round": number, "members": 3, "role": "training"})
-    stepped: Record = {"at": 15.0, "event": "stepped", "round": 1, "partner": "12D3KooWpartner", "tokens": 64}
-    rounds.hear(stepped)
-    rounds.hear({"at": 26.0, "event": "caught_up", "round": 2})
+        rounds.hear(events.RoundStarted(at=number * 10.0, round=number, members=3, role="training"))
+    rounds.hear(events.Stepped(at=15.0, round=1, partner="12D3KooWpartner", tokens=64))
+    rounds.hear(events.CaughtUp(at=26.0, round=2))
     first, second = rounds.rounds
     assert (first.state, first.partner, first.tokens, first.ended) == ("stepped", "12D3KooWpartner", 64, 15.0)
     assert (second.state, second.ended) == ("skipped", 26.0)
@@ -210,6 +221,6 @@ def test_the_device_is_the_one_that_the_trainer_took() -> None:
     model = Model()
     follow(model, swarm)
     assert plain(model.snapshot())["node"]["device"] == "cuda"
-    model.hear({"at": NOW, "event": "trainer_started", "device": "cuda:1", "import_s": 1.0})
+    model.hear(events.TrainerStarted(at=NOW, device="cuda:1", import_s=1.0))
     follow(model, swarm)
     assert plain(model.snapshot())["node"]["device"] == "cuda:1"

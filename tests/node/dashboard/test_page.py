@@ -10,6 +10,7 @@ import pytest
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
 from shoal.node.dashboard.token import load_token
+from shoal.node.reporting.events import Failed
 from tests.node.dashboard.browser import Page, Served, browsing
 
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -110,7 +111,7 @@ def test_two_hundred_peers_can_be_seen_found_and_walked_through(tmp_path: Path) 
 @pytest.mark.long
 def test_texts_of_others_stay_text(tmp_path: Path) -> None:
     with Served(swarm_of(4, rollouts=True), tmp_path) as served, browsing() as page:
-        served.do(lambda: served.swarm.waiting.append({"at": time.time(), "event": "failed", "message": "<b id=b>x"}))
+        served.do(lambda: served.swarm.waiting.append(Failed(at=time.time(), message="<b id=b>x")))
         opened(page, served)
         page.until("document.querySelectorAll('#reading pre').length === 5")
         assert "<script>" in page.text("#reading")

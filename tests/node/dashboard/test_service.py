@@ -16,7 +16,8 @@ from shoal.node.config import PageAddress
 from shoal.node.dashboard import server
 from shoal.node.dashboard.service import PageService, bound, url_of
 from shoal.node.dashboard.site import read_history
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.reporting.events import Evaluated, Linked
 from shoal.protocol.errors import ConfigError
 from tests.node.dashboard.lab import NOW
 
@@ -60,16 +61,16 @@ def test_the_service_shows_what_it_hears_and_what_its_log_tells_of_earlier_lives
         swarm = SyntheticSwarm(peers=2, now=NOW, rounds=6)
         log = EventLog(tmp_path / "events.jsonl")
         for record in swarm.waiting:
-            if record["event"] == "evaluated":
-                log.write("evaluated", **{key: value for key, value in record.items() if key not in ("at", "event")})
+            if isinstance(record, Evaluated):
+                log.write(record)
         with (tmp_path / "events.jsonl").open("a") as file:
             file.write('{"at": 1.0, "event": "certified", "rou\n[]\nnull\n')  # cut short, and no events
         page = page_of(swarm, tmp_path, history=tmp_path / "events.jsonl")
         log.listen(page.hear)
-        log.write("evaluated", round=7, loss=1.0, metric="bits per byte")  # before the page runs: in both
-        log.write("linked", peer="12D3KooWearly")
+        log.write(Evaluated(round=7, loss=1.0, metric="bits per byte"))  # before the page runs: in both
+        log.write(Linked(peer="12D3KooWearly"))
         async with serving(page) as place:
-            log.write("evaluated", round=8, loss=0.5, metric="bits per byte")
+            log.write(Evaluated(round=8, loss=0.5, metric="bits per byte"))
             status, body = await get(place, "/api/snapshot")
             assert status == 200
             found = json.loads(body)
@@ -258,5 +259,5 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "events.jsonl"
     path.write_text("".join(f'{{"at": {i}.0, "event": "linked", "peer": "p{i}"}}\n' for i in range(100)))
     monkeypatch.setattr(site, "HISTORY_LIMIT_BYTES", 100)
-    assert [record["peer"] for record in read_history(path)] == ["p98", "p99"]
+    assert read_history(path) == [Linked(at=98.0, peer="p98"), Linked(at=99.0, peer="p99")]
     assert read_history(tmp_path / "none") == []

@@ -20,7 +20,7 @@ from shoal.node.discovery import reaching
 from shoal.node.discovery.port_mapping import PortMapping
 from shoal.node.discovery.reaching import RELAY, Reaching, stranded_text
 from shoal.node.outcome import Notice
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId

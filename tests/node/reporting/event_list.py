@@ -1,9 +1,9 @@
-"""What nodes write into their event logs, as text: every event with its fields, read off the source.
+"""What nodes write into their event logs, as text: every event with its fields, as they are declared.
 
     python -m tests.node.reporting.event_list
 
 writes `events.txt` beside this file. Pages, reports and users' own scripts read these: a field that goes breaks some.
-A name or fields that are only known at run time stand there as the source has them.
+`written` reads the product's source for what is constructed there: what is declared is written, all of it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,50 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.node.reporting.events import EVENTS
+
 ROOT = Path(__file__).resolve().parents[3]
 LIST = Path(__file__).with_name("events.txt")
-WRITERS = {"events", "_events"}
+DECLARATIONS = ROOT / "node" / "reporting" / "events.py"
 
 
 def collect() -> list[str]:
     """One line for each field of each event."""
-    fields: dict[str, set[str]] = defaultdict(set)
+    return sorted(
+        f"{name} {field}" for name, kind in EVENTS.items() for field in kind.__struct_fields__ if field != "at"
+    )
+
+
+def written() -> dict[str, list[set[str]]]:
+    """By the name of an event's class, the fields that each place of the product gives it; `**name` as it stands."""
+    found: dict[str, list[set[str]]] = defaultdict(list)
+    classes = {kind.__name__ for kind in EVENTS.values()}
     for path in sorted((ROOT / "node").rglob("*.py")):
-        for call in _writes(ast.parse(path.read_bytes())):
-            name = call.args[0].value if isinstance(call.args[0], ast.Constant) else f"({ast.unparse(call.args[0])})"
-            fields[str(name)] |= {word.arg or f"**{ast.unparse(word.value)}" for word in call.keywords} or {""}
-    return sorted(f"{event} {field}".rstrip() for event, some in fields.items() for field in some)
+        if path == DECLARATIONS:
+            continue
+        tree = ast.parse(path.read_bytes())
+        imported = set(_imported(tree))
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and (name := _called(call.func, imported)) in classes:
+                found[str(name)].append({word.arg or f"**{ast.unparse(word.value)}" for word in call.keywords})
+    return found
 
 
-def _writes(tree: ast.Module) -> Iterator[ast.Call]:
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """What a module imports of the declarations, by name."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "write":
-            writer = node.func.value
-            if isinstance(writer, ast.Attribute) and writer.attr in WRITERS and node.args:
-                yield node
+        if isinstance(node, ast.ImportFrom) and node.module == "shoal.node.reporting.events":
+            yield from (alias.name for alias in node.names)
+
+
+def _called(func: ast.expr, imported: set[str]) -> str | None:
+    """The class of `events.Class(…)`, or of `Class(…)` where it is imported."""
+    match func:
+        case ast.Attribute(value=ast.Name(id="events"), attr=name):
+            return name
+        case ast.Name(id=name) if name in imported:
+            return name
+    return None
 
 
 if __name__ == "__main__":

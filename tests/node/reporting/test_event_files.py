@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.watch_model import EventTail
 from shoal.node.dashboard.site import read_history
 from shoal.node.reporting import event_files
 from shoal.node.reporting.event_files import (
@@ -17,13 +16,13 @@ from shoal.node.reporting.event_files import (
     LogFollower,
     blocks_of,
     earlier_of,
-    lines_of,
     read_end,
 )
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog, LogTail, read_kind, read_log
+from shoal.node.reporting.events import Evaluated, Left
 from shoal.node.rounds.evaluations import past_losses
-from shoal.testnet.journal import Evaluated, LogTail
-from shoal.testnet.reports.report_log import SwarmRounds, read_log
+from shoal.testnet.reports.report_log import SwarmRounds
+from shoal.testnet.reports.report_log import read_history as read_for_report
 from shoal.testnet.reports.report_merge import find_logs
 
 LIMIT_BYTES = 4096
@@ -38,8 +37,13 @@ def fill(path: Path, rounds: range, *, limit_bytes: int = LIMIT_BYTES) -> None:
     """A life of a node that evaluates these rounds."""
     log = EventLog(path, limit_bytes=limit_bytes)
     for round in rounds:
-        log.write("evaluated", round=round, loss=float(round), metric="loss")
+        log.write(Evaluated(round=round, loss=float(round), metric="loss"))
     log.close()
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of both files."""
+    return b"".join(blocks_of(path)).splitlines()
 
 
 def rounds_in(lines: list[bytes]) -> list[int]:
@@ -50,11 +54,11 @@ def test_log_takes_two_files_of_bounded_size_and_keeps_the_newest_events(path: P
     most = 0
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     for round in range(500):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
         sizes = [file.stat().st_size for file in path.parent.iterdir()]
         assert all(size <= LIMIT_BYTES for size in sizes)
         most = max(most, sum(sizes))
-        kept = rounds_in(list(lines_of(path)))
+        kept = rounds_in(lines_of(path))
         assert kept == list(range(kept[0], round + 1))
         assert kept[0] == 0 or sum(sizes) >= LIMIT_BYTES
     log.close()
@@ -67,7 +71,7 @@ def test_node_s_log_has_that_limit(path: Path) -> None:
     with path.open("ab") as file:
         file.truncate(EVENT_LOG_LIMIT_BYTES - 10)
     log = EventLog(path)
-    log.write("left", reason="told")
+    log.write(Left(reason="told"))
     log.close()
     assert earlier_of(path).stat().st_size == EVENT_LOG_LIMIT_BYTES - 10
     assert rounds_missing(path) == ["left"]
@@ -81,7 +85,7 @@ def test_end_of_a_log_that_an_earlier_release_let_grow_is_kept(path: Path) -> No
     fill(path, range(1000), limit_bytes=1 << 30)
     assert path.stat().st_size > 2 * LIMIT_BYTES
     fill(path, range(1000, 1001))
-    kept = rounds_in(list(lines_of(path)))
+    kept = rounds_in(lines_of(path))
     assert kept == list(range(kept[0], 1001))
     assert LIMIT_BYTES // 2 < earlier_of(path).stat().st_size <= LIMIT_BYTES
     assert len(list(path.parent.iterdir())) == 2
@@ -95,34 +99,34 @@ def test_log_whose_next_file_cannot_begin_grows_no_further_and_stops_no_node(
 
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     heard: list[object] = []
-    log.listen(lambda record: heard.append(record["round"]))
+    log.listen(lambda event: heard.append(event.round if isinstance(event, Evaluated) else event))
     with monkeypatch.context() as patched:
-        patched.setattr("shoal.node.reporting.events.start_anew", refuse)
+        patched.setattr("shoal.node.reporting.event_log.start_anew", refuse)
         for round in range(200):
-            log.write("evaluated", round=round, loss=1.0)
+            log.write(Evaluated(round=round, loss=1.0))
     assert path.stat().st_size <= LIMIT_BYTES
-    log.write("evaluated", round=200, loss=1.0)
+    log.write(Evaluated(round=200, loss=1.0))
     log.close()
     assert heard == list(range(201))
-    assert rounds_in(list(lines_of(path)))[-1] == 200
+    assert rounds_in(lines_of(path))[-1] == 200
 
 
 def test_log_that_was_removed_begins_anew(path: Path) -> None:
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
-    log.write("evaluated", round=0, loss=1.0)
+    log.write(Evaluated(round=0, loss=1.0))
     path.unlink()
     for round in range(1, 200):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
     log.close()
-    assert rounds_in(list(lines_of(path)))[-1] == 199
+    assert rounds_in(lines_of(path))[-1] == 199
 
 
 def test_node_killed_between_the_two_names_goes_on(path: Path) -> None:
     fill(path, range(3))
     path.replace(earlier_of(path))  # the one name was given, the other not yet
-    assert rounds_in(list(lines_of(path))) == [0, 1, 2]
+    assert rounds_in(lines_of(path)) == [0, 1, 2]
     fill(path, range(3, 5))
-    assert rounds_in(list(lines_of(path))) == [0, 1, 2, 3, 4]
+    assert rounds_in(lines_of(path)) == [0, 1, 2, 3, 4]
 
 
 # -- those that read it ----------------------------------------------------------------------------------------
@@ -130,15 +134,14 @@ def test_node_killed_between_the_two_names_goes_on(path: Path) -> None:
 
 def test_every_reader_reads_both_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, range(1, 60))
-    kept = rounds_in(list(lines_of(path)))
+    kept = rounds_in(lines_of(path))
     assert earlier_of(path).exists()
     newest = rounds_in(path.read_bytes().splitlines())
     assert kept[0] < newest[0]
     assert list(past_losses(path)) == kept
-    assert [record["round"] for record in read_history(path)] == kept
-    assert [event.round for event in EventTail(path).read()] == kept
+    assert [event.round for event in read_history(path) if isinstance(event, Evaluated)] == kept
     assert [event.round for event in LogTail(path).read() if isinstance(event, Evaluated)] == kept
-    history = read_log(path, "a", SwarmRounds())
+    history = read_for_report(path, "a", SwarmRounds())
     assert (history.lines, history.damaged) == (len(kept), 0)
     assert find_logs([path.parent]) == [(path.parent.name, path)]
     assert find_logs([earlier_of(path), path]) == [(path.parent.name, path)]
@@ -152,7 +155,8 @@ def test_line_that_a_crash_cut_short_spoils_no_other_file_s(path: Path) -> None:
     path.replace(earlier_of(path))
     fill(path, range(3, 5))
     assert list(past_losses(path)) == [0, 1, 2, 3, 4]
-    assert (read_log(path, "a", SwarmRounds()).lines, read_log(path, "a", SwarmRounds()).damaged) == (5, 1)
+    history = read_for_report(path, "a", SwarmRounds())
+    assert (history.lines, history.damaged) == (5, 1)
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1, 100, LIMIT_BYTES // 2, LIMIT_BYTES + 200, 1 << 20])
@@ -167,7 +171,7 @@ def test_end_is_whole_lines_over_both_files(path: Path, limit_bytes: int) -> Non
 
 
 def test_there_is_nothing_to_read_without_a_log(path: Path) -> None:
-    assert list(lines_of(path)) == []
+    assert list(read_log(path)) == []
     assert LogFollower(path).read() == b""
     for read in (lambda: read_end(path, 9), lambda: list(blocks_of(path))):
         with pytest.raises(FileNotFoundError):
@@ -179,20 +183,12 @@ def follow(path: Path) -> Callable[[], list[int]]:
     return lambda: [event.round for event in tail.read() if isinstance(event, Evaluated)]
 
 
-def watch(path: Path) -> Callable[[], list[int]]:
-    tail = EventTail(path)
-    return lambda: [event.round for event in tail.read()]
-
-
-@pytest.mark.parametrize("reader", [follow, watch])
 @pytest.mark.parametrize("every", [1, 7, 40])
-def test_follower_reads_each_event_once_however_often_another_file_begins(
-    path: Path, reader: Callable[[Path], Callable[[], list[int]]], every: int
-) -> None:
-    read, seen = reader(path), list[int]()
+def test_follower_reads_each_event_once_however_often_another_file_begins(path: Path, every: int) -> None:
+    read, seen = follow(path), list[int]()
     log = EventLog(path, limit_bytes=LIMIT_BYTES)
     for round in range(400):
-        log.write("evaluated", round=round, loss=1.0)
+        log.write(Evaluated(round=round, loss=1.0))
         if round % every == 0:
             seen += read()
     seen += read()
@@ -206,7 +202,7 @@ def test_follower_that_comes_too_seldom_goes_on_with_what_there_is(path: Path) -
     fill(path, range(3))
     assert read() == [0, 1, 2]
     fill(path, range(3, 300))
-    kept = rounds_in(list(lines_of(path)))
+    kept = rounds_in(lines_of(path))
     assert kept[0] > 3
     assert read() == kept
     fill(path, range(300, 303))
@@ -246,7 +242,7 @@ def test_log_is_read_whole_while_a_node_writes_it(path: Path) -> None:
     writer.start()
     while not done.is_set():
         seen += read()
-        kept = [json.loads(line)["round"] for line in lines_of(path)]
+        kept = [event.round for event in read_kind(path, Evaluated)]
         assert kept == list(range(kept[0], kept[-1] + 1)) if kept else True
     writer.join()
     seen += read()

@@ -15,18 +15,29 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trio
 
 from shoal.cli.main import execute
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbSink, check_installed
-from shoal.node.reporting.event_writers import EventWriters, numbers_of
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_writers import NUMBERS, EventWriters, Measured, numbers_of
+from shoal.node.reporting.events import Certified, Contributed, Evaluated, Linked
 from shoal.protocol.errors import ConfigError
 
-CERTIFIED = {"term": "0.0", "round": 3, "members": ["a", "b"], "coverage": 1.0, "tokens": 640, "total_s": 2.5}
+CERTIFIED = Certified(
+    round=3,
+    digest="aa",
+    members=("a", "b"),
+    contributors=2,
+    coverage=1.0,
+    tokens=640,
+    reduce_s=1.5,
+    total_s=2.5,
+    lanes_sent=9,
+)
 
 
 class Kept:
@@ -67,14 +78,25 @@ def events(tmp_path: Path) -> Iterator[EventLog]:
 
 
 def test_numbers_of_an_event() -> None:
-    assert dict(numbers_of({"event": "certified", **CERTIFIED})) == {
+    assert dict(numbers_of(CERTIFIED)) == {
+        "round/contributors": 2.0,
         "round/coverage": 1.0,
         "round/tokens": 640.0,
+        "round/reduce_s": 1.5,
         "round/total_s": 2.5,
         "round/members": 2.0,
+        "bytes/lanes_sent": 9.0,
+        "bytes/lanes_received": 0.0,
+        "bytes/control_sent": 0.0,
+        "bytes/control_received": 0.0,
     }
-    assert list(numbers_of({"event": "evaluated", "loss": None, "round": 1})) == []
-    assert list(numbers_of({"event": "died", "peer": "x"})) == []
+    assert list(numbers_of(Evaluated(loss=None, round=1))) == []
+
+
+def test_every_number_is_a_field_of_its_event() -> None:
+    assert set(NUMBERS) == set(get_args(Measured))
+    for kind, names in NUMBERS.items():
+        assert set(names) <= set(kind.__struct_fields__), kind
 
 
 def test_all_that_was_written_reaches_the_sinks_before_the_end(events: EventLog) -> None:
@@ -82,8 +104,8 @@ def test_all_that_was_written_reaches_the_sinks_before_the_end(events: EventLog)
 
     def write() -> None:
         for number in range(1000):
-            events.write("evaluated", round=number, loss=float(number), metric="m")
-        events.write("linked", peer="x")
+            events.write(Evaluated(round=number, loss=float(number), metric="m"))
+        events.write(Linked(peer="x"))
 
     writers = written(events, {"one": lambda: one, "other": lambda: other}, write)
     assert one.told == other.told == [("evaluation/loss", float(number), number) for number in range(1000)]
@@ -94,8 +116,8 @@ def test_tensorboard_reads_what_was_written(events: EventLog, tmp_path: Path) ->
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 
     def write() -> None:
-        events.write("evaluated", round=2, loss=4.5, metric="bits per byte")
-        events.write("certified", **CERTIFIED)  # type: ignore[arg-type]
+        events.write(Evaluated(round=2, loss=4.5, metric="bits per byte"))
+        events.write(CERTIFIED)
 
     written(events, {"tensorboard": lambda: TensorBoardSink(tmp_path / "tb")}, write)
     (file,) = (tmp_path / "tb").iterdir()
@@ -133,8 +155,8 @@ def test_wandb_adapter_tells_rounds_and_finishes(
     check_installed(tensorboard=False, wandb=True)
 
     def write() -> None:
-        events.write("evaluated", round=2, loss=4.5, metric="m")
-        events.write("evaluated", round=3, loss=math.nan, metric="m")
+        events.write(Evaluated(round=2, loss=4.5, metric="m"))
+        events.write(Evaluated(round=3, loss=math.nan, metric="m"))
 
     written(events, {"wandb": lambda: WandbSink("shoal", name="x" * 500, folder=tmp_path)}, write)
     assert asked == {"project": "shoal", "name": "x" * 128, "dir": str(tmp_path)}
@@ -158,10 +180,10 @@ def test_a_stuck_sink_does_not_hold_up_the_node(events: EventLog, caplog: pytest
     stuck = Stuck()
 
     def write() -> None:
-        events.write("evaluated", round=0, loss=0.0, metric="m")
+        events.write(Evaluated(round=0, loss=0.0, metric="m"))
         assert begun.wait(60)
         for number in range(1, 100):
-            events.write("evaluated", round=number, loss=0.0, metric="m")
+            events.write(Evaluated(round=number, loss=0.0, metric="m"))
         go_on.set()
 
     writers = written(events, {"stuck": lambda: stuck}, write, limit=10)
@@ -182,7 +204,7 @@ def test_a_broken_sink_is_given_up_alone(events: EventLog, caplog: pytest.LogCap
 
     def write() -> None:
         for number in range(3):
-            events.write("evaluated", round=number, loss=0.0, metric="m")
+            events.write(Evaluated(round=number, loss=0.0, metric="m"))
 
     with caplog.at_level(logging.WARNING):
         written(events, {"broken": Broken, "unopened": unopened, "whole": lambda: whole}, write)
@@ -214,8 +236,8 @@ def test_wandb_that_is_missing_ends_the_command(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_number_that_json_cannot_say_is_null(events: EventLog, tmp_path: Path) -> None:
-    events.write("contributed", round=1, loss=math.nan, tokens=5)
-    events.write("contributed", round=2, loss=2.0, tokens=5)
+    events.write(Contributed(round=1, loss=math.nan, tokens=5))
+    events.write(Contributed(round=2, loss=2.0, tokens=5))
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
     assert (first["loss"], first["tokens"], second["loss"]) == (None, 5, 2.0)

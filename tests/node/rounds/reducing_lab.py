@@ -19,7 +19,7 @@ from shoal.collectives.finals import FinalFormat, Finals, UseFinal
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.config import Hold
 from shoal.node.holds import Holds
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds import copying, reducing
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.protocol.errors import NetworkError

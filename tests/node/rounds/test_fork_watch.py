@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from shoal.node.outcome import Notice, Progress
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.fork_watch import PERIOD_S, ForkWatch
 from shoal.protocol.chain import Chain

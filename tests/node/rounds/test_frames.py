@@ -12,7 +12,7 @@ import pytest
 from shoal.node.config import NodeConfig
 from shoal.node.daemon import Daemon
 from shoal.node.outcome import Outcome
-from shoal.node.reporting.events import EventLog
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.state.store import Store
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity

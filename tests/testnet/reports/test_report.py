@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from shoal.node.reporting.events import CaughtUp, Certified, Evaluated, Event, Left, Linked, RoundStarted, Started
 from shoal.testnet.check import Check, RoundCheck
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.journal import CaughtUp, Certified, Entry, Evaluated, Event, RoundStarted
+from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import Report, make_report, ok, to_json
 from shoal.testnet.scenario import Fault, Scenario
 
@@ -23,7 +25,6 @@ NUMEL = 800_000
 def certified(node: int, round: int, at: float, *, digest: str | None = None, term: str = "0.0") -> Entry:
     event = Certified(
         at=BEGAN + at,
-        event="certified",
         term=term,
         round=round,
         digest=digest or f"digest {round}",
@@ -41,15 +42,15 @@ def certified(node: int, round: int, at: float, *, digest: str | None = None, te
 
 
 def started(node: int, round: int, at: float) -> Entry:
-    return Entry(node, RoundStarted(at=BEGAN + at, event="round_started", round=round))
+    return Entry(node, RoundStarted(at=BEGAN + at, round=round))
 
 
 def evaluated(round: int, loss: float) -> Entry:
-    return Entry(0, Evaluated(at=BEGAN, event="evaluated", round=round, loss=loss, metric="bits per byte"))
+    return Entry(0, Evaluated(at=BEGAN, round=round, loss=loss, metric="bits per byte"))
 
 
-def plain(node: int, name: str) -> Entry:
-    return Entry(node, Event(at=BEGAN, event=name))
+def plain(node: int, event: Event) -> Entry:
+    return Entry(node, structs.replace(event, at=BEGAN))
 
 
 def facts(index: int, outcome: Outcome = "running") -> NodeFacts:
@@ -209,7 +210,7 @@ def test_nothing_certified_is_not_equal() -> None:
 
 
 def test_spans_are_from_the_start_of_a_round_to_its_certificate_or_catching_up() -> None:
-    caught_up = Entry(2, CaughtUp(at=BEGAN + 11.0, event="caught_up", round=3))
+    caught_up = Entry(2, CaughtUp(at=BEGAN + 11.0, round=3))
     spans = report(started(2, 3, 5.0), caught_up, started(2, 4, 11.0)).nodes[2].spans
     assert [(span.round, span.start_s, span.end_s) for span in spans] == [
         (1, 0.5, 3.002),
@@ -220,12 +221,18 @@ def test_spans_are_from_the_start_of_a_round_to_its_certificate_or_catching_up()
 
 
 def test_bytes_are_the_last_word_of_each_process() -> None:
-    again = (plain(2, "started"), certified(2, 5, 14.6))
+    again = (plain(2, Started()), certified(2, 5, 14.6))
     assert report(*again).bytes.lanes_sent == 3 * 500 + 200 + 500
 
 
 def test_a_round_is_settled_once_its_node_lived_on() -> None:
-    log = [certified(1, 1, 1.0), plain(1, "evaluated"), certified(1, 2, 2.0), plain(1, "started"), plain(1, "linked")]
-    log += [certified(1, 3, 3.0), certified(0, 9, 9.0), plain(0, "left"), certified(1, 4, 4.0)]
+    log = [
+        certified(1, 1, 1.0),
+        plain(1, Evaluated(round=1, loss=1.0)),
+        certified(1, 2, 2.0),
+        plain(1, Started()),
+        plain(1, Linked(peer="p")),
+    ]
+    log += [certified(1, 3, 3.0), certified(0, 9, 9.0), plain(0, Left()), certified(1, 4, 4.0)]
     done = replace(course(), entries=tuple(log))
     assert settled_rounds(done, 1) == {("0.0", 1), ("0.0", 3)}

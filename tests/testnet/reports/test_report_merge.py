@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import execute
+from shoal.node.reporting.event_log import LINE_LIMIT_BYTES
 from shoal.testnet.reports.page_merged import render_merged
 from shoal.testnet.reports.report_log import (
     CELL_LIMIT,
-    LINE_LIMIT_BYTES,
     Cells,
     LogHistory,
     SwarmRounds,
     Thinned,
-    read_log,
+    read_history,
 )
 from shoal.testnet.reports.report_merge import SwarmHistory, align, find_logs, merge
 from tests.testnet.day_of_logs import BEGAN_AT, clock_ahead, peer_id, write_logs
@@ -137,7 +137,7 @@ def test_damaged_and_unfinished_lines_are_counted(tmp_path: Path) -> None:
     ]
     log = tmp_path / "events.jsonl"
     log.write_bytes(whole + b"".join(bad) + whole + b'{"at":1.8e9,"event":"cert')
-    history = read_log(log, "x", SwarmRounds())
+    history = read_history(log, "x", SwarmRounds())
     assert (history.lines, history.damaged, history.certified) == (2, len(bad) + 1, 2)
 
 
@@ -147,7 +147,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         file.truncate(64 << 20)
     tracemalloc.start()
     try:
-        history = read_log(log, "x", SwarmRounds())
+        history = read_history(log, "x", SwarmRounds())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -216,7 +216,7 @@ def test_lives_faults_and_spans_are_bounded(tmp_path: Path) -> None:
         {"event": kind, "peer_id": "A", "round": number} for number in range(500) for kind in ("started", "failed")
     ]
     log = write(tmp_path / "events.jsonl", *events, *[{"event": "round_started", "round": n} for n in range(1000)])
-    history: LogHistory = read_log(log, "x", SwarmRounds())
+    history: LogHistory = read_history(log, "x", SwarmRounds())
     assert (len(history.lives), history.lives_left_out) == (200, 300)
     assert (len(history.faults), history.faults_left_out) == (400, 599)
     assert history.spans is None
