@@ -279,14 +279,14 @@ def open_announcement(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = N
     )
 
 
-def check_as_announced(group: RolloutGroup, told: Announcement, origin: PeerId) -> None:
+def check_as_announced(group: RolloutGroup, announcement: Announcement, origin: PeerId) -> None:
     """Raises RolloutError unless the group is what `origin` announced, but for the rewards."""
     same = (
         group.origin == origin
-        and group.round == told.round
-        and group.policy_version == told.policy_version
-        and group.task == told.task
-        and len(group.completions) == told.completions
+        and group.round == announcement.round
+        and group.policy_version == announcement.policy_version
+        and group.task == announcement.task
+        and len(group.completions) == announcement.completions
     )
     if not same:
         raise RolloutError("another group than announced", reason=Reason.MISLABELLED, peer=origin)

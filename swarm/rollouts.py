@@ -22,25 +22,24 @@ from typing import Protocol
 
 import trio
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook, TokenBucket
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_ITEMS,
     CHUNK_LIMIT_BYTES,
+    Announcement,
     AnnouncementBatch,
     GroupChunk,
     GroupRequest,
     Reason,
     RolloutError,
-    RolloutGroup,
-    announce_group,
     decode_batch,
     decode_chunk,
     decode_request,
+    digest_of,
     encode_batch,
-    encode_group,
     peek_announcement,
     seal_announcement,
 )
@@ -192,19 +191,18 @@ class RolloutExchange:
 
     # -- announcing ------------------------------------------------------------------------------------------
 
-    async def announce(self, group: RolloutGroup, rewards: tuple[float, ...]) -> bytes:
-        """Hold `group` and announce it with the rewards (G,) that this node gave it; its digest.
+    async def announce(self, announcement: Announcement, group: bytes) -> None:
+        """Hold this encoded group of this node's and announce it.
 
-        Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for a group out of
-        range. Cancellation: held, and either announced or not.
+        Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for an announcement that is
+        out of range, or of another group. Cancellation: held, and either announced or not.
         """
-        data = encode_group(group)
-        announcement = announce_group(group, data, rewards)
-        self._holdings.keep(announcement.digest, data)
+        if announcement.digest != digest_of(group) or announcement.size_bytes != len(group):
+            raise LocalError("an announcement of another group than the one beside it")
         sealed = seal_announcement(self._sealer, announcement)
+        self._holdings.keep(announcement.digest, group)
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
         await self._outbox.send((True, sealed))
-        return announcement.digest
 
     def _tell_held(self, digest: bytes) -> None:
         try:
