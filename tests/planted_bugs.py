@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "collectives", "swarm", "node", "cli", "testnet", "lab")
 DEADLINE_S = 300.0
 BOX = "tests/node/test_swarm_in_a_box.py"
+INTAKE = "tests/node/sapo/test_intake.py"
+JUDGE = "tests/node/sapo/test_judge.py"
 ONE_SIGNATURE = "tests/protocol/test_one_signature.py"
 ONE_WORD = "tests/protocol/test_one_word.py"
 ONE_WORD_NODES = "tests/node/test_one_word.py"
@@ -549,6 +551,104 @@ BUGS: tuple[Bug, ...] = (
         "protocol/certificate.py",
         "    if not trusted and not set(certificate.signers) <= set(previous.members):\n",
         "    if False:\n",
+    ),
+    bug(
+        "a verdict that blames nobody costs trust",
+        f"{INTAKE}::test_verdicts_cost_trust_where_somebody_is_to_blame",
+        "node/sapo/selection.py",
+        "            if verdict.blamed:\n",
+        "            if verdict.blamed or verdict.refused:\n",
+    ),
+    bug(
+        "what replaces an absent replacement costs no budget",
+        f"{INTAKE}::test_replacements_that_do_not_come_are_replaced_and_cost_no_more_than_one_budget",
+        "node/sapo/selection.py",
+        "self._replacements(absent)",
+        "self._replacements(self._missing - len(self.pulled))",
+    ),
+    bug(
+        "refused groups are paid for as if they had been trained on",
+        f"{INTAKE}::test_verdicts_cost_trust_where_somebody_is_to_blame",
+        "node/sapo/selection.py",
+        "trained=verdict.refused is None",
+        "trained=True",
+    ),
+    bug(
+        "offers of who is ignored are drawn",
+        "tests/node/sapo/test_selection.py::test_offers_that_may_not_be_drawn_are_counted_by_reason",
+        "node/sapo/selection.py",
+        "        if self._trust.ignored(offer.origin):\n            return",
+        "        if self._trust.ignored(self._tasks.table.kinds[0].family):\n            return",
+    ),
+    bug(
+        "offers of tasks that nobody was assigned are drawn",
+        "tests/node/sapo/test_selection.py::test_offers_that_may_not_be_drawn_are_counted_by_reason",
+        "node/sapo/selection.py",
+        "            return False\n        self._own_tasks.add",
+        "            return True\n        self._own_tasks.add",
+    ),
+    bug(
+        "the judge believes announced rewards",
+        f"{JUDGE}::test_wrong_answers_announced_as_right_are_refused_and_blamed",
+        "node/sapo/judge.py",
+        "HINT_TOLERANCE = 0.02",
+        "HINT_TOLERANCE = 1.02",
+    ),
+    bug(
+        "the judge takes a second group of one task",
+        f"{JUDGE}::test_second_group_of_a_task_is_a_duplicate",
+        "node/sapo/judge.py",
+        "if offer.digest in self._seen or place in self._seen:",
+        "if offer.digest in self._seen:",
+    ),
+    bug(
+        "the judge opens a group that was not announced",
+        f"{JUDGE}::test_group_other_than_announced_is_refused",
+        "node/sapo/judge.py",
+        "        if digest_of(data) != offer.digest:\n",
+        "        if len(data) > offer.announcement.size_bytes:\n",
+    ),
+    bug(
+        "a scorer that fails is the origin's fault",
+        f"{JUDGE}::test_scorer_that_fails_is_nobodys_fault",
+        "node/sapo/judge.py",
+        "refused=Reason.UNSCORED, blamed=False",
+        "refused=Reason.UNSCORED, blamed=True",
+    ),
+    bug(
+        "trust forgets nothing",
+        "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
+        "node/sapo/trust.py",
+        "record.demerits *= 0.5 **",
+        "record.demerits *= 1.0 **",
+    ),
+    bug(
+        "a group is announced as another",
+        "tests/swarm/test_rollouts.py::test_announcement_of_another_group_than_the_one_beside_it_is_refused",
+        "swarm/rollouts.py",
+        "announcement.digest != digest_of(group) or ",
+        "",
+    ),
+    bug(
+        "a row's padding is attended to",
+        "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
+        "node/workloads/gpt.py",
+        "seen = causal[None] & cache.visible[:, None, :longest]",
+        "seen = causal[None].repeat(len(contexts), 1, 1)",
+    ),
+    bug(
+        "cached tokens stand where the longest row stands",
+        "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
+        "node/workloads/gpt.py",
+        "positions=cache.lengths[:, None], seen=seen",
+        "positions=cache.lengths[:, None] * 0 + cache.used, seen=seen",
+    ),
+    bug(
+        "files of the char policy have another order",
+        "tests/node/workloads/test_gpt.py::test_files_of_the_char_policy_mean_what_they_meant",
+        "node/workloads/gpt.py",
+        '"norm_perceptron": "norm_2", "query_key_value": "qkv", "project": "out"',
+        '"query_key_value": "qkv", "project": "out", "norm_perceptron": "norm_2"',
     ),
 )
 

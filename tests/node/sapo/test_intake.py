@@ -155,7 +155,10 @@ def test_verdicts_cost_trust_where_somebody_is_to_blame() -> None:
         LIAR: Verdict(refused=Reason.HINT),
     }
     trust.fault(ALICE, Reason.UNSCORED)
+    sizes = {offer.origin: len(data) for offer, data in intake.pulled}
     intake.judged([verdicts[offer.origin] for offer, _ in intake.pulled])
+    assert intake.budget.trained_bytes == sizes[ALICE]
+    assert intake.budget.wasted_bytes == sizes[BOB] + sizes[LIAR]
     demerits = [trust.demerits(peer) for peer in (ALICE, BOB, LIAR)]
     assert demerits == pytest.approx([WEIGHTS[Reason.UNSCORED] - 0.1, 0.0, WEIGHTS[Reason.HINT]])
 
