@@ -59,7 +59,7 @@ OUTBOX_LIMIT_ITEMS = 256
 CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
 REQUEST_DEADLINE_S = 5.0
 REQUEST_COST_BYTES = 4096
-"""What a request takes from its peer's quota of bytes, whatever the answer."""
+"""The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
 METER_LIMIT_PEERS = 4096
 
@@ -115,7 +115,7 @@ class RolloutExchange:
 
     `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
     round. `members`, where given, are those who may announce and be served. `ignored` tells whose announcements are
-    dropped unread; `blame` hears who broke which rule.
+    dropped unread; `blame` is called with who broke which rule.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class RolloutExchange:
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
         await self._outbox.send((True, sealed))
 
-    def _tell_held(self, digest: bytes) -> None:
+    def _announce_held(self, digest: bytes) -> None:
         try:
             self._outbox.send_nowait((False, digest))
         except trio.WouldBlock:
@@ -235,7 +235,7 @@ class RolloutExchange:
     # -- collecting ------------------------------------------------------------------------------------------
 
     def offers(self) -> tuple[Offer, ...]:
-        """What others offer, in the order of arrival."""
+        """Return what others offer, in the order of arrival."""
         return self.book.offers()
 
     def expire(self, before_round: int) -> None:
@@ -369,7 +369,7 @@ class RolloutExchange:
                     await trio.sleep(BUSY_PAUSE_S)
                 elif isinstance(step, Came):
                     self._holdings.keep(offer.digest, step.data)
-                    self._tell_held(offer.digest)
+                    self._announce_held(offer.digest)
                     return step.data
                 else:
                     if not step.spent:
@@ -399,7 +399,7 @@ class RolloutExchange:
             pull.failed()
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
-        """Who may have it: connected, and not left alone; the origin, then others that hold it."""
+        """Return who may have it: connected, and not left alone; the origin, then others that hold it."""
         holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
         reachable = self._host.connected()
         allowed = self._left_alone.allowed(holders, now)

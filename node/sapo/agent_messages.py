@@ -1,4 +1,4 @@
-"""What a node's daemon and its agent process say to each other, on a socket pair with the trainer's framing.
+"""The messages between a node's daemon and its agent process, on a socket pair with the trainer's framing.
 
 The daemon has the network and no model, the agent the model, the tasks and the scorers, and no keys. Which groups are
 pulled follows from announcements, so the daemon chooses. What has come from peers, groups whose hashes it has checked,
@@ -131,7 +131,7 @@ class Take(Message, frozen=True, kw_only=True):
 
 
 class Judged(Message, frozen=True, kw_only=True):
-    """What the agent found of the groups of a delivery, in their order."""
+    """The verdicts on the groups of a delivery, in their order."""
 
     verdicts: Annotated[tuple[Verdict, ...], Meta(min_length=1, max_length=GROUPS_LIMIT)]
 

@@ -8,9 +8,9 @@ network's side of it, the choice of what is pulled (`selection`), and the accoun
           ── Take ───► offers of others ── selection ── pull ──► store ── Pulled ──► agent, which judges
           ── Judged ─► trust, bytes paid for, and what replaces the refused groups
 
-A group is given to the agent once: what the store holds was made here, or pulled before, also in an earlier life of the
-node. The number of the first round that has not been announced is on disk before anything of a round is announced, so a
-node that comes back answers no task a second time, which others would take for a duplicate.
+A group is given to the agent once: what the store holds was made here, or pulled before, also by an earlier process of
+the node. The number of the first round that has not been announced is on disk before anything of a round is announced,
+so a node that comes back answers no task a second time, which others would take for a duplicate.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """What the engine works with; folder: of this node's groups and of its agent's files.
+    """The parts that the engine works with; folder: of this node's groups and of its agent's files.
 
     averages: the agent is the training loop of a node whose rounds average the policies. Its rounds have no end of
     their own then, and it may wait for the swarm for as long as that takes.
@@ -128,7 +128,7 @@ class RolloutEngine:
         self._status = RolloutStatus(role=parts.config.rollouts)
         self._random = random.Random(parts.identity.peer_id)
         self.machine: Ready | None = None
-        """The agent's word that it is ready."""
+        """The message by which the agent was ready."""
         self.recent = RecentGroups()
         self.contributors = Contributors()
         self.state_round = 0
@@ -150,7 +150,7 @@ class RolloutEngine:
             self._p.members.announce()
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Who is believed alive changed."""
+        """Note that who is believed alive changed."""
         self._alive = peers
 
     def linked(self, peer: PeerId, certified: Position) -> None:
@@ -163,12 +163,12 @@ class RolloutEngine:
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True once leaving was asked for."""
         return self._leaving
 
     @property
     def paused(self) -> bool:
-        """Whether the user wants the accelerator."""
+        """True while the user wants the accelerator."""
         return self._paused
 
     @property
@@ -178,7 +178,7 @@ class RolloutEngine:
 
     @property
     def phase(self) -> str:
-        """What the node is doing, for its user."""
+        """The phase of the node, for its user."""
         if self.leaving:
             return "leaving"
         if self.machine is None:
@@ -187,7 +187,7 @@ class RolloutEngine:
 
     @property
     def status(self) -> RolloutStatus:
-        """What was made, pulled and refused since this node started."""
+        """Counts of what was made, pulled and refused since this node started."""
         return self._status
 
     # -- the agent -------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class RolloutEngine:
     async def _keep_agent(self) -> None:
         deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
         while True:
-            ending = await self._live()
+            ending = await self._run_agent()
             if isinstance(ending, ChildRaised):
                 raise _failure(ending.failed, ready=self.machine is not None)
             logger.warning("the agent died: %s", ending)
@@ -234,8 +234,8 @@ class RolloutEngine:
             deaths.append(now)
             await trio.sleep(RESTART_PAUSE_S)
 
-    async def _live(self) -> ChildDied | ChildRaised:
-        """One agent from spawn to its end, and that end."""
+    async def _run_agent(self) -> ChildDied | ChildRaised:
+        """Run one agent from spawn to its end, and return that end."""
         async with running_agent(threads=self._p.config.threads) as child:
             try:
                 self._intake = None
@@ -466,7 +466,7 @@ def _read_mark(path: Path) -> int:
 
 
 def _failure(failed: Failed, *, ready: bool) -> ConfigError:
-    """What ends the node where the agent raised; in one line where it is the user's to mend."""
+    """Return what ends the node where the agent raised; in one line where it is the user's to mend."""
     if failed.configuration and not ready:
         return ConfigError(failed.summary)
     return WorkloadError(failed.summary, failed.traceback)

@@ -38,7 +38,7 @@ from shoal.protocol.wire import SwarmId
 logger = logging.getLogger(__name__)
 
 HINT_TOLERANCE = 0.02
-"""How far announced mean and variance may be from this node's own."""
+"""The most that announced mean and variance may be from this node's own."""
 SEEN_LIMIT = 65_536
 """Groups, and texts, that are remembered."""
 COPY_LEAST_BYTES = 48
@@ -74,7 +74,7 @@ class _Opened:
 
 
 class Judgement(NamedTuple):
-    """What was found of a pulled group, and the group itself where it was accepted."""
+    """The verdict on a pulled group, and the group itself where it was accepted."""
 
     verdict: Verdict
     group: JudgedGroup | None = None

@@ -48,7 +48,7 @@ Reward = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the judge found of a pulled group.
+    """The judge's finding on a pulled group.
 
     rewards: (G,) of an accepted group, given here; none of a refused one. refused: why it is. blamed: whether its
     origin is at fault.
@@ -61,7 +61,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionSettings:
-    """What may be chosen.
+    """The bounds of what may be chosen.
 
     staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
     that may be drawn of one peer, so that who offers more is not chosen more.
@@ -90,7 +90,7 @@ class Selector:
     """Filters offers and draws from them. `rejected` counts each offer that is left out once, by reason."""
 
     def __init__(self, tasks: Tasks, trust: Trust, settings: SelectionSettings | None = None) -> None:
-        """`trust`: has whose offers do not count, and is told who offers a task that it was not assigned."""
+        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault."""
         self.settings = settings or SelectionSettings()
         self.rejected: Counter[Reason] = Counter()
         self._tasks = tasks
@@ -188,7 +188,7 @@ class ByteBudget:
 
 @dataclass(slots=True, kw_only=True)
 class RoundIntake:
-    """What a round took of others. origins: accepted groups of whom; rejected: offers and groups that were not."""
+    """The intake of a round. origins: accepted groups of whom; rejected: offers and groups that were not, by reason."""
 
     origins: Counter[PeerId] = field(default_factory=Counter)
     rejected: Counter[Reason] = field(default_factory=Counter)
@@ -216,7 +216,7 @@ class Intake:
         self.trust = trust
         self.budget = ByteBudget(allowance)
         self.pulled: list[tuple[Offer, bytes]] = []
-        """What came and is to be judged."""
+        """The groups that came and are to be judged, with their offers."""
         self._selector = Selector(tasks, trust, settings)
         self._rng = random.Random(seed)
         self._used: OrderedDict[bytes, None] = OrderedDict()

@@ -110,7 +110,7 @@ class TaskFamily(ABC):
     """Of generator and scorer together: nodes with other versions do not exchange this family's rollouts."""
     scoring: Scoring = "sandbox"
     executes_text: bool = False
-    """Whether `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
+    """True where `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
     scored; where this is False, a text that is about to be executed is worth 0."""
 
     @classmethod
@@ -142,7 +142,7 @@ class TaskFamily(ABC):
 
     @property
     def peer_safe(self) -> bool:
-        """Whether text from peers can be scored on this machine."""
+        """True where text from peers can be scored on this machine."""
         return not self.executes_text and (self.scoring == "direct" or missing_sandbox() is None)
 
     def solution(self, task: Task) -> str | None:
@@ -191,7 +191,7 @@ def _check_value(key: str, value: object, depth: int) -> None:
 
 
 def unpack_config(data: bytes) -> Config:
-    """What `pack_config` made into `data`; only for bytes that a source has recognised as its own."""
+    """Return what `pack_config` made into `data`; only for bytes that a source has recognised as its own."""
     return _decode_config(data)
 
 
@@ -215,7 +215,7 @@ def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def answer_in(text: str) -> str:
-    """What a completion gives as its answer: inside its last ``<answer>…</answer>``, else all of it, stripped."""
+    """Return the answer that a completion gives: inside its last ``<answer>…</answer>``, else all of it, stripped."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return (text if start < 0 else text[start + len("<answer>") : end]).strip()
