@@ -1,4 +1,4 @@
-"""How one group of rollouts is pulled: of whom, from which byte on, and when that is given up.
+"""The pull of one group of rollouts: of whom, from which byte on, and when that is given up.
 
     next() ─► Ask ──── answered(chunk) ───► Ask of the same server, from where its chunk ended
                │                        ├─► Came: whole, and its hash is right
@@ -33,7 +33,7 @@ class Budget:
     left_bytes: int
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there is room for so much; if so it is taken."""
+        """Take so much if there is room for it; return whether there was."""
         if size_bytes > self.left_bytes:
             return False
         self.left_bytes -= size_bytes
@@ -129,7 +129,7 @@ class GroupPull:
         return self._offer.announcement.size_bytes
 
     def next(self, now: float) -> Step:
-        """What to do now."""
+        """Return what to do now."""
         while self._end is None:
             if self._waits:
                 self._waits = False

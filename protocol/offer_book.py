@@ -30,11 +30,11 @@ from shoal.protocol.wire import SwarmId
 REPLAY_WINDOW = 4096
 """Sequence numbers of one origin that are told apart: 512 bytes for each origin."""
 ROUND_WINDOW = 256
-"""How far an origin's announcements may lie behind its newest, in its rounds."""
+"""The most that an origin's announcements may lie behind its newest, in its rounds."""
 ORIGIN_LIMIT = 4096
 """Peers followed at once; one that has no offer left makes room. It could then replay what is its own, no more."""
 MISSING_WINDOW = 1024
-"""How far behind an origin's newest number the missing ones are asked for."""
+"""The distance behind an origin's newest number within which the missing ones are asked for."""
 HOLDER_LIMIT = 8
 """Peers noted as holders of one group, next to its origin."""
 
@@ -75,13 +75,13 @@ class TokenBucket:
         self._level, self._at = burst, now
 
     def has(self, amount: float, now: float) -> bool:
-        """Whether there is room for `amount`."""
+        """Return whether there is room for `amount`."""
         self._level = min(self._burst, self._level + (now - self._at) * self._per_second)
         self._at = now
         return amount <= self._level
 
     def take(self, amount: float, now: float) -> bool:
-        """Whether there is room for `amount`; if so it is taken."""
+        """Take `amount` if there is room for it; return whether there was."""
         if not self.has(amount, now):
             return False
         self._level -= amount
@@ -96,7 +96,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Origin:
-    """What is known of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers."""
+    """The state of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers."""
 
     bucket: TokenBucket
     boot: int = -1
@@ -192,7 +192,7 @@ class OfferBook:
         return offer
 
     def missing(self, peer: PeerId, count: int) -> CatchUpRequest:
-        """What to ask `peer` for: its announcements that have not come, up to `count` by number, and all beyond."""
+        """Return what to ask `peer` for: announcements that have not come, up to `count` by number, and all beyond."""
         origin = self._origins.get(peer)
         if origin is None or origin.boot < 0:
             return CatchUpRequest()
@@ -207,7 +207,7 @@ class OfferBook:
             holders.append(peer)
 
     def holders(self, digest: bytes) -> tuple[PeerId, ...]:
-        """Who says to have the group: its origin first, then the others in the order in which they said so."""
+        """Return who claims to have the group: its origin first, then the others in the order in which they said so."""
         offer = self._offers.get(digest)
         first = () if offer is None else (offer.origin,)
         return tuple(dict.fromkeys((*first, *self._holders.get(digest, ()))))

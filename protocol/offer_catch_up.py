@@ -46,7 +46,7 @@ class OfferCatchUp:
         self._asked: OrderedDict[PeerId, None] = OrderedDict()
         self._news = 0
         self.period_s = ASK_PERIOD_S
-        """How long to wait until the next turn."""
+        """The time to wait until the next turn."""
 
     def __len__(self) -> int:
         return len(self._history)
@@ -89,7 +89,7 @@ class OfferCatchUp:
         return turn
 
     def request(self, peer: PeerId) -> CatchUpRequest:
-        """What to ask this peer for."""
+        """Return what to ask this peer for."""
         return self._missing(peer)
 
     def came(self, batch: AnnouncementBatch, news: int) -> bool:

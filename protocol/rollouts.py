@@ -59,7 +59,7 @@ _SEED_CONTEXT = "shoal rollout task seed v1"
 
 
 class Reason(StrEnum):
-    """Why a rollout was refused; the keys of every `rejected` table."""
+    """The reasons why rollouts are refused; the keys of every `rejected` table."""
 
     MALFORMED = "malformed"
     FORGED = "forged"
@@ -90,7 +90,7 @@ class RolloutError(RemoteError):
 
 
 class TaskRef(Message, frozen=True, kw_only=True):
-    """All that it takes to make a task again. `config`: canonical msgpack, read by the family alone."""
+    """The reference that it takes to make a task again. `config`: canonical msgpack, read by the family alone."""
 
     family: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+\Z")]
     version: Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
@@ -115,7 +115,7 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
 
 
 class Announcement(Message, frozen=True, kw_only=True):
-    """What a group is, for those who choose. Mean and (population) variance of its rewards are claims."""
+    """The description of a group, for those who choose. Mean and (population) variance of its rewards are claims."""
 
     digest: HashField
     size_bytes: Annotated[int, Meta(ge=1, le=GROUP_LIMIT_BYTES)]
@@ -182,7 +182,7 @@ def assigned_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: i
 
 
 def is_own_task(swarm_id: SwarmId, origin: PeerId, round_number: int, task: TaskRef) -> bool:
-    """Whether the task is one that `origin` was assigned in its round."""
+    """Return whether the task is one that `origin` was assigned in its round."""
     return task.seed == assigned_seed(swarm_id, origin, round_number, task.index)
 
 
@@ -279,14 +279,14 @@ def open_announcement(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = N
     )
 
 
-def check_as_announced(group: RolloutGroup, told: Announcement, origin: PeerId) -> None:
+def check_as_announced(group: RolloutGroup, announcement: Announcement, origin: PeerId) -> None:
     """Raises RolloutError unless the group is what `origin` announced, but for the rewards."""
     same = (
         group.origin == origin
-        and group.round == told.round
-        and group.policy_version == told.policy_version
-        and group.task == told.task
-        and len(group.completions) == told.completions
+        and group.round == announcement.round
+        and group.policy_version == announcement.policy_version
+        and group.task == announcement.task
+        and len(group.completions) == announcement.completions
     )
     if not same:
         raise RolloutError("another group than announced", reason=Reason.MISLABELLED, peer=origin)
@@ -309,17 +309,17 @@ def decode_batch(data: bytes, *, peer: PeerId | None = None) -> AnnouncementBatc
 
 
 def decode_catch_up(data: bytes, *, peer: PeerId | None = None) -> CatchUpRequest:
-    """Which announcements a peer asks for. Raises RolloutError."""
+    """Read which announcements a peer asks for. Raises RolloutError."""
     return _decode(data, CatchUpRequest, 64 + 9 * BATCH_LIMIT_ITEMS, peer)
 
 
 def decode_request(data: bytes, *, peer: PeerId | None = None) -> GroupRequest:
-    """What a peer asks for. Raises RolloutError."""
+    """Read what a peer asks for. Raises RolloutError."""
     return _decode(data, GroupRequest, 128, peer)
 
 
 def decode_chunk(data: bytes, *, peer: PeerId | None = None) -> GroupChunk:
-    """What a peer answered. Raises RolloutError."""
+    """Read what a peer answered. Raises RolloutError."""
     return _decode(data, GroupChunk, CHUNK_LIMIT_BYTES + 128, peer)
 
 

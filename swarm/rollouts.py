@@ -22,25 +22,24 @@ from typing import Protocol
 
 import trio
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits, Offer, OfferBook, TokenBucket
 from shoal.protocol.rollouts import (
     BATCH_LIMIT_ITEMS,
     CHUNK_LIMIT_BYTES,
+    Announcement,
     AnnouncementBatch,
     GroupChunk,
     GroupRequest,
     Reason,
     RolloutError,
-    RolloutGroup,
-    announce_group,
     decode_batch,
     decode_chunk,
     decode_request,
+    digest_of,
     encode_batch,
-    encode_group,
     peek_announcement,
     seal_announcement,
 )
@@ -60,7 +59,7 @@ OUTBOX_LIMIT_ITEMS = 256
 CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
 REQUEST_DEADLINE_S = 5.0
 REQUEST_COST_BYTES = 4096
-"""What a request takes from its peer's quota of bytes, whatever the answer."""
+"""The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
 METER_LIMIT_PEERS = 4096
 
@@ -116,7 +115,7 @@ class RolloutExchange:
 
     `sealer` numbers announcements alone, so that gaps in their numbers are losses. `round_number` is this node's own
     round. `members`, where given, are those who may announce and be served. `ignored` tells whose announcements are
-    dropped unread; `blame` hears who broke which rule.
+    dropped unread; `blame` is called with who broke which rule.
     """
 
     def __init__(
@@ -192,21 +191,20 @@ class RolloutExchange:
 
     # -- announcing ------------------------------------------------------------------------------------------
 
-    async def announce(self, group: RolloutGroup, rewards: tuple[float, ...]) -> bytes:
-        """Hold `group` and announce it with the rewards (G,) that this node gave it; its digest.
+    async def announce(self, announcement: Announcement, group: bytes) -> None:
+        """Hold this encoded group of this node's and announce it.
 
-        Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for a group out of
-        range. Cancellation: held, and either announced or not.
+        Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for an announcement that is
+        out of range, or of another group. Cancellation: held, and either announced or not.
         """
-        data = encode_group(group)
-        announcement = announce_group(group, data, rewards)
-        self._holdings.keep(announcement.digest, data)
+        if announcement.digest != digest_of(group) or announcement.size_bytes != len(group):
+            raise LocalError("an announcement of another group than the one beside it")
         sealed = seal_announcement(self._sealer, announcement)
+        self._holdings.keep(announcement.digest, group)
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
         await self._outbox.send((True, sealed))
-        return announcement.digest
 
-    def _tell_held(self, digest: bytes) -> None:
+    def _announce_held(self, digest: bytes) -> None:
         try:
             self._outbox.send_nowait((False, digest))
         except trio.WouldBlock:
@@ -237,7 +235,7 @@ class RolloutExchange:
     # -- collecting ------------------------------------------------------------------------------------------
 
     def offers(self) -> tuple[Offer, ...]:
-        """What others offer, in the order of arrival."""
+        """Return what others offer, in the order of arrival."""
         return self.book.offers()
 
     def expire(self, before_round: int) -> None:
@@ -371,7 +369,7 @@ class RolloutExchange:
                     await trio.sleep(BUSY_PAUSE_S)
                 elif isinstance(step, Came):
                     self._holdings.keep(offer.digest, step.data)
-                    self._tell_held(offer.digest)
+                    self._announce_held(offer.digest)
                     return step.data
                 else:
                     if not step.spent:
@@ -401,7 +399,7 @@ class RolloutExchange:
             pull.failed()
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
-        """Who may have it: connected, and not left alone; the origin, then others that hold it."""
+        """Return who may have it: connected, and not left alone; the origin, then others that hold it."""
         holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
         reachable = self._host.connected()
         allowed = self._left_alone.allowed(holders, now)

@@ -106,7 +106,7 @@ class Attacker:
                 group = decode_group(held)
             except RemoteError:
                 continue
-            task = self._source.assigned(self._shared.swarm_id, self.peer_id, round_number, at)
+            task = self._source.table.assigned(self._shared.swarm_id, self.peer_id, round_number, at)
             copied = RolloutGroup(
                 origin=self.peer_id, round=round_number, policy_version=0, task=task, completions=group.completions
             )
@@ -117,7 +117,7 @@ class Attacker:
         return sealed
 
     def _wrong_group(self, round_number: int, index: int) -> RolloutGroup:
-        task = self._source.assigned(self._shared.swarm_id, self.peer_id, round_number, index)
+        task = self._source.table.assigned(self._shared.swarm_id, self.peer_id, round_number, index)
         texts = tuple(str(self._random.randint(10_000, 99_999)) for _ in range(GROUP_SIZE))
         return RolloutGroup(
             origin=self.peer_id, round=round_number, policy_version=round_number, task=task, completions=texts

@@ -7,15 +7,14 @@ judged by the modules that a node uses. Gossip and pulls are function calls, in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from blake3 import blake3
 
-from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.judge import Score
-from shoal.node.sapo.offers import build_intake, collect, rollout_of
-from shoal.node.sapo.selection import SelectionSettings, Weighting
+from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.judge import Judge, Score
+from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, Weighting
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
@@ -99,13 +98,12 @@ class MemberSharing:
         self._sealer = Sealer(identity, shared.swarm_id, boot=0)
         self._book = OfferBook(shared.swarm_id, identity.peer_id)
         self._trust = Trust()
-        self._intake = build_intake(
-            swarm_id=shared.swarm_id,
-            source=source,
-            score=score,
-            seed=seed,
-            selection=SelectionSettings(weighting=weighting, staleness_rounds=KEPT_ROUNDS),
+        self._judge = Judge(swarm_id=shared.swarm_id, source=source, score=score)
+        self._intake = Intake(
+            Tasks(swarm_id=shared.swarm_id, table=source.table, scorable=source.scorable),
             trust=self._trust,
+            seed=seed,
+            settings=SelectionSettings(weighting=weighting, staleness_rounds=KEPT_ROUNDS),
         )
         self._round = 0
         self._refused: Counter[str] = Counter()
@@ -124,7 +122,7 @@ class MemberSharing:
         """Announce the groups whose rewards vary; from the others nobody learns anything."""
         sealed = []
         for group in groups:
-            self._intake.judge.note_own(group.texts)
+            self._judge.note_own(group.texts)
             if len(set(group.rewards)) == 1:
                 continue
             rollout = rollout_of(group, self.peer_id)
@@ -136,7 +134,8 @@ class MemberSharing:
 
     def take(self, count: int) -> list[JudgedGroup]:
         """Choose, pull and judge."""
-        return collect(self._intake, self._shared.fetch, self._book.offers(), count=count, round_number=self._round)
+        offers, fetch = self._book.offers(), self._shared.fetch
+        return collect(self._intake, self._judge, fetch, offers, count=count, round_number=self._round)
 
     def hear(self, data: bytes, *, sender: PeerId) -> None:
         """An announcement that `sender` published."""
@@ -148,9 +147,27 @@ class MemberSharing:
 
     def rejected(self) -> Counter[str]:
         """Refusals since the start, by reason; offers without variance are not among them, since none are chosen."""
-        return self._refused + Counter({str(reason): count for reason, count in self._intake.rejected().items()})
+        return self._refused + Counter({str(reason): count for reason, count in self._intake.rejected.items()})
 
     @property
     def trained_bytes(self) -> int:
         """Bytes of the groups that were pulled and judged well."""
         return self._intake.budget.trained_bytes
+
+
+Fetch = Callable[[Sequence[Offer]], Mapping[bytes, bytes]]
+
+
+def collect(
+    intake: Intake, judge: Judge, fetch: Fetch, offers: Iterable[Offer], *, count: int, round_number: int
+) -> list[JudgedGroup]:
+    """Return up to `count` judged groups of these offers, pulled by `fetch`."""
+    groups: list[JudgedGroup] = []
+    wanted = intake.begin(offers, count, round_number)
+    while wanted:
+        while wanted:
+            wanted = intake.receive(fetch(wanted))
+        judged = judge.judge(intake.pulled)
+        groups += [one.group for one in judged if one.group is not None]
+        wanted = intake.judged([one.verdict for one in judged])
+    return groups

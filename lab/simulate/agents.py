@@ -1,7 +1,7 @@
 """One simulated agent that shares rollouts: what `shoal.swarm.rollouts` is around the same machines, in virtual time.
 
 Offers, what is asked for again, how a group is pulled, what is chosen, judged and paid for are those of a node:
-`OfferBook`, `OfferCatchUp`, `GroupPull` and `Intake`. Generating is a time, gossip a delay and a chance.
+`OfferBook`, `OfferCatchUp`, `GroupPull`, `Intake` and `Judge`. Generating is a time, gossip a delay and a chance.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.node.sapo.engine import PULL_DEADLINE_S
-from shoal.node.sapo.offers import Intake, build_intake, total_bytes
+from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.judge import Judge
+from shoal.node.sapo.selection import Intake, Tasks, total_bytes
 from shoal.node.sapo.tasks import Config, Task, TaskFamily
+from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GivenUp, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import Identity, PeerId
@@ -146,12 +149,18 @@ class Agent:
         self.catch_up: OfferCatchUp = swarm.kit.catch_up(boot=self.life, missing=missing)
         self.left_alone = LeftAlone(LIMITS.pause_s)
         self.tally = Tally()
-        self.intake: Intake = build_intake(
+        source = swarm.source
+        self.judge = Judge(
             swarm_id=swarm.swarm_id,
-            source=swarm.source,
+            source=source,
             score=lambda pairs: [ENDINGS.score(task, text) for task, text in pairs],
+        )
+        self.intake = Intake(
+            Tasks(swarm_id=swarm.swarm_id, table=source.table, scorable=source.scorable),
+            trust=Trust(),
             seed=self.rng.getrandbits(32),
         )
+        self.taken: list[JudgedGroup] = []
         self.outbox: list[tuple[bool, bytes]] = []
         self.fetching: Fetch | None = None
         self.asked: dict[int, tuple[int, Pulling | None]] = {}
@@ -202,7 +211,7 @@ class Agent:
     def _offer(self, round: int, index: int, text_bytes: int | None = None) -> None:
         if round != self.round:
             return
-        task = self.swarm.source.assigned(self.swarm.swarm_id, self.id, round, index)
+        task = self.swarm.source.table.assigned(self.swarm.swarm_id, self.id, round, index)
         size = text_bytes or self.rng.randrange(400, 15_000)
         texts = [self.rng.randbytes(size).hex() + str((task.seed + i % 2) % 10) for i in range(COMPLETIONS)]
         group = RolloutGroup(origin=self.id, round=round, policy_version=round, task=task, completions=tuple(texts))
@@ -284,10 +293,19 @@ class Agent:
             if pulling is not None:
                 del self.asked[number]
                 self.swarm.judge.lost(self, other, pulling[1].close())
-        self._fetch(self.intake.receive(fetch.came))
+        wanted = self.intake.receive(fetch.came)
+        if not wanted or self.swarm.timeline.now >= self._gather_ends_at:
+            wanted = self._judge()
+        self._fetch(wanted)
+
+    def _judge(self) -> list[Offer]:
+        """Judge what came, and return what replaces the groups that were refused."""
+        judged = self.judge.judge(self.intake.pulled)
+        self.taken += [one.group for one in judged if one.group is not None]
+        return self.intake.judged([one.verdict for one in judged])
 
     def _finish(self) -> None:
-        groups = self.intake.finish()
+        groups, self.taken = self.taken, []
         self.swarm.judge.trained(self, groups)
         self.round += 1
         self.rounds_done += 1

@@ -167,7 +167,6 @@ class DaemonSource:
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._cpu = (time.monotonic(), self._cpu_s(), 0.0)
-        self._lines: dict[bytes, GroupFacts] = {}
 
     def look(self) -> Facts:
         """See `Source`."""
@@ -203,9 +202,7 @@ class DaemonSource:
             self._daemon.attendance.pause(op == "pause")
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
-        known = {group.digest: group for group in engine.recent}
-        self._lines = {digest: self._lines.get(digest) or _in_a_line(group) for digest, group in known.items()}
-        return tuple(self._lines.values())
+        return tuple(_in_a_line(group) for group in engine.recent)
 
     # -- this node -------------------------------------------------------------------------------------------
 
@@ -336,15 +333,15 @@ def _bans(banned: Mapping[PeerId, Sentence]) -> tuple[BanFacts, ...]:
 
 
 def _in_a_line(known: RecentGroup) -> GroupFacts:
-    group = decode_group(known.group)
+    announced = known.announcement
     return GroupFacts(
         digest=known.digest.hex(),
-        peer=group.origin,
+        peer=known.origin,
         own=bool(known.rewards),
-        round=group.round,
-        family=group.task.family,
-        completions=len(group.completions),
-        reward=known.reward,
+        round=announced.round,
+        family=announced.task.family,
+        completions=announced.completions,
+        reward=announced.reward_mean,
     )
 
 

@@ -1,21 +1,21 @@
-"""What a node's daemon and its agent process say to each other, on a socket pair with the trainer's framing.
+"""The messages between a node's daemon and its agent process, on a socket pair with the trainer's framing.
 
-The daemon has the network and no model, the agent the model, the tasks and the scorers, and no keys. What the daemon
-passes on has come from peers: announcements, whose signatures it has checked, and groups, whose hashes it has; what
-they are worth the agent finds out.
+The daemon has the network and no model, the agent the model, the tasks and the scorers, and no keys. Which groups are
+pulled follows from announcements, so the daemon chooses. What has come from peers, groups whose hashes it has checked,
+it passes on as it is; the agent alone opens and scores them, and the daemon keeps account of what it finds.
 
     daemon                                          agent
     Begin ────────────────────────────────────────►      builds or restores its policy
           ◄──────────────────────────────────────── Ready
           ◄──────────────────────────────────────── Made    a group of its own, to be announced
-          ◄──────────────────────────────────────── Ask     what do others offer?
-    Offered ──────────────────────────────────────►
-          ◄──────────────────────────────────────── Want    these groups
+          ◄──────────────────────────────────────── Take    so many groups of others, please
     Pulled … Pulled, Delivered ───────────────────►      those that came, one by one
-          ◄──────────────────────────────────────── Done    the round; Ask again, and so on
+          ◄──────────────────────────────────────── Judged  what each of them is worth
+          ◄──────────────────────────────────────── Done    the round; Made again, and so on
     Pause, Resume, Stop at any time
 
-The agent asks one thing at a time and waits for the answer. A frame holds at most one group and is bounded
+The daemon answers a `Judged` with a refusal in it by what it has in place of the refused groups, `Pulled … Delivered`
+again, which may be none; there is no answer to any other. A frame holds at most one group and is bounded
 (`FRAME_LIMIT_BYTES`), and every field is converted strictly, so that a confused end shows up as a clear error.
 """
 
@@ -26,6 +26,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from shoal.node.sapo.selection import Reward, Verdict
+from shoal.node.sapo.tasks import CHOICE_LIMIT, TaskKind
 from shoal.node.training.trainer_messages import (
     SUMMARY_LIMIT_CHARS,
     TRACEBACK_LIMIT_CHARS,
@@ -40,24 +42,16 @@ from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import COMPLETION_LIMIT, GROUP_LIMIT_BYTES, Reason
+from shoal.protocol.rollouts import COMPLETION_LIMIT, GROUP_LIMIT_BYTES, Announcement
 from shoal.protocol.wire import HASH_BYTES
 
-OFFERS_LIMIT = 1024
-"""Offers that the agent chooses from; of more, a uniform sample."""
-FAULTS_LIMIT = 1024
-WANTED_LIMIT = 4 * GROUPS_LIMIT
-PEERS_LIMIT = 4096
 WAIT_LIMIT_S = 60.0
 
 Role = Literal["train", "sample", "judge"]
 """train: generate, share, and train. sample: generate and share only. judge: take others' groups, and score them."""
 
-Digest = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Reward = Annotated[float, Meta(ge=0, le=1)]
 GroupBytes = Annotated[bytes, Meta(min_length=1, max_length=GROUP_LIMIT_BYTES)]
-Counts = Annotated[dict[str, Count], Meta(max_length=PEERS_LIMIT)]
 
 
 # --- from the daemon ---
@@ -89,25 +83,18 @@ class Begin(Message, frozen=True, kw_only=True):
     averages: str | None = None
 
 
-class Offered(Message, frozen=True, kw_only=True):
-    """The answer to `Ask`: what may be wanted, and who broke which rule of the exchange since the last answer."""
-
-    offers: Annotated[tuple[Offer, ...], Meta(max_length=OFFERS_LIMIT)]
-    faults: Annotated[tuple[tuple[PeerId, Reason], ...], Meta(max_length=FAULTS_LIMIT)] = ()
-
-
 class Pulled(Message, frozen=True, kw_only=True):
-    """One of the groups that were wanted; its hash is checked."""
+    """One of the groups that the daemon chose, and its announcement; the hash is checked."""
 
-    digest: Digest
+    offer: Offer
     group: GroupBytes
 
 
 class Delivered(Message, frozen=True, kw_only=True):
-    """The end of the answer to `Want`: what has not come does not come."""
+    """The end of a delivery: of what was asked for, no more came."""
 
 
-Order = Begin | Offered | Pulled | Delivered | Pause | Resume | Stop
+Order = Begin | Pulled | Delivered | Pause | Resume | Stop
 
 
 # --- from the agent ---
@@ -117,56 +104,53 @@ class Ready(Message, frozen=True, kw_only=True):
     """The policy is built. round: the next one; restored: of which round the file was that it goes on from.
 
     refused: why newer files were not used, a clause each. reward: after a warm-up, the reward that it ended with.
+    tasks: what the swarm draws from; scorable: families for which it can score others' text.
     """
 
     round: Count
     restored: Count | None = None
     refused: Annotated[str, Meta(max_length=SUMMARY_LIMIT_CHARS)] = ""
     reward: Reward | None = None
+    tasks: Annotated[tuple[TaskKind, ...], Meta(min_length=1, max_length=CHOICE_LIMIT)]
+    scorable: Annotated[tuple[str, ...], Meta(max_length=CHOICE_LIMIT)]
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A group of this node's own, in the encoding that travels, and what its completions are worth."""
+    """A group of this node's own, in the encoding that travels, its announcement, and what its completions earned."""
 
+    announcement: Announcement
     group: GroupBytes
     rewards: Annotated[tuple[Reward, ...], Meta(max_length=COMPLETION_LIMIT)]
 
 
-class Ask(Message, frozen=True, kw_only=True):
-    """What do others offer? wait_s: how long to wait for something to be there."""
+class Take(Message, frozen=True, kw_only=True):
+    """A request for others' groups. wait_s: how long to wait for something to be there."""
 
+    count: Annotated[int, Meta(ge=1, le=GROUPS_LIMIT)]
     wait_s: Annotated[float, Meta(ge=0, le=WAIT_LIMIT_S)] = 0.0
 
 
-class Want(Message, frozen=True, kw_only=True):
-    """Pull these groups, at most so many bytes."""
+class Judged(Message, frozen=True, kw_only=True):
+    """The verdicts on the groups of a delivery, in their order."""
 
-    digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=WANTED_LIMIT)]
-    limit_bytes: Count
+    verdicts: Annotated[tuple[Verdict, ...], Meta(min_length=1, max_length=GROUPS_LIMIT)]
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """A round is done.
+    """The end of a round.
 
-    reward: mean over the completions that it generated itself, None for a judge. local, external: groups; origins: how
-    many external ones of whom; external_reward: their mean reward. informative: groups trained on whose rewards vary.
-    rejected: refusals in this round by reason; ignored: whose offers are not to be looked at for the time being.
-    used_bytes, wasted_bytes: of all groups pulled since this agent began, those that were taken, and the others.
+    reward: mean over the completions that it generated itself, None for a judge. local, external: groups trained on;
+    informative: those of them whose rewards vary. unencodable: accepted groups that its policy cannot express.
     """
 
     round: Count
     reward: Reward | None
     local: Count
     external: Count
-    external_reward: Reward | None
     informative: Count
     generated_tokens: Count
+    unencodable: Count
     seconds: float
-    origins: Counts
-    rejected: Counts
-    ignored: Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_LIMIT)]
-    used_bytes: Count
-    wasted_bytes: Count
 
 
 class Saved(Message, frozen=True, kw_only=True):
@@ -180,7 +164,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Ready | Made | Ask | Want | Done | Saved | Finished | Failed
+AgentReport = Ready | Made | Take | Judged | Done | Saved | Finished | Failed
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,47 +26,44 @@ import torch
 
 from shoal.node.sapo import learner_state
 from shoal.node.sapo.agent_messages import (
-    PEERS_LIMIT,
     AgentReport,
-    Ask,
     Begin,
     Delivered,
     Done,
     Finished,
+    Judged,
     Made,
-    Offered,
     Order,
     Pulled,
     Ready,
     Saved,
-    Want,
+    Take,
     unpack_order,
 )
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.families import load_family
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.grpo import GrpoSettings
+from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.learner import Learner, LearnerSettings, RoundReport
-from shoal.node.sapo.offers import build_intake, rollout_of, total_bytes
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.selection import SelectionSettings
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
 from shoal.node.training.trainer_messages import SUMMARY_LIMIT_CHARS, Framing, Pause, Resume, Stop, frame_of
 from shoal.node.training.trainer_process import describe
 from shoal.protocol.errors import LocalError, StorageError
-from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import assigned_seed, encode_group
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
+from shoal.protocol.offer_book import Offer
+from shoal.protocol.rollouts import announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import SwarmId
 
 SAVE_ROUNDS: Final = 4
-ORDER_QUEUE_LIMIT: Final = 2048
+ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
+"""More than a delivery, which is the most that waits to be read."""
 READ_BYTES: Final = 64 << 10
 JUDGE_WAIT_S: Final = 10.0
-TAKE_DEADLINE_S: Final = 20.0
-"""After it, groups that did not come, or were refused, are replaced no more in this round."""
 EXIT_ORPHANED: Final = 3
 EXIT_CONFUSED: Final = 4
 EXIT_FAILED: Final = 5
@@ -133,98 +129,48 @@ class DaemonLine:
             self._orders.put_nowait(order)
 
 
-class LineSharing:
+class DaemonSharing:
     """`Sharing` through the daemon: own groups are announced there, others' come from there and are judged here."""
 
     def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
-        section = begin.rollouts
-        self.round = 0
-        self.origins: Counter[str] = Counter()
-        self.external_rewards: list[float] = []
-        self.used_bytes = 0
         self._me = begin.me
         self._line = line
-        self._intake = build_intake(
-            swarm_id=SwarmId(begin.swarm_id),
-            source=source,
-            score=scorer.score_each,
-            seed=_seed_of(begin, 1),
-            selection=SelectionSettings(
-                weighting="uniform" if section.sampling == "uniform" else "informative",
-                staleness_rounds=section.staleness_rounds,
-            ),
-        )
-        self._suspects: set[PeerId] = set()
-        self._counted: Counter[str] = Counter()
+        self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
 
     def offer(self, groups: Sequence[JudgedGroup]) -> None:
         """See `Sharing`."""
         for group in groups:
             try:
-                encoded = encode_group(rollout_of(group, self._me))
+                rollout = rollout_of(group, self._me)
+                encoded = encode_group(rollout)
+                announcement = announce_group(rollout, encoded, group.rewards)
             except LocalError as error:
                 print(f"agent: a group is not shared: {error}", file=sys.stderr, flush=True)
                 continue
-            self._intake.judge.note_own(group.texts)
-            self._line.send(Made(group=encoded, rewards=group.rewards))
+            self._judge.note_own(group.texts)
+            self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
         self._line.rest()
 
     def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
         """See `Sharing`. wait_s: how long to wait for offers."""
         self._line.rest()
-        self._line.send(Ask(wait_s=wait_s))
-        offered = self._line.next()
-        if not isinstance(offered, Offered):
-            raise LocalError(f"the daemon answered Ask with {type(offered).__name__}")
-        for peer, reason in offered.faults:
-            self._intake.trust.fault(peer, reason)
-        self._suspects.update(peer for peer, _ in offered.faults)
-        self._suspects.update(offer.origin for offer in offered.offers)
-        wanted = self._intake.begin(offered.offers, count, self.round)
-        ends_at = time.monotonic() + TAKE_DEADLINE_S
-        while wanted and time.monotonic() < ends_at:
-            limit_bytes = total_bytes(wanted)
-            self._line.send(Want(digests=tuple(offer.digest for offer in wanted), limit_bytes=limit_bytes))
-            wanted = self._intake.receive(self._delivered())
-        groups = self._intake.finish()
-        for group in groups:
-            assert group.origin is not None
-            self.origins[group.origin] += 1
-            self.external_rewards += group.rewards
-        return groups
+        self._line.send(Take(count=count, wait_s=wait_s))
+        taken: list[JudgedGroup] = []
+        refused = True
+        while refused and (pulled := self._delivery()):
+            judged = self._judge.judge(pulled)
+            self._line.send(Judged(verdicts=tuple(one.verdict for one in judged)))
+            accepted = [one.group for one in judged if one.group is not None]
+            taken += accepted
+            refused = len(accepted) < len(judged)
+        return taken
 
-    def done(self, report: RoundReport, *, seconds: float, unencodable: int) -> Done:
-        """What the daemon is told of a round; what it counts begins anew."""
-        rejected = Counter({str(reason): count for reason, count in self._intake.rejected().items()})
-        rejected["unencodable"] = unencodable
-        news, self._counted = rejected - self._counted, rejected
-        ignored = sorted(peer for peer in self._suspects if self._intake.trust.ignored(peer))[:PEERS_LIMIT]
-        self._suspects = set(ignored)
-        rewards, self.external_rewards = self.external_rewards, []
-        origins, self.origins = self.origins, Counter()
-        budget = self._intake.budget
-        return Done(
-            round=report.round,
-            reward=report.reward if report.local else None,
-            local=report.local,
-            external=report.external,
-            external_reward=sum(rewards) / len(rewards) if rewards else None,
-            informative=report.informative,
-            generated_tokens=report.generated_tokens,
-            seconds=seconds,
-            origins=dict(origins),
-            rejected=dict(news),
-            ignored=tuple(ignored),
-            used_bytes=budget.trained_bytes,
-            wasted_bytes=budget.wasted_bytes,
-        )
-
-    def _delivered(self) -> dict[bytes, bytes]:
-        came: dict[bytes, bytes] = {}
+    def _delivery(self) -> list[tuple[Offer, bytes]]:
+        came = []
         while isinstance(order := self._line.next(), Pulled):
-            came[order.digest] = order.group
+            came.append((order.offer, order.group))
         if not isinstance(order, Delivered):
-            raise LocalError(f"the daemon answered Want with {type(order).__name__}")
+            raise LocalError(f"a {type(order).__name__} where groups were asked for")
         return came
 
 
@@ -236,7 +182,7 @@ class Agent:
         self._begin = begin
         self._line = line
         self._folder = Path(begin.folder)
-        self._sharing = LineSharing(begin, line, source=source, scorer=scorer)
+        self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         section = begin.rollouts
         factory = load_policy(begin.policy, begin.options)
         policy = factory.build(
@@ -264,7 +210,7 @@ class Agent:
             draw=lambda round, index: source.draw(SwarmId(begin.swarm_id), begin.me, round, index),
             score=partial(scorer.score_many, own=True),
             sharing=self._sharing,
-            seed=_seed_of(begin, 0),
+            seed=assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, 0),
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)
         reward = None
@@ -283,6 +229,8 @@ class Agent:
                 restored=restored,
                 refused="; ".join(refused)[:SUMMARY_LIMIT_CHARS],
                 reward=reward,
+                tasks=tuple(source.table.kinds),
+                scorable=tuple(sorted(source.scorable)),
             )
         )
 
@@ -318,11 +266,20 @@ class Agent:
                 return
 
     def _make_round(self) -> RoundReport:
-        began = time.monotonic()
-        self._sharing.round = self.learner.round
+        began, unencodable = time.monotonic(), self.learner.unencodable.total()
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
-        unencodable = self.learner.unencodable.total()
-        self._line.send(self._sharing.done(report, seconds=time.monotonic() - began, unencodable=unencodable))
+        self._line.send(
+            Done(
+                round=report.round,
+                reward=report.reward if report.local else None,
+                local=report.local,
+                external=report.external,
+                informative=report.informative,
+                generated_tokens=report.generated_tokens,
+                unencodable=self.learner.unencodable.total() - unencodable,
+                seconds=time.monotonic() - began,
+            )
+        )
         return report
 
     def _judge_round(self) -> RoundReport:
@@ -356,11 +313,6 @@ def choices_of(begin: Begin) -> list[TaskChoice]:
         TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
         for entry in begin.rollouts.tasks
     ]
-
-
-def _seed_of(begin: Begin, purpose: int) -> int:
-    """A seed that no other node has, and that follows from the swarm's, so that runs can be repeated."""
-    return assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, purpose)
 
 
 def serve(descriptor: int) -> int:

@@ -25,7 +25,7 @@ from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
 
 METRIC = "missing of reward 1"
-"""What is reported as the loss."""
+"""The name of what is reported as the loss."""
 ATTACH_DEADLINE_S = 120.0
 
 

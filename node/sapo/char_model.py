@@ -1,7 +1,6 @@
-"""The built-in policy: a small causal transformer over characters, quick enough to learn on one core.
+"""The built-in policy: the small GPT over characters, quick enough to learn on one core.
 
-Pre-norm blocks with learned positions. Generation keeps keys and values; rows with the same context share its
-computation, and a finished row leaves the batch.
+Generation keeps keys and values; rows with the same context share its computation, and a finished row leaves the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask
+from shoal.node.workloads.gpt import Gpt, GptSettings
 from shoal.protocol.errors import ConfigError
 
 PAD: Final = 0
@@ -61,9 +61,16 @@ class CharModelSettings:
             raise ConfigError("the character model's alphabet must have characters, and each of them once")
 
     @property
-    def context_tokens(self) -> int:
-        """Prompt, the token that asks, and completion."""
-        return self.prompt_chars + 1 + self.completion_tokens
+    def gpt(self) -> GptSettings:
+        """Those of the network. A row is a prompt, the token that asks, and a completion."""
+        return GptSettings(
+            vocabulary=SPECIAL + len(self.alphabet),
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            context=self.prompt_chars + 1 + self.completion_tokens,
+            style="learned",
+        )
 
 
 class CharPolicy:
@@ -74,7 +81,7 @@ class CharPolicy:
         self._ids = {char: SPECIAL + at for at, char in enumerate(settings.alphabet)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = CharTransformer(settings, vocabulary=SPECIAL + len(settings.alphabet))
+            self.model = Gpt(settings.gpt)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The last characters of the question, and the token that asks."""
@@ -191,121 +198,3 @@ def _pack(samples: Sequence[Sample]) -> list[_Pack]:
         pack.parts += [len(pack.rows) + 1] * more
         pack.rows[row] = [size - 1, *range(begin, begin + more)]
     return packs
-
-
-class Cache:
-    """Keys and values of each layer, rows aligned at their end; what stands before a row's context is masked.
-
-    keys, values: per layer (rows, heads, capacity, width / heads). visible: (rows, capacity) bool.
-    lengths: (rows,), the tokens of each row.
-    """
-
-    def __init__(self, settings: CharModelSettings, lengths: torch.Tensor, *, room: int) -> None:
-        self.used = int(lengths.max())
-        shape = (len(lengths), settings.heads, self.used + room, settings.width // settings.heads)
-        self.keys = [torch.zeros(shape) for _ in range(settings.layers)]
-        self.values = [torch.zeros(shape) for _ in range(settings.layers)]
-        self.lengths = lengths
-        self.visible = torch.arange(shape[2])[None, :] >= self.used - lengths[:, None]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows, in this order; a row may be there several times."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-        self.lengths, self.visible = self.lengths[rows], self.visible[rows]
-
-
-class CharTransformer(nn.Module):
-    """The network: embeddings, `layers` blocks, a norm and a head over the vocabulary."""
-
-    def __init__(self, settings: CharModelSettings, *, vocabulary: int) -> None:
-        super().__init__()
-        self.settings = settings
-        self.embed = nn.Embedding(vocabulary, settings.width)
-        self.position = nn.Embedding(settings.context_tokens, settings.width)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
-        self.norm = nn.LayerNorm(settings.width)
-        self.head = nn.Linear(settings.width, vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
-
-    def hidden(
-        self, tokens: torch.Tensor, *, positions: torch.Tensor | None = None, seen: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Last hidden states: (rows, length) → (rows, length, width).
-
-        positions: (rows, length), and seen: (rows, 1, length, length) bool, what each token attends to. Without them,
-        rows are aligned at their beginning and each token sees all before it.
-        """
-        places = self.position.weight[: tokens.shape[1]] if positions is None else self.position(positions)
-        flow = self.embed(tokens) + places
-        for block in self.blocks:
-            flow = block(flow, seen=seen)
-        normed: torch.Tensor = self.norm(flow)
-        return normed
-
-    def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
-        """Read contexts. Returns logits of the next token (rows, vocabulary), and a cache with room for more."""
-        lengths = torch.tensor([len(context) for context in contexts])
-        cache = Cache(self.settings, lengths, room=room)
-        tokens = torch.full((len(contexts), cache.used), PAD)
-        for row, context in enumerate(contexts):
-            tokens[row, cache.used - len(context) :] = torch.tensor(context)
-        columns = torch.arange(cache.used)
-        positions = (columns[None, :] - (cache.used - lengths[:, None])).clamp(min=0)
-        causal = columns[:, None] >= columns[None, :]
-        seen = causal[None] & cache.visible[:, None, : cache.used]
-        seen |= torch.eye(cache.used, dtype=torch.bool)[None]  # padding sees itself, for a softmax needs something
-        flow = self.embed(tokens) + self.position(positions)
-        for layer, block in enumerate(self.blocks):
-            flow = block(flow, seen=seen[:, None], cache=cache, layer=layer, at=0)
-        logits: torch.Tensor = self.head(self.norm(flow[:, -1]))
-        return logits, cache
-
-    def step(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Read one more token a row, (rows, 1). Returns the logits of the next (rows, vocabulary)."""
-        at = cache.used
-        flow = self.embed(tokens) + self.position(cache.lengths[:, None])
-        seen = cache.visible[:, None, None, : at + 1]
-        for layer, block in enumerate(self.blocks):
-            flow = block(flow, seen=seen, cache=cache, layer=layer, at=at)
-        cache.used += 1
-        cache.lengths = cache.lengths + 1
-        logits: torch.Tensor = self.head(self.norm(flow[:, -1]))
-        return logits
-
-
-class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and added to the flow (rows, length, width)."""
-
-    def __init__(self, settings: CharModelSettings) -> None:
-        super().__init__()
-        width = settings.width
-        self.heads = settings.heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(
-        self,
-        flow: torch.Tensor,
-        *,
-        seen: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        layer: int = 0,
-        at: int = 0,
-    ) -> torch.Tensor:
-        """Attends to what is `seen`, else to all before. With a cache, `flow` stands there from column `at` on."""
-        rows, length, width = flow.shape
-        parts = self.qkv(self.norm_1(flow)).view(rows, length, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width / heads)
-        if cache is not None:
-            cache.keys[layer][:, :, at : at + length] = key
-            cache.values[layer][:, :, at : at + length] = value
-            key, value = cache.keys[layer][:, :, : at + length], cache.values[layer][:, :, : at + length]
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
-        flow = flow + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
-        grown: torch.Tensor = flow + self.down(functional.gelu(self.up(self.norm_2(flow))))
-        return grown

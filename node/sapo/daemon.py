@@ -80,8 +80,8 @@ def _parts(daemon: Daemon, *, averages: bool = False) -> RolloutParts:
     if section is None:
         raise LocalError("a node that shares rollouts without a section [rollouts]")
 
-    def told(progress: Progress) -> None:
-        """The phase is that of the swarm's rounds."""
+    def pass_on(progress: Progress) -> None:
+        """Pass on all but phases: the node's is that of the swarm's rounds."""
         if not isinstance(progress, PhaseChanged):
             daemon.on_progress(progress)
 
@@ -94,6 +94,6 @@ def _parts(daemon: Daemon, *, averages: bool = False) -> RolloutParts:
         members=daemon.members,
         folder=daemon.store.folder / FOLDER,
         events=daemon.events,
-        on_progress=told if averages else daemon.on_progress,
+        on_progress=pass_on if averages else daemon.on_progress,
         averages=averages,
     )

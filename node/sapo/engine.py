@@ -1,16 +1,16 @@
-"""The engine of the strategy `rollouts`: announces what the agent makes, pulls what it wants, and keeps it alive.
+"""The engine of the strategy `rollouts`: announces what the agent makes, pulls others' groups, keeps the agent alive.
 
 It stands where `Engine` stands for the other strategies. There is no common state and no common round: a node counts
 its own, and goes on with or without others. What is new in a round is its agent's (`agent_process`); here is the
-network's side of it.
+network's side of it, the choice of what is pulled (`selection`), and the account of who can be trusted (`trust`).
 
-    agent ── Made ──► exchange ── announcement ──► others
-          ── Ask ───► offers of others, those that are not held here yet
-          ── Want ──► exchange ── pull ──► store ── Pulled ──► agent, which judges
+    agent ── Made ───► exchange ── announcement ──► others
+          ── Take ───► offers of others ── selection ── pull ──► store ── Pulled ──► agent, which judges
+          ── Judged ─► trust, bytes paid for, and what replaces the refused groups
 
-A group is given to the agent once: what the store holds was made here, or pulled before, also in an earlier life of the
-node. The number of the first round that has not been announced is on disk before anything of a round is announced, so a
-node that comes back answers no task a second time, which others would take for a duplicate.
+A group is given to the agent once: what the store holds was made here, or pulled before, also by an earlier process of
+the node. The number of the first round that has not been announced is on disk before anything of a round is announced,
+so a node that comes back answers no task a second time, which others would take for a duplicate.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.inbox import Own, SetPaused
 from shoal.node.sapo.agent_child import AgentChild, ChildDied, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
-    FAULTS_LIMIT,
-    OFFERS_LIMIT,
     AgentReport,
-    Ask,
     Begin,
     Delivered,
     Done,
     Finished,
+    Judged,
     Made,
-    Offered,
     Pulled,
     Ready,
     Saved,
-    Want,
+    Take,
 )
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
+from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, total_bytes
 from shoal.node.sapo.store import GroupStore
+from shoal.node.sapo.tasks import TaskTable
+from shoal.node.sapo.trust import Trust
 from shoal.node.state.store import disk_errors, write_atomically
 from shoal.node.training.trainer_messages import Failed, Pause, Resume
 from shoal.node.workload import WorkloadError
@@ -61,7 +61,7 @@ from shoal.protocol.manifest_rollouts import RolloutsSection
 from shoal.protocol.messages import Message
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.places import Contributors
-from shoal.protocol.rollouts import Reason, decode_group, digest_of
+from shoal.protocol.rollouts import Reason, assigned_seed, is_own_task
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
 from shoal.swarm.members import Members
@@ -72,9 +72,15 @@ RESTART_WINDOW_S = 600.0
 RESTART_PAUSE_S = 0.5
 STALL_DEADLINE_S = 1800.0
 """An agent that says nothing for so long, and is not paused, hangs: a warm-up, or half a round, must fit."""
+OFFERS_LIMIT = 1024
+"""Offers that are chosen from, so that a choice takes milliseconds; of more, a uniform sample."""
 PULL_DEADLINE_S = 20.0
+TAKE_DEADLINE_S = 20.0
+"""After it, groups that did not come, or were refused, are replaced no more."""
 ANNOUNCE_DEADLINE_S = 10.0
 """So long the agent waits for others to take what it announces; what is not announced by then is not."""
+UNENCODABLE = "unencodable"
+"""Counted among the refusals: an accepted group that the policy has no tokens for."""
 MARK_NAME = "announced"
 MARK_LIMIT_BYTES = 32
 
@@ -83,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """What the engine works with; folder: of this node's groups and of its agent's files.
+    """The parts that the engine works with; folder: of this node's groups and of its agent's files.
 
     averages: the agent is the training loop of a node whose rounds average the policies. Its rounds have no end of
     their own then, and it may wait for the swarm for as long as that takes.
@@ -113,17 +119,17 @@ class RolloutEngine:
         self._leaving = False
         self._store: GroupStore
         self._exchange: RolloutExchange
+        self._trust = Trust()
+        self._intake: Intake | None = None  # of the agent that runs, once it is ready
         self._announced = 0
-        self._ignored: frozenset[PeerId] = frozenset()
-        self._faults: deque[tuple[PeerId, Reason]] = deque(maxlen=FAULTS_LIMIT)
-        self._offered: dict[bytes, Offer] = {}
         self._arrived = 0  # announcements, when the agent last asked
+        self._take_ends_at = 0.0
         self._pulled_bytes = 0
-        self._refused: Counter[str] = Counter()  # by the exchange, as of the last round
+        self._refused: Counter[Reason] = Counter()  # by the exchange, as of the last round
         self._status = RolloutStatus(role=parts.config.rollouts)
         self._random = random.Random(parts.identity.peer_id)
         self.machine: Ready | None = None
-        """The agent's word that it is ready."""
+        """The message by which the agent was ready."""
         self.recent = RecentGroups()
         self.contributors = Contributors()
         self.state_round = 0
@@ -145,7 +151,7 @@ class RolloutEngine:
             self._p.members.announce()
 
     def alive(self, peers: frozenset[PeerId]) -> None:
-        """Who is believed alive changed."""
+        """Note that who is believed alive changed."""
         self._alive = peers
 
     def linked(self, peer: PeerId, certified: Position) -> None:
@@ -158,12 +164,12 @@ class RolloutEngine:
 
     @property
     def leaving(self) -> bool:
-        """Whether leaving was asked for."""
+        """True once leaving was asked for."""
         return self._leaving
 
     @property
     def paused(self) -> bool:
-        """Whether the user wants the accelerator."""
+        """True while the user wants the accelerator."""
         return self._paused
 
     @property
@@ -173,7 +179,7 @@ class RolloutEngine:
 
     @property
     def phase(self) -> str:
-        """What the node is doing, for its user."""
+        """The phase of the node, for its user."""
         if self.leaving:
             return "leaving"
         if self.machine is None:
@@ -182,7 +188,7 @@ class RolloutEngine:
 
     @property
     def status(self) -> RolloutStatus:
-        """What was made, pulled and refused since this node started."""
+        """Counts of what was made, pulled and refused since this node started."""
         return self._status
 
     # -- the agent -------------------------------------------------------------------------------------------
@@ -204,8 +210,8 @@ class RolloutEngine:
             holdings=self._store,
             round_number=lambda: self.state_round,
             members=lambda: self._alive | self._p.members.links.linked(),
-            ignored=lambda peer: peer in self._ignored,
-            blame=lambda peer, reason: self._faults.append((peer, reason)),
+            ignored=self._trust.ignored,
+            blame=self._trust.fault,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._exchange.run)
@@ -217,7 +223,7 @@ class RolloutEngine:
     async def _keep_agent(self) -> None:
         deaths: deque[float] = deque(maxlen=RESTART_LIMIT)
         while True:
-            ending = await self._live()
+            ending = await self._run_agent()
             if isinstance(ending, ChildRaised):
                 raise _failure(ending.failed, ready=self.machine is not None)
             logger.warning("the agent died: %s", ending)
@@ -229,10 +235,11 @@ class RolloutEngine:
             deaths.append(now)
             await trio.sleep(RESTART_PAUSE_S)
 
-    async def _live(self) -> ChildDied | ChildRaised:
-        """One agent from spawn to its end, and that end."""
+    async def _run_agent(self) -> ChildDied | ChildRaised:
+        """Run one agent from spawn to its end, and return that end."""
         async with running_agent(threads=self._p.config.threads) as child:
             try:
+                self._intake = None
                 await child.order(self._begin())
                 self._child = child
                 self._changed.set()  # it may have to rest from the start
@@ -288,10 +295,10 @@ class RolloutEngine:
                 self._begun(report, pid=child.pid)
             case Made():
                 await self._announce(report)
-            case Ask():
-                await child.order(await self._offers(report.wait_s))
-            case Want():
-                await self._pull(child, report)
+            case Take():
+                await self._take(child, report)
+            case Judged():
+                await self._weigh(child, report)
             case Done():
                 self._finish_round(report)
             case Saved():
@@ -306,6 +313,7 @@ class RolloutEngine:
         self.machine = ready
         self.state_round = ready.round
         self._store.advance(ready.round)
+        self._intake = self._new_intake(ready)
         self._p.events.write(
             events.AgentStarted(
                 pid=pid,
@@ -323,24 +331,55 @@ class RolloutEngine:
     # -- groups ----------------------------------------------------------------------------------------------
 
     async def _announce(self, made: Made) -> None:
-        """Announce a group of the agent's. Raises LocalError, RolloutError for one that is out of range."""
-        group = decode_group(made.group)
-        if group.origin != self._p.identity.peer_id:
-            raise LocalError("it made a group of somebody else's")
-        if group.round >= self._announced:
-            self._announced = group.round + 1
+        """Announce a group of the agent's. Raises LocalError for one that is not this node's."""
+        announcement, me = made.announcement, self._p.identity.peer_id
+        if not is_own_task(self._p.config.manifest.swarm_id, me, announcement.round, announcement.task):
+            raise LocalError("it made a group of a task that this node was not assigned")
+        if announcement.round >= self._announced:
+            self._announced = announcement.round + 1
             mark = str(self._announced).encode()
             await trio.to_thread.run_sync(write_atomically, self._p.folder / MARK_NAME, mark)
-        self.recent.add(RecentGroup(digest=digest_of(made.group), group=made.group, rewards=made.rewards))
+        self.recent.add(RecentGroup(announcement=announcement, origin=me, group=made.group, rewards=made.rewards))
         with trio.move_on_after(ANNOUNCE_DEADLINE_S) as scope:
-            await self._exchange.announce(group, made.rewards)
+            await self._exchange.announce(announcement, made.group)
         if scope.cancelled_caught:
-            logger.warning("a group of round %d is not announced: nobody takes announcements", group.round)
+            logger.warning("a group of round %d is not announced: nobody takes announcements", announcement.round)
             return
         self._status = msgspec.structs.replace(self._status, made=self._status.made + 1)
 
-    async def _offers(self, wait_s: float) -> Offered:
-        """What others offer and this node does not hold; `wait_s` at most for more to arrive."""
+    def _new_intake(self, ready: Ready) -> Intake:
+        manifest, section = self._p.config.manifest, self._p.section
+        return Intake(
+            Tasks(swarm_id=manifest.swarm_id, table=TaskTable(ready.tasks), scorable=frozenset(ready.scorable)),
+            trust=self._trust,
+            seed=assigned_seed(manifest.swarm_id, self._p.identity.peer_id, manifest.workload.seed, 1),
+            settings=SelectionSettings(
+                weighting="uniform" if section.sampling == "uniform" else "informative",
+                staleness_rounds=section.staleness_rounds,
+            ),
+        )
+
+    def _ready_intake(self) -> Intake:
+        """Return the intake of the agent that runs. Raises LocalError before it is ready."""
+        if self._intake is None:
+            raise LocalError("it makes rounds before it is ready")
+        return self._intake
+
+    async def _take(self, child: AgentChild, take: Take) -> None:
+        """Choose among others' groups, pull these, and hand them to the agent. Raises LocalError."""
+        intake, offers = self._ready_intake(), await self._offers(take.wait_s)
+        self._take_ends_at = trio.current_time() + TAKE_DEADLINE_S
+        await self._deliver(child, intake, intake.begin(offers, take.count, self.state_round))
+
+    async def _weigh(self, child: AgentChild, judged: Judged) -> None:
+        """Note what the agent found; where it refused groups, hand it others. Raises LocalError."""
+        intake = self._ready_intake()
+        wanted = intake.judged(judged.verdicts)
+        if any(verdict.refused is not None for verdict in judged.verdicts):
+            await self._deliver(child, intake, wanted)
+
+    async def _offers(self, wait_s: float) -> list[Offer]:
+        """Return what others offer and this node does not hold; waits `wait_s` at most for more to arrive."""
         ends_at = trio.current_time() + wait_s
         # Announcements come in batches of that period, so there is no sooner to know.
         while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
@@ -350,33 +389,32 @@ class RolloutEngine:
         fresh = [
             offer for offer in self._exchange.offers() if offer.digest not in self._store and offer.arrived >= oldest
         ]
-        if len(fresh) > OFFERS_LIMIT:
-            fresh = self._random.sample(fresh, OFFERS_LIMIT)
-        self._offered = {offer.digest: offer for offer in fresh}
-        faults = tuple(self._faults)
-        self._faults.clear()
-        return Offered(offers=tuple(fresh), faults=faults)
+        return self._random.sample(fresh, OFFERS_LIMIT) if len(fresh) > OFFERS_LIMIT else fresh
 
-    async def _pull(self, child: AgentChild, want: Want) -> None:
-        """Bring the wanted groups, of those that were offered."""
-        chosen = [self._offered[digest] for digest in want.digests if digest in self._offered]
-        came = await self._exchange.fetch(chosen, limit_bytes=want.limit_bytes, deadline_s=PULL_DEADLINE_S)
-        for digest, group in came.items():
-            await child.order(Pulled(digest=digest, group=group))
-            mean = self._offered[digest].announcement.reward_mean
-            self.recent.add(RecentGroup(digest=digest, group=group, mean=mean))
-        self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(came))
+    async def _deliver(self, child: AgentChild, intake: Intake, wanted: list[Offer]) -> None:
+        """Pull the wanted groups, or in place of those that do not come others, and hand them over."""
+        while wanted and trio.current_time() < self._take_ends_at:
+            limit_bytes = total_bytes(wanted)
+            came = await self._exchange.fetch(wanted, limit_bytes=limit_bytes, deadline_s=PULL_DEADLINE_S)
+            wanted = intake.receive(came)
+        for offer, group in intake.pulled:
+            await child.order(Pulled(offer=offer, group=group))
+            self.recent.add(RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group))
+        self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
         await child.order(Delivered())
 
     def _finish_round(self, done: Done) -> None:
+        intake = self._ready_intake()
         self.state_round = done.round + 1
-        self._ignored = frozenset(done.ignored)
-        for origin in done.origins:
+        taken = intake.end_round()
+        for origin in taken.origins:
             self.contributors.note(origin)
         self._store.advance(self.state_round)
-        refused = Counter({str(reason): count for reason, count in self._exchange.rejected.items()})
-        rejected = Counter(done.rejected) + (refused - self._refused)
-        self._refused = refused
+        self._trust.advance(self.state_round)
+        refused = taken.rejected + (self._exchange.rejected - self._refused)
+        self._refused = Counter(self._exchange.rejected)
+        rejected = Counter({str(reason): count for reason, count in refused.items()})
+        rejected += Counter({UNENCODABLE: done.unencodable})
         fetched = self._exchange.bytes_fetched
         pulled_bytes, self._pulled_bytes = fetched - self._pulled_bytes, fetched
         known = self._status
@@ -394,15 +432,15 @@ class RolloutEngine:
                 reward=done.reward,
                 own=done.local,
                 external=done.external,
-                external_reward=done.external_reward,
-                origins=done.origins,
+                external_reward=taken.reward,
+                origins=dict(taken.origins.items()),
                 informative=done.informative,
                 tokens=done.generated_tokens,
                 bytes=pulled_bytes,
                 control_sent=self._p.host.traffic.bytes_sent,
-                used_bytes=done.used_bytes,
+                used_bytes=intake.budget.trained_bytes,
                 rejected=dict(rejected),
-                ignored=tuple(done.ignored),
+                ignored=tuple(self._trust.all_ignored()),
                 seconds=round(done.seconds, 6),
             )
         )
@@ -431,7 +469,7 @@ def _read_mark(path: Path) -> int:
 
 
 def _failure(failed: Failed, *, ready: bool) -> ConfigError:
-    """What ends the node where the agent raised; in one line where it is the user's to mend."""
+    """Return what ends the node where the agent raised; in one line where it is the user's to mend."""
     if failed.configuration and not ready:
         return ConfigError(failed.summary)
     return WorkloadError(failed.summary, failed.traceback)

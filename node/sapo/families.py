@@ -22,7 +22,7 @@ GROUP = "shoal.tasks"
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one family is drawn from: its config or the name of a preset, and its weight next to the others."""
+    """One family as it is drawn from: its config or the name of a preset, and its weight next to the others."""
 
     config: Config | str = "default"
     weight: int = 1

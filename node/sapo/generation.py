@@ -33,13 +33,13 @@ class GeneratedGroup:
 
     @property
     def done(self) -> bool:
-        """Whether every completion has come to its end."""
+        """True once every completion has come to its end."""
         return all(rollout.done for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What one call made. tokens: all that were drawn in it, also for groups that go on."""
+    """The groups that one call made. tokens: all that were drawn in it, also for groups that go on."""
 
     groups: tuple[GeneratedGroup, ...]
     tokens: int

@@ -1,11 +1,13 @@
-"""A group of completions that was scored here: the only form in which rollouts, own or others', reach the learner."""
+"""Groups of completions that were scored here: the form in which rollouts reach the learner, and the way to others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.rollouts import RolloutGroup
 
 if TYPE_CHECKING:
     from shoal.node.sapo.tasks import Task
@@ -26,3 +28,16 @@ class JudgedGroup:
     origin: PeerId | None
     round: int
     policy_version: int
+
+
+def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
+    """Return this node's own group in the form that travels. Raises LocalError for another's group."""
+    if group.origin not in (None, me):
+        raise LocalError(f"the group is {group.origin}'s; a node announces its own")
+    return RolloutGroup(
+        origin=me,
+        round=group.round,
+        policy_version=group.policy_version,
+        task=group.task.ref,
+        completions=group.texts,
+    )

@@ -145,7 +145,7 @@ class GymFamily(TaskFamily):
         return found
 
     def _fields(self) -> dict[str, Any]:
-        """What can be set, with the defaults."""
+        """The settings, with their defaults."""
         defaults = self._classes()[1]()
         fields = dataclasses.fields(defaults)
         return {field.name: getattr(defaults, field.name) for field in fields if field.name not in ("seed", "size")}
@@ -193,7 +193,7 @@ def _field_names(attribute: Any) -> Sequence[str]:
 
 
 def _fits(value: object, default: object) -> bool:
-    """Whether `value` is of the kind of `default`. Any scalar and list of scalars is, where that is None."""
+    """Return whether `value` is of the kind of `default`. Any scalar and list of scalars is, where that is None."""
     if default is None:
         return value is None or isinstance(value, bool | int | float | str | list | tuple)
     if isinstance(default, bool) or isinstance(value, bool):

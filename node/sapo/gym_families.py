@@ -1,4 +1,4 @@
-"""Which families of reasoning-gym are offered, which are not and why, and settings of them that small models can learn.
+"""The families of reasoning-gym: which are offered, which are not and why, and settings that small models can learn.
 
 Offered is what made the same question in two processes with different hash seeds and different states of the global
 random generators, for 24 seeds, in at most a quarter of a second each, gave 1.0 to its own answer where it has one and
@@ -54,7 +54,7 @@ REFUSED: Mapping[str, str] = {
     "word_ladder": "its answers differ between processes, and it reads its word list for every task",
     "zebra_puzzles": _SLOW,
 }
-"""Why each of the others is not."""
+"""The others, each with the reason why it is not."""
 
 EASY: Mapping[str, Mapping[str, Any]] = {
     "ab": {"length": 4},

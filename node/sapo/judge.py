@@ -1,23 +1,26 @@
-"""What a pulled group is worth here: bytes from a peer become a `JudgedGroup`, or one more in `rejected`.
+"""The judging of a pulled group: bytes from a peer become a `JudgedGroup`, or are refused, each with a verdict.
 
 Of what the peer says only the text is used. The task is made anew from its reference, which must be the one that the
 origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
-origin told the truth: where they disagree the group is refused, and the origin loses trust. A group with a text that
+origin told the truth: where they disagree the group is refused, and the origin is to blame. A group with a text that
 could not be scored in time is refused too, but says nothing of the hint: the time may have been lacking here.
+
+The judge works in the agent, next to tasks and scorers, and is the only place where a pulled group is decoded. What
+verdicts cost whom is decided in the daemon, by `Intake` and `Trust`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.selection import VARIANCE_LEAST
+from shoal.node.sapo.selection import VARIANCE_LEAST, Verdict
 from shoal.node.sapo.tasks import Task, TaskSource
-from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -35,7 +38,7 @@ from shoal.protocol.wire import SwarmId
 logger = logging.getLogger(__name__)
 
 HINT_TOLERANCE = 0.02
-"""How far announced mean and variance may be from this node's own."""
+"""The most that announced mean and variance may be from this node's own."""
 SEEN_LIMIT = 65_536
 """Groups, and texts, that are remembered."""
 COPY_LEAST_BYTES = 48
@@ -70,88 +73,77 @@ class _Opened:
     task: Task
 
 
-class Judge:
-    """Judges groups for one node. `rejected` counts refusals by reason; nothing that a peer sent makes it raise."""
+class Judgement(NamedTuple):
+    """The verdict on a pulled group, and the group itself where it was accepted."""
 
-    def __init__(
-        self,
-        *,
-        swarm_id: SwarmId,
-        source: TaskSource,
-        score: Score,
-        trust: Trust,
-    ) -> None:
+    verdict: Verdict
+    group: JudgedGroup | None = None
+
+
+class Judge:
+    """Judges groups for one node. Nothing that a peer sent makes it raise."""
+
+    def __init__(self, *, swarm_id: SwarmId, source: TaskSource, score: Score) -> None:
         """`score`: of peers' text, bounded in time, such as `Scorer.score_each`."""
-        self.rejected: Counter[Reason] = Counter()
         self._swarm_id = swarm_id
         self._source = source
         self._score = score
-        self._trust = trust
-        self._scorable = frozenset(name for name, family in source.families.items() if family.peer_safe)
+        self._scorable = source.scorable
         self._seen = _Memory()
         self._texts = _Memory()
 
-    def judge(self, pulled: Sequence[tuple[Offer, bytes]]) -> list[JudgedGroup | None]:
-        """The groups, with this node's rewards; None for each that was refused."""
-        opened = [self._open_or_count(offer, data) for offer, data in pulled]
-        items = [(one.task, text) for one in opened if one is not None for text in one.group.completions]
+    def judge(self, pulled: Sequence[tuple[Offer, bytes]]) -> list[Judgement]:
+        """Return what is found of each group, in their order, with this node's own rewards."""
+        opened = [self._open_or_refuse(offer, data) for offer, data in pulled]
+        items = [(one.task, text) for one in opened if isinstance(one, _Opened) for text in one.group.completions]
         rewards = iter(self._scores(items))
-        judged: list[JudgedGroup | None] = []
+        judged: list[Judgement] = []
         for one in opened:
-            if one is None:
-                judged.append(None)
+            if isinstance(one, Judgement):
+                judged.append(one)
                 continue
             found = tuple(islice(rewards, len(one.group.completions)))
-            if not found:
-                self.rejected[Reason.UNSCORED] += 1
-                judged.append(None)
-                continue
-            try:
-                judged.append(self._weigh(one, _known(found, one.offer.origin)))
-            except RolloutError as error:
-                self._refuse(one.offer, error)
-                judged.append(None)
+            judged.append(self._weigh_or_refuse(one, found))
         return judged
 
     def note_own(self, texts: Sequence[str]) -> None:
-        """Completions that this node announced itself: whoever offers them as its own has copied them."""
+        """Remember completions that this node announced itself: whoever offers them as its own has copied them."""
         for text in _comparable(texts):
             self._texts.note(text, None)
 
-    def scorable(self, family: str) -> bool:
-        """Whether this swarm draws from the family, and peers' text can be scored safely here."""
-        return family in self._scorable
-
     def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float | None]:
-        """Rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
+        """Return rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
         try:
             return self._score(items) if items else ()
         except ShoalError as error:
             logger.error("others' groups cannot be scored: %s", error)
             return ()
 
-    def _open_or_count(self, offer: Offer, data: bytes) -> _Opened | None:
+    def _open_or_refuse(self, offer: Offer, data: bytes) -> _Opened | Judgement:
         try:
             return self._open(offer, data)
         except RolloutError as error:
-            self._refuse(offer, error)
-            return None
+            return _refusal(error)
 
-    def _refuse(self, offer: Offer, error: RolloutError) -> None:
-        logger.info("a group was refused as %s: %s", error.reason, error)
-        self.rejected[error.reason] += 1
-        self._trust.fault(offer.origin, error.reason)
+    def _weigh_or_refuse(self, one: _Opened, rewards: Sequence[float | None]) -> Judgement:
+        if not rewards:
+            return Judgement(Verdict(refused=Reason.UNSCORED, blamed=False))
+        try:
+            group = self._weigh(one, _known(rewards, one.offer.origin))
+        except RolloutError as error:
+            return _refusal(error)
+        return Judgement(Verdict(rewards=group.rewards), group)
 
     def _open(self, offer: Offer, data: bytes) -> _Opened:
-        """The group and its task, if it is the one announced and its origin was assigned the task."""
+        """Return the group and its task, if it is the one announced and its origin was assigned the task."""
         peer = offer.origin
         if digest_of(data) != offer.digest:
             raise RolloutError("other bytes than announced", reason=Reason.FORGED, peer=peer)
         group = decode_group(data, peer=peer)
         check_as_announced(group, offer.announcement, peer)
-        if group.task != self._source.assigned(self._swarm_id, peer, group.round, group.task.index):
+        if group.task != self._source.table.assigned(self._swarm_id, peer, group.round, group.task.index):
             raise RolloutError("a task that its origin was not assigned", reason=Reason.FOREIGN_TASK, peer=peer)
-        if not self.scorable(group.task.family):
+        if group.task.family not in self._scorable:
             raise RolloutError(
                 f"a task of {group.task.family!r}, whose answers cannot be scored safely here",
                 reason=Reason.UNSAFE_FAMILY,
@@ -172,7 +164,7 @@ class Judge:
             raise RolloutError(f"a task that cannot be made here: {error}", reason=reason, peer=peer) from error
 
     def _weigh(self, one: _Opened, rewards: tuple[float, ...]) -> JudgedGroup:
-        """The group with its rewards, if they are what was announced and it teaches something."""
+        """Return the group with its rewards, if they are what was announced and it teaches something."""
         peer, announcement = one.offer.origin, one.offer.announcement
         mean, variance = reward_moments(rewards)
         gap = max(abs(mean - announcement.reward_mean), abs(variance - announcement.reward_variance))
@@ -189,7 +181,6 @@ class Judge:
             raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
         for text in texts:
             self._texts.note(text, peer)
-        self._trust.good(peer)
         return JudgedGroup(
             task=one.task,
             prompt=one.task.question,
@@ -201,8 +192,13 @@ class Judge:
         )
 
 
+def _refusal(error: RolloutError) -> Judgement:
+    logger.info("a group was refused as %s: %s", error.reason, error)
+    return Judgement(Verdict(refused=error.reason))
+
+
 def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]:
-    """The rewards. Raises RolloutError if one could not be told in time."""
+    """Return the rewards. Raises RolloutError if one could not be told in time."""
     known = tuple(reward for reward in rewards if reward is not None)
     if len(known) < len(rewards):
         raise RolloutError("completions that cannot be scored in time", reason=Reason.UNSCORED, peer=origin)

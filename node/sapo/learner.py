@@ -25,21 +25,21 @@ from shoal.protocol.errors import ConfigError, LocalError
 GROUPS_LIMIT = 1024
 """Of one round."""
 TAKE_LIMIT = 3
-"""How often a round asks for others' groups in place of those that its policy cannot express."""
+"""Times that a round asks for others' groups in place of those that its policy cannot express."""
 
 Score = Callable[[Sequence[tuple[Task, str]]], Sequence[float]]
 """The rewards of completions, in [0, 1]."""
 
 
 class DrawTask(Protocol):
-    """Which task the agent has in its round at an index."""
+    """The assignment of the agent's tasks, by round and index."""
 
     def __call__(self, round: int, index: int) -> Task:
         """Return the task: the same one whenever it is asked for."""
 
 
 class Sharing(Protocol):
-    """Where groups go to, and come from. Neither raises: what is wrong with others' groups is counted there."""
+    """The place that groups go to and come from. Neither raises: what is wrong with others' groups is counted there."""
 
     def offer(self, groups: Sequence[JudgedGroup]) -> None:
         """Give groups of the agent's own to others."""
@@ -61,7 +61,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """What a round is made of: I groups of its own, J of others. Raises ConfigError where no round can be made.
+    """The make-up of a round: I groups of its own, J of others. Raises ConfigError where no round can be made.
 
     trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
     group_size, over_provision: see `GroupGenerator`.
@@ -142,7 +142,7 @@ class Learner:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What updates the policy."""
+        """The policy's optimizer."""
         return self._updater.optimizer
 
     def run_round(self) -> RoundReport:

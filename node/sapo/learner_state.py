@@ -1,4 +1,4 @@
-"""What an agent knows, as files: policy, optimizer, random numbers and the next round, in one safetensors file each.
+"""The files of what an agent knows: policy, optimizer, random numbers and the next round, in one safetensors file each.
 
     <folder>/<next round>.safetensors    tensors `policy.<n>`, `<moment>.<n>` for the n-th trained parameter, `random`;
                                          metadata `agent`: the fields of `Progress` as JSON
@@ -127,7 +127,7 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
 def _read_values(
     file: TensorFile, parameters: Collection[torch.nn.Parameter], policy: str
 ) -> tuple[Progress, list[torch.Tensor]]:
-    """What the file says of itself, and its values of these parameters. Raises DamagedFile, StorageError."""
+    """Read what the file says of itself, and its values of these parameters. Raises DamagedFile, StorageError."""
     file.check_whole()
     try:
         progress = msgspec.json.decode(file.metadata.get(METADATA, ""), type=Progress)

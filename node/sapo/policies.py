@@ -35,7 +35,7 @@ BUILT_IN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLimits:
-    """What a swarm asks of every policy. seed: of the initial parameters. device, data: as `shoal run` says."""
+    """The demands of a swarm on every policy. seed: of the initial parameters. device, data: as `shoal run` says."""
 
     seed: int
     completion_tokens: int
@@ -49,7 +49,7 @@ class PolicyFactory(Protocol):
 
     @property
     def warm_up(self) -> WarmUpSettings | None:
-        """How the policy is taught before its first round; None for one that can answer."""
+        """The lessons of the policy before its first round; None for one that can answer."""
 
     def build(self, limits: PolicyLimits) -> Policy:
         """The policy in its initial state: the same for equal limits."""

@@ -1,4 +1,4 @@
-"""What a learner needs of a language model: text to tokens and back, sampling, and log-probabilities to train on.
+"""The needs of a learner of a language model: text to tokens and back, sampling, and log-probabilities to train on.
 
 Everything is in the policy's own tokens. Between agents travels text, so models and tokenizers may differ within
 a swarm: the receiver encodes another's completion with its own tokenizer.
@@ -64,7 +64,7 @@ class Policy(Protocol):
         """
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What training changes."""
+        """Return what training changes."""
 
 
 def trained_parameters(policy: Policy) -> dict[str, nn.Parameter]:
@@ -81,6 +81,6 @@ def trained_parameters(policy: Policy) -> dict[str, nn.Parameter]:
 
 
 def completion_mask(samples: Sequence[Sample]) -> torch.Tensor:
-    """Where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
+    """Return where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
     lengths = torch.tensor([len(sample.completion) for sample in samples])
     return torch.arange(int(lengths.max()))[None, :] < lengths[:, None]

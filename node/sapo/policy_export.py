@@ -1,4 +1,4 @@
-"""What a node that shares rollouts has learnt, for any other program: its policy as safetensors, and in its own format.
+"""The export of what a node that shares rollouts has learnt: its policy as safetensors, and in its own format.
 
 The trained parameters go to `model.safetensors` under the names that the policy's module has for them, which
 `safetensors.torch.load_file` reads; of a model with adapters these are the adapters alone. A policy with a format of

@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shoal.protocol.identity import PeerId
+from shoal.protocol.rollouts import Announcement
+
 RECENT_LIMIT = 24
 TEXT_LIMIT_BYTES = 4 << 20
 """Of all of them together."""
@@ -13,17 +16,17 @@ TEXT_LIMIT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentGroup:
-    """An encoded group. rewards: what this node scored its own completions with; mean: of a peer's, its word for it."""
+    """An encoded group, and what `origin` announced of it. rewards: what this node scored its own completions with."""
 
-    digest: bytes
+    announcement: Announcement
+    origin: PeerId
     group: bytes
     rewards: Sequence[float] = ()
-    mean: float | None = None
 
     @property
-    def reward(self) -> float | None:
-        """The mean reward, as far as it is known."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else self.mean
+    def digest(self) -> bytes:
+        """The name of the group's bytes."""
+        return self.announcement.digest
 
 
 class RecentGroups:

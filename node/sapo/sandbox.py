@@ -27,11 +27,11 @@ from shoal.protocol.errors import ConfigError, LocalError
 logger = logging.getLogger(__name__)
 
 TEXT_LIMIT_S = 2.0
-"""What one text may take."""
+"""Time for one text."""
 TASK_LIMIT_S = 10.0
-"""What all texts of one task may take together; those that it does not reach are not scored."""
+"""Time for all texts of one task together; those that it does not reach are not scored."""
 MAKE_LIMIT_S = 20.0
-"""What making a task may take."""
+"""Time for making a task."""
 START_LIMIT_S = 120.0
 PROCESS_LIMIT_TASKS = 20_000
 """After so many a process is replaced: what libraries keep for themselves does not add up."""
@@ -63,7 +63,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._scored_tasks = 0
         self.has_own_network = False
-        """Whether the process has left the network, beside the filter of its children."""
+        """True where the process has left the network, beside the filter of its children."""
         self.spoiled = 0
         """Texts that hung, ate all memory or killed the process that scored them."""
         self.restarts = 0

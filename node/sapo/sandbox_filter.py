@@ -1,4 +1,4 @@
-"""What a process gives up before it reads a stranger's text: files, network, processes, signals, memory without end.
+"""The lock on a process that reads a stranger's text: no files, network, other processes or signals, bounded memory.
 
 `lock` is called in a forked child that has nothing left to do but compute and write its result to a descriptor that is
 open. From then on a seccomp filter lets through the system calls of memory, time, locks, read, write and exit, and
@@ -28,7 +28,7 @@ from collections.abc import Callable
 __all__ = ["SandboxError", "limit_resources", "lock", "own_namespaces", "self_test"]
 
 ADDRESS_SPACE_EXTRA_BYTES = 512 << 20
-"""What a text may make the process allocate beyond what it has when it is locked."""
+"""The most that a text may make the process allocate beyond what it has when it is locked."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2

@@ -38,7 +38,7 @@ LENGTH = struct.Struct(">I")
 
 
 class FamilyPlace(msgspec.Struct, frozen=True):
-    """Where a family comes from: the class, and the name that its `from_name` gets."""
+    """The origin of a family: the class, and the name that its `from_name` gets."""
 
     module: str
     qualname: str
@@ -154,7 +154,7 @@ class Worker:
             os.close(reader)
 
     def _collect(self, reader: int, wanted: int, deadline: float) -> tuple[list[float], bool]:
-        """What the child writes in time, one number when it is locked, one per text after that; and whether it died."""
+        """Read what the child writes in time, a number when it is locked, then one per text; and whether it died."""
         rewards: list[float] = []
         try:
             if _read_number(reader, time.monotonic() + LOCKING_LIMIT_S) is None:

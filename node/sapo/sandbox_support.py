@@ -1,4 +1,4 @@
-"""Whether this machine can lock a process away, and the environment that such a process gets."""
+"""The test whether this machine can lock a process away, and the environment that such a process gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENVIRONMENT = {
 
 @functools.cache
 def missing_sandbox() -> str | None:
-    """Why text from peers cannot be scored in a sandbox on this machine; None where it can. Tries it out, once."""
+    """Return why text from peers cannot be scored in a sandbox here, None where it can. Tries it out, once."""
     try:
         outcome = subprocess.run(
             [sys.executable, "-P", "-s", sandbox_filter.__file__],
@@ -36,10 +36,10 @@ def missing_sandbox() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"its test does not run: {error}"
-    said = outcome.stdout.decode(errors="replace").strip()
-    return None if said == "locked" else said or "its test ended without a result"
+    answer = outcome.stdout.decode(errors="replace").strip()
+    return None if answer == "locked" else answer or "its test ended without a result"
 
 
 def environment() -> dict[str, str]:
-    """All that a scoring process is told of its surroundings."""
+    """Return all that a scoring process knows of its surroundings."""
     return _ENVIRONMENT | {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}

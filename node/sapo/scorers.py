@@ -44,7 +44,7 @@ SCORERS_VERSION = 2
 ANSWER_LIMIT_CHARS = 8192
 
 Entry = Mapping[str, Any]
-"""What reasoning-gym makes for a task: question, answer, metadata."""
+"""A task as reasoning-gym makes it: question, answer, metadata."""
 Scorer = Callable[[str, Entry, Any], float]
 """(answer, entry, the generator's config) to a reward in [0, 1]."""
 

@@ -23,7 +23,7 @@ class FormulaError(ValueError):
 
 
 def truth_table_width(variables: Sequence[str]) -> int:
-    """How many assignments there are. Raises FormulaError beyond `VARIABLE_LIMIT` variables."""
+    """Count the assignments. Raises FormulaError beyond `VARIABLE_LIMIT` variables."""
     if len(variables) > VARIABLE_LIMIT:
         raise FormulaError(f"{len(variables)} variables")
     return 1 << len(variables)
@@ -45,7 +45,7 @@ def truth_table(text: str, variables: Sequence[str]) -> int:
 
 
 def is_atom(text: str) -> bool:
-    """Whether a formula is one variable and brackets."""
+    """Return whether a formula is one variable and brackets."""
     return len("".join(text.split()).strip("()")) == 1
 
 

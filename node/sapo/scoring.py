@@ -54,7 +54,7 @@ class Scorer:
 
     @property
     def spoiled(self) -> int:
-        """How many texts have hung, exhausted or killed their scoring."""
+        """The number of texts that have hung, exhausted or killed their scoring."""
         return self._sandbox.spoiled if self._sandbox is not None else 0
 
     def score_many(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float]:

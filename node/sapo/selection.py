@@ -1,8 +1,17 @@
-"""Which of the offered groups a node pulls: the J external groups of its round.
+"""The choice of the groups that a node pulls: the J external groups of its round, and what replaces those it refuses.
 
-Groups whose announced rewards do not vary are left out before sampling, since their advantages are zero. Over what is
-left the choice is uniform, as in the paper, or weighted by informativeness: by the announced variance, which for
-rewards of 0 and 1 is largest where half of the completions succeed.
+Only announcements are looked at, so this is done in the daemon, which has them. Groups whose announced rewards do not
+vary are left out before sampling, since their advantages are zero. Over what is left the choice is uniform, as in the
+paper, or weighted by informativeness: by the announced variance, which for rewards of 0 and 1 is largest where half of
+the completions succeed.
+
+`Intake` is the whole way without IO. Whoever drives it pulls what it wants, and has the agent judge what came:
+
+    wanted = intake.begin(offers, count, round_number)
+    while wanted:
+        while wanted:
+            wanted = intake.receive(await exchange.fetch(wanted, ...))
+        wanted = intake.judged(what the judge finds of intake.pulled)
 
 Source: arXiv 2509.08721, section 3 and algorithm 1.
 """
@@ -10,25 +19,49 @@ Source: arXiv 2509.08721, section 3 and algorithm 1.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
+
+from shoal.node.sapo.tasks import TaskTable
+from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Reason, TaskRef
+from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
+from shoal.protocol.wire import SwarmId
 
 Weighting = Literal["uniform", "informative"]
 
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
+USED_LIMIT = 65_536
+"""Digests of groups that were pulled, or could not be, and are not drawn again."""
+ATTEMPTS_PER_GROUP = 4
+"""Offers that a round may try for each group that it wants."""
+
+Reward = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The judge's finding on a pulled group.
+
+    rewards: (G,) of an accepted group, given here; none of a refused one. refused: why it is. blamed: whether its
+    origin is at fault.
+    """
+
+    rewards: Annotated[tuple[Reward, ...], Meta(max_length=COMPLETION_LIMIT)] = ()
+    refused: Reason | None = None
+    blamed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionSettings:
-    """What may be chosen.
+    """The bounds of what may be chosen.
 
     staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
     that may be drawn of one peer, so that who offers more is not chosen more.
@@ -44,34 +77,29 @@ class SelectionSettings:
             raise LocalError(f"staleness is counted from 0 and offers from 1, not as in {self}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The swarm's tasks by their names. scorable: families of which others' text can be scored on this machine."""
+
+    swarm_id: SwarmId
+    table: TaskTable
+    scorable: frozenset[str]
+
+
 class Selector:
     """Filters offers and draws from them. `rejected` counts each offer that is left out once, by reason."""
 
-    def __init__(
-        self,
-        settings: SelectionSettings | None = None,
-        *,
-        ignored: Callable[[PeerId], bool] = lambda peer: False,
-        scorable: Callable[[str], bool] = lambda family: True,
-        assigned: Callable[[PeerId, int, int], TaskRef] | None = None,
-        blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
-    ) -> None:
-        """`ignored`: peers whose offers do not count; `scorable`: families whose text may be scored here.
-
-        `assigned`: the task of a peer in its round at an index, where the caller would have others refused unpulled;
-        `blame` hears who offered such.
-        """
+    def __init__(self, tasks: Tasks, trust: Trust, settings: SelectionSettings | None = None) -> None:
+        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault."""
         self.settings = settings or SelectionSettings()
         self.rejected: Counter[Reason] = Counter()
-        self._ignored = ignored
-        self._scorable = scorable
-        self._assigned = assigned
-        self._blame = blame
+        self._tasks = tasks
+        self._trust = trust
         self._counted: set[bytes] = set()
         self._own_tasks: set[bytes] = set()  # digests of offers that were found to be about assigned tasks
 
     def eligible(self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]) -> list[Offer]:
-        """The offers that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
+        """Return those that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
         offers = list(offers)
         kept, counted = [], set()
         for offer in offers:
@@ -84,7 +112,7 @@ class Selector:
             if offer.digest not in self._counted:
                 self.rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
-                    self._blame(offer.origin, reason)
+                    self._trust.fault(offer.origin, reason)
             counted.add(offer.digest)
         # What is offered no more need not be remembered.
         self._counted = counted
@@ -92,7 +120,7 @@ class Selector:
         return self._latest(kept)
 
     def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
-        """Up to `count` of these offers, without repetition, in the order of the draw."""
+        """Return up to `count` of these offers, without repetition, in the order of the draw."""
         offers = list(offers)
         if self.settings.weighting == "uniform":
             return rng.sample(offers, min(count, len(offers)))
@@ -102,9 +130,9 @@ class Selector:
 
     def _reason_against(self, offer: Offer, round_number: int) -> Reason | None:
         announcement = offer.announcement
-        if self._ignored(offer.origin):
+        if self._trust.ignored(offer.origin):
             return Reason.IGNORED
-        if not self._scorable(announcement.task.family):
+        if announcement.task.family not in self._tasks.scorable:
             return Reason.UNSAFE_FAMILY
         if round_number - offer.arrived > self.settings.staleness_rounds:
             return Reason.STALE
@@ -113,16 +141,17 @@ class Selector:
         return None if self._is_own_task(offer) else Reason.FOREIGN_TASK
 
     def _is_own_task(self, offer: Offer) -> bool:
-        if self._assigned is None or offer.digest in self._own_tasks:
+        """Return whether the offer is about a task that its origin was assigned."""
+        if offer.digest in self._own_tasks:
             return True
-        announcement = offer.announcement
-        if announcement.task != self._assigned(offer.origin, announcement.round, announcement.task.index):
+        task, round_number = offer.announcement.task, offer.announcement.round
+        if task != self._tasks.table.assigned(self._tasks.swarm_id, offer.origin, round_number, task.index):
             return False
         self._own_tasks.add(offer.digest)
         return True
 
     def _latest(self, offers: list[Offer]) -> list[Offer]:
-        """The last `offers_per_origin` of each peer."""
+        """Return the last `offers_per_origin` of each peer."""
         room: dict[PeerId, int] = {}
         latest = []
         for offer in reversed(offers):
@@ -146,12 +175,128 @@ class ByteBudget:
         self.wasted_bytes = 0
 
     def note(self, size_bytes: int, *, trained: bool) -> None:
-        """A group of this size was pulled, and trained on or not."""
+        """Note that a group of this size was pulled, and trained on or not."""
         if trained:
             self.trained_bytes += size_bytes
         else:
             self.wasted_bytes += size_bytes
 
     def allows(self, size_bytes: int) -> bool:
-        """Whether a replacement of this size may be pulled."""
+        """Return whether a replacement of this size may be pulled."""
         return self.wasted_bytes + size_bytes <= self.allowance * self.trained_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundIntake:
+    """The intake of a round. origins: accepted groups of whom; rejected: offers and groups that were not, by reason."""
+
+    origins: Counter[PeerId] = field(default_factory=Counter)
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over the accepted groups' completions."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+
+class Intake:
+    """One node's way from offers to judged groups; one draw at a time. What verdicts cost whom is decided here."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        *,
+        trust: Trust,
+        seed: int,
+        settings: SelectionSettings | None = None,
+        allowance: float = 0.05,
+    ) -> None:
+        """`seed`: of the draws. `allowance`: bytes that may be wasted, of those trained on."""
+        self.trust = trust
+        self.budget = ByteBudget(allowance)
+        self.pulled: list[tuple[Offer, bytes]] = []
+        """The groups that came and are to be judged, with their offers."""
+        self._selector = Selector(tasks, trust, settings)
+        self._rng = random.Random(seed)
+        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._left: list[Offer] = []
+        self._wanted: dict[bytes, Offer] = {}
+        self._missing = 0
+        self._round = RoundIntake(rejected=self._selector.rejected)
+
+    def begin(self, offers: Iterable[Offer], count: int, round_number: int) -> list[Offer]:
+        """Draw `count` of the offers that may be drawn in this node's round, and return them: they are to be pulled."""
+        self.trust.advance(round_number)
+        self.pulled, self._missing = [], count
+        eligible = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        drawn = self._selector.draw(eligible, ATTEMPTS_PER_GROUP * count, self._rng)
+        self._left = drawn[count:]
+        return self._want(drawn[:count])
+
+    def receive(self, came: Mapping[bytes, bytes]) -> list[Offer]:
+        """Take what came of the offers wanted last, and return the replacements of the others, which cost nothing."""
+        here = [(offer, came[digest]) for digest, offer in self._wanted.items() if digest in came]
+        absent = len(self._wanted) - len(here)
+        self.pulled += here
+        self._used.update(dict.fromkeys(self._wanted))
+        while len(self._used) > USED_LIMIT:
+            self._used.popitem(last=False)
+        return self._want(self._replacements(absent))
+
+    def judged(self, verdicts: Sequence[Verdict]) -> list[Offer]:
+        """Take the verdicts on `pulled`, and return what replaces the refused groups, while the budget lasts.
+
+        Raises LocalError for another number of verdicts than groups.
+        """
+        if len(verdicts) != len(self.pulled):
+            raise LocalError(f"{len(verdicts)} verdicts on {len(self.pulled)} groups")
+        for (offer, data), verdict in zip(self.pulled, verdicts, strict=True):
+            self.budget.note(len(data), trained=verdict.refused is None)
+            self._note(offer.origin, verdict)
+        self.pulled = []
+        return self._want(self._replacements(self._missing, self.budget))
+
+    @property
+    def rejected(self) -> Counter[Reason]:
+        """Offers and groups that were left out in this round, by reason."""
+        return self._round.rejected
+
+    def end_round(self) -> RoundIntake:
+        """Return what the round took; it begins anew."""
+        ended, self._selector.rejected = self._round, Counter()
+        self._round = RoundIntake(rejected=self._selector.rejected)
+        return ended
+
+    def _note(self, origin: PeerId, verdict: Verdict) -> None:
+        if verdict.refused is not None:
+            self.rejected[verdict.refused] += 1
+            if verdict.blamed:
+                self.trust.fault(origin, verdict.refused)
+            return
+        self._missing -= 1
+        self._round.origins[origin] += 1
+        self._round.rewards += verdict.rewards
+        self.trust.good(origin)
+
+    def _replacements(self, count: int, budget: ByteBudget | None = None) -> list[Offer]:
+        """Take up to `count` of the offers that were drawn and not tried, as far as `budget` reaches."""
+        chosen: list[Offer] = []
+        while self._left and len(chosen) < count:
+            offer = self._left[0]
+            if self.trust.ignored(offer.origin):
+                del self._left[0]
+                continue
+            if budget is not None and not budget.allows(total_bytes([*chosen, offer])):
+                break
+            chosen.append(self._left.pop(0))
+        return chosen
+
+    def _want(self, offers: Sequence[Offer]) -> list[Offer]:
+        self._wanted = {offer.digest: offer for offer in offers}
+        return list(offers)
+
+
+def total_bytes(offers: Iterable[Offer]) -> int:
+    """Return the bytes of these offers' groups."""
+    return sum(offer.announcement.size_bytes for offer in offers)

@@ -49,7 +49,7 @@ class GroupStore:
     """Groups by digest. Without a folder it lives in memory alone."""
 
     def __init__(self, folder: Path | None, *, limits: StoreLimits | None = None) -> None:
-        """Takes up what an earlier life of the node left. Raises StorageError if the folder cannot be used."""
+        """Take up what an earlier process of the node left. Raises StorageError if the folder cannot be used."""
         self._folder = folder
         self._limits = limits or StoreLimits()
         self._round = 0
@@ -172,7 +172,7 @@ class GroupStore:
         return data
 
     def _write(self, digest: bytes, data: bytes) -> bool:
-        """Whether the group is on disk now, whole."""
+        """Write a group; return whether it is on disk now, whole."""
         if self._folder is None:
             return False
         path = self._path(digest, self._round)

@@ -41,7 +41,7 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import blake3
 import msgspec
@@ -59,7 +59,9 @@ __all__ = [
     "Task",
     "TaskChoice",
     "TaskFamily",
+    "TaskKind",
     "TaskSource",
+    "TaskTable",
     "answer_in",
     "check_options",
     "nearest",
@@ -108,7 +110,7 @@ class TaskFamily(ABC):
     """Of generator and scorer together: nodes with other versions do not exchange this family's rollouts."""
     scoring: Scoring = "sandbox"
     executes_text: bool = False
-    """Whether `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
+    """True where `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
     scored; where this is False, a text that is about to be executed is worth 0."""
 
     @classmethod
@@ -140,7 +142,7 @@ class TaskFamily(ABC):
 
     @property
     def peer_safe(self) -> bool:
-        """Whether text from peers can be scored on this machine."""
+        """True where text from peers can be scored on this machine."""
         return not self.executes_text and (self.scoring == "direct" or missing_sandbox() is None)
 
     def solution(self, task: Task) -> str | None:
@@ -189,7 +191,7 @@ def _check_value(key: str, value: object, depth: int) -> None:
 
 
 def unpack_config(data: bytes) -> Config:
-    """What `pack_config` made into `data`; only for bytes that a source has recognised as its own."""
+    """Return what `pack_config` made into `data`; only for bytes that a source has recognised as its own."""
     return _decode_config(data)
 
 
@@ -213,7 +215,7 @@ def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def answer_in(text: str) -> str:
-    """What a completion gives as its answer: inside its last ``<answer>…</answer>``, else all of it, stripped."""
+    """Return the answer that a completion gives: inside its last ``<answer>…</answer>``, else all of it, stripped."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return (text if start < 0 else text[start + len("<answer>") : end]).strip()
@@ -257,6 +259,32 @@ class TaskChoice:
         return self.family.presets[self.config]
 
 
+class TaskKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A choice by its names: what it takes to tell whose task is which, without the family's code."""
+
+    family: Annotated[str, msgspec.Meta(max_length=64)]
+    version: Annotated[str, msgspec.Meta(max_length=32)]
+    config: Annotated[bytes, msgspec.Meta(max_length=CONFIG_LIMIT_BYTES)]
+    weight: Annotated[int, msgspec.Meta(ge=1, le=WEIGHT_LIMIT)]
+
+
+class TaskTable:
+    """The assignment of a swarm's tasks. Equal kinds, in any order, make equal tables."""
+
+    def __init__(self, kinds: Sequence[TaskKind]) -> None:
+        """`kinds`: one at least, and no family with the same config twice."""
+        self.kinds = sorted(kinds, key=lambda kind: (kind.family, kind.config))
+        self._cumulative = list(accumulate(kind.weight for kind in self.kinds))
+
+    def assigned(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> TaskRef:
+        """Return the task of `origin` at this index of its round: derived, so that nobody chooses what it is asked."""
+        seed = assigned_seed(swarm_id, origin, round, index)
+        digest = blake3.blake3(_FAMILY_DOMAIN + seed.to_bytes(8, "big")).digest(length=16)
+        place = int.from_bytes(digest, "big") % self._cumulative[-1]
+        kind = self.kinds[bisect_right(self._cumulative, place)]
+        return TaskRef(family=kind.family, version=kind.version, config=kind.config, seed=seed, index=index)
+
+
 class TaskSource:
     """The tasks of a swarm. Equal choices, in any order, make equal sources: `draw` is the same on every node."""
 
@@ -267,10 +295,14 @@ class TaskSource:
         keyed = {(choice.family.name, pack_config(choice.settings)): choice for choice in choices}
         if len(keyed) < len(choices):
             raise ConfigError("a task family is named twice with the same config; give one of them and a larger weight")
-        self._keys = sorted(keyed)
-        self._families = {name: keyed[name, config].family for name, config in self._keys}
-        self._settings = {key: keyed[key].settings for key in self._keys}
-        self._cumulative = list(accumulate(keyed[key].weight for key in self._keys))
+        self.table = TaskTable(
+            [
+                TaskKind(family=name, version=choice.family.version, config=config, weight=choice.weight)
+                for (name, config), choice in keyed.items()
+            ]
+        )
+        self._families = {kind.family: keyed[kind.family, kind.config].family for kind in self.table.kinds}
+        self._settings = {key: choice.settings for key, choice in keyed.items()}
         self._cache: OrderedDict[TaskRef, Task] = OrderedDict()
 
     @property
@@ -282,21 +314,14 @@ class TaskSource:
         """Whose task it is."""
         return self._families[task.ref.family]
 
-    def peer_safe(self, name: str) -> bool:
-        """Whether text from peers for the family called `name` can be scored on this machine; False if unknown."""
-        return name in self._families and self._families[name].peer_safe
-
-    def assigned(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> TaskRef:
-        """The task that `origin` has in its round at this index: derived, so that nobody chooses what it is asked."""
-        seed = assigned_seed(swarm_id, origin, round, index)
-        digest = blake3.blake3(_FAMILY_DOMAIN + seed.to_bytes(8, "big")).digest(length=16)
-        place = int.from_bytes(digest, "big") % self._cumulative[-1]
-        name, config = self._keys[bisect_right(self._cumulative, place)]
-        return TaskRef(family=name, version=self._families[name].version, config=config, seed=seed, index=index)
+    @property
+    def scorable(self) -> frozenset[str]:
+        """Names of the families for which text from peers can be scored on this machine."""
+        return frozenset(name for name, family in self._families.items() if family.peer_safe)
 
     def draw(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> Task:
-        """Make the task that is `assigned`."""
-        return self.task(self.assigned(swarm_id, origin, round, index))
+        """Make the task that the table assigns."""
+        return self.task(self.table.assigned(swarm_id, origin, round, index))
 
     def task(self, ref: TaskRef) -> Task:
         """Make the task of `ref`. Raises RemoteError where it is not one of this source's."""

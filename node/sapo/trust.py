@@ -4,11 +4,13 @@ A peer with as many demerits as `ignored_at` is ignored until they have fallen t
 again and cheats again is out after half as many faults. A fault counts against who delivered the bytes, which for
 announcements is their signer. A fresh identity starts without demerits; what that buys an attacker is bounded by the
 byte budget of the intake and by the quotas of the exchange.
+
+A node keeps one `Trust`, in its daemon: the exchange and the selection report faults to it and ask it, and what the
+judge finds comes to it with the verdicts.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 from shoal.protocol.errors import LocalError
@@ -51,72 +53,67 @@ class TrustSettings:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _Record:
     demerits: float
     round: int
     ignored: bool = False
 
 
 class Trust:
-    """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room.
-
-    May be used from several threads: the exchange reports faults while the judge works.
-    """
+    """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room."""
 
     def __init__(self, settings: TrustSettings | None = None) -> None:
         self._settings = settings or TrustSettings()
-        self._standings: dict[PeerId, _Standing] = {}
+        self._records: dict[PeerId, _Record] = {}
         self._round = 0
-        self._lock = threading.Lock()
 
     def advance(self, round_number: int) -> None:
-        """This node's round is now `round_number`; rounds never go back."""
-        with self._lock:
-            self._round = max(self._round, round_number)
+        """Note that this node's round is now `round_number`; rounds never go back."""
+        self._round = max(self._round, round_number)
 
     def fault(self, peer: PeerId, reason: Reason) -> None:
-        """`peer` broke this rule."""
+        """Note that `peer` broke this rule."""
         weight = WEIGHTS.get(reason, 0.0)
         if not weight:
             return
-        with self._lock:
-            standing = self._present(peer) or self._admit(peer)
-            # Capped, so that a flood does not put a peer out for longer than a few half-lives.
-            standing.demerits = min(standing.demerits + weight, 4 * self._settings.ignored_at)
-            standing.ignored = standing.ignored or standing.demerits >= self._settings.ignored_at
+        record = self._find(peer) or self._admit(peer)
+        # Capped, so that a flood does not put a peer out for longer than a few half-lives.
+        record.demerits = min(record.demerits + weight, 4 * self._settings.ignored_at)
+        record.ignored = record.ignored or record.demerits >= self._settings.ignored_at
 
     def good(self, peer: PeerId) -> None:
-        """A group of `peer` was what it said."""
-        with self._lock:
-            standing = self._present(peer)
-            if standing is not None:
-                standing.demerits = max(0.0, standing.demerits - self._settings.good)
+        """Note that a group of `peer` was what it was announced as."""
+        record = self._find(peer)
+        if record is not None:
+            record.demerits = max(0.0, record.demerits - self._settings.good)
 
     def demerits(self, peer: PeerId) -> float:
-        """Of a peer, as of this round."""
-        with self._lock:
-            standing = self._present(peer)
-            return 0.0 if standing is None else standing.demerits
+        """Return those of a peer, as of this round."""
+        record = self._find(peer)
+        return 0.0 if record is None else record.demerits
 
     def ignored(self, peer: PeerId) -> bool:
-        """Whether what the peer offers is to be ignored."""
-        with self._lock:
-            standing = self._present(peer)
-            return standing is not None and standing.ignored
+        """Return whether what the peer offers is to be ignored."""
+        record = self._find(peer)
+        return record is not None and record.ignored
 
-    def _present(self, peer: PeerId) -> _Standing | None:
-        """The peer's standing, brought to this round."""
-        standing = self._standings.get(peer)
-        if standing is None:
+    def all_ignored(self) -> list[PeerId]:
+        """Return every peer that is to be ignored, in the order of their names."""
+        return sorted(peer for peer in self._records if self.ignored(peer))
+
+    def _find(self, peer: PeerId) -> _Record | None:
+        """Return what is known of the peer, brought to this round."""
+        record = self._records.get(peer)
+        if record is None:
             return None
-        if standing.round < self._round:
-            standing.demerits *= 0.5 ** ((self._round - standing.round) / self._settings.half_life)
-            standing.round = self._round
-        if standing.ignored and standing.demerits <= self._settings.ignored_at / 2:
-            standing.ignored = False
-        return standing
+        if record.round < self._round:
+            record.demerits *= 0.5 ** ((self._round - record.round) / self._settings.half_life)
+            record.round = self._round
+        if record.ignored and record.demerits <= self._settings.ignored_at / 2:
+            record.ignored = False
+        return record
 
-    def _admit(self, peer: PeerId) -> _Standing:
-        if len(self._standings) >= PEER_LIMIT:
-            del self._standings[min(self._standings, key=lambda one: self._standings[one].demerits)]
-        return self._standings.setdefault(peer, _Standing(demerits=0.0, round=self._round))
+    def _admit(self, peer: PeerId) -> _Record:
+        if len(self._records) >= PEER_LIMIT:
+            del self._records[min(self._records, key=lambda one: self._records[one].demerits)]
+        return self._records.setdefault(peer, _Record(demerits=0.0, round=self._round))

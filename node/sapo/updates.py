@@ -20,7 +20,7 @@ GRADIENT_LIMIT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """How a round's rows are trained on: in one update, by AdamW without decay.
+    """The training on a round's rows: in one update, by AdamW without decay.
 
     gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
     """
@@ -107,7 +107,7 @@ class Updater:
         self._optimizer.step()
 
     def _counts(self, row: Row) -> bool:
-        """Whether the row has a gradient."""
+        """Return whether the row has a gradient."""
         unused = row.old is None and row.advantage < 0 and self._settings.grpo.external == "positive"
         return row.advantage != 0 and not unused
 

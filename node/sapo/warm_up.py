@@ -56,7 +56,7 @@ class WarmUpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpReport:
-    """How far it went: updates made, and the reward that was measured last."""
+    """The way that was gone: updates made, and the reward that was measured last."""
 
     updates: int
     reward: float

@@ -1,10 +1,9 @@
-"""The workload `text`: a small GPT over bytes, to be read from top to bottom.
+"""The workload `text`: a small GPT (`gpt`) over bytes.
 
 No tokenizer: 256 symbols, so any file of any language will do, and loss is in bits per byte, which compares
-across models. The model is a pre-norm decoder with rotary positions (arXiv 2104.09864), RMSNorm and an
-untied head that starts at zero, so that an untrained model is at exactly 8 bits.
+across models. An untrained model is at exactly 8 bits.
 
-Shapes: B batch, T time (context), C channels (width), H heads, D = C / H.
+Shapes: B batch, T time (context).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.node.workload import Assignment
+from shoal.node.workloads.gpt import Gpt, GptSettings
 from shoal.node.workloads.text_data import Corpus, deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
 
@@ -51,7 +51,16 @@ class TextWorkload:
 
     def build(self) -> nn.Module:
         """About 12 · layers · width² parameters: 0.85 million by default."""
-        return ByteGPT(width=self.width, layers=self.layers, heads=self.heads, context=self.context)
+        return Gpt(
+            GptSettings(
+                vocabulary=SYMBOLS,
+                width=self.width,
+                layers=self.layers,
+                heads=self.heads,
+                context=self.context,
+                style="rotary",
+            )
+        )
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
         """Yield ``(B, T + 1) uint8``: windows of the training text that are this member's alone."""
@@ -89,68 +98,3 @@ class TextWorkload:
     def _require(self, text: torch.Tensor, needed: int) -> None:
         if len(text) < needed:
             raise ConfigError(f"{len(text)} bytes of text, {needed} are needed; add text or shorten context")
-
-
-class ByteGPT(nn.Module):
-    """Bytes ``(B, T)`` in, logits of the next byte ``(B, T, 256)`` out."""
-
-    cos: torch.Tensor  # (context, D / 2)
-    sin: torch.Tensor
-
-    def __init__(self, *, width: int, layers: int, heads: int, context: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(SYMBOLS, width)
-        self.blocks = nn.ModuleList(Block(width, heads, layers) for _ in range(layers))
-        self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, SYMBOLS, bias=False)
-        nn.init.normal_(self.embed.weight, std=0.5)
-        nn.init.zeros_(self.head.weight)
-        half = width // heads // 2
-        frequencies = 10_000.0 ** (-torch.arange(half) / half)  # (D / 2,), arXiv 2104.09864 section 3.2.2
-        angles = torch.outer(torch.arange(context), frequencies)  # (context, D / 2)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        length = symbols.shape[1]
-        cos, sin = self.cos[:length], self.sin[:length]
-        x = self.embed(symbols)  # (B, T, C)
-        for block in self.blocks:
-            x = block(x, cos, sin)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
-
-
-class Block(nn.Module):
-    """One layer: attention, then a perceptron, each on a normalised input and added to the stream."""
-
-    def __init__(self, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_attention = nn.RMSNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.project = nn.Linear(width, width, bias=False)
-        self.norm_perceptron = nn.RMSNorm(width)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-        for outward in (self.project, self.down):  # the stream's variance must not grow with depth
-            nn.init.normal_(outward.weight, std=outward.in_features**-0.5 / math.sqrt(2 * layers))
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        x = x + self.attend(self.norm_attention(x), cos, sin)
-        perceived: torch.Tensor = self.down(F.gelu(self.up(self.norm_perceptron(x))))
-        return x + perceived
-
-    def attend(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
-        mixed = F.scaled_dot_product_attention(rotate(query, cos, sin), rotate(key, cos, sin), value, is_causal=True)
-        projected: torch.Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return projected
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of channels of ``(B, H, T, D)`` by its position's angle: ``cos, sin (T, D / 2)``."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)

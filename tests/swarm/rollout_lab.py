@@ -12,7 +12,7 @@ import trio
 
 from shoal.node.sapo.store import GroupStore
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, assigned_seed
+from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import Sealer, SwarmId
 from shoal.swarm.host import Host
 from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
@@ -102,7 +102,14 @@ class Node:
     async def announce(self, index: int, *, text_bytes: int = 8, round_number: int = 0) -> bytes:
         """Announce the group of this index as half right; its digest."""
         group = self.group(index, text_bytes=text_bytes, round_number=round_number)
-        return await self.exchange.announce(group, (1.0, 0.0, 1.0, 0.0))
+        return await self.announce_group(group, (1.0, 0.0, 1.0, 0.0))
+
+    async def announce_group(self, group: RolloutGroup, rewards: tuple[float, ...]) -> bytes:
+        """Announce a group of this node's with these rewards; its digest."""
+        data = encode_group(group)
+        announcement = announce_group(group, data, rewards)
+        await self.exchange.announce(announcement, data)
+        return announcement.digest
 
     def offered(self) -> set[bytes]:
         """Digests of what others offer."""

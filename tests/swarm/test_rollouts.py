@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from shoal.protocol import offer_catch_up
+from shoal.protocol.errors import LocalError
 from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
@@ -16,6 +17,7 @@ from shoal.protocol.rollouts import (
     GroupChunk,
     GroupRequest,
     Reason,
+    announce_group,
     decode_batch,
     decode_request,
     digest_of,
@@ -179,6 +181,23 @@ def test_lossy_gossip_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main)
 
 
+def test_announcement_of_another_group_than_the_one_beside_it_is_refused() -> None:
+    node = Node(1)
+    group, other = (encode_group(node.group(index)) for index in range(2))
+    announcement = announce_group(node.group(0), group, (1.0, 0.0, 1.0, 0.0))
+
+    async def main() -> None:
+        async with running(node):
+            for wrong in (other, group + b"x", b""):
+                with pytest.raises(LocalError, match="another group"):
+                    await node.exchange.announce(announcement, wrong)
+            assert len(node.store) == 0
+            await node.exchange.announce(announcement, group)
+            assert node.store.get(announcement.digest) == group
+
+    run(main)
+
+
 # --- fetching ---
 
 
@@ -189,9 +208,7 @@ def test_fetch_brings_chosen_groups_whole_and_nothing_else() -> None:
         async with running(near, far):
             sizes = (8, 32_000, 4)
             digests = [await far.announce(index, text_bytes=size) for index, size in enumerate(sizes)]
-            digests.append(
-                await far.exchange.announce(far.group(3, text_bytes=32_000, completions=20), (1.0, 0.0) * 10)
-            )
+            digests.append(await far.announce_group(far.group(3, text_bytes=32_000, completions=20), (1.0, 0.0) * 10))
             await until(lambda: len(near.offered()) == 4)
             chosen = (digests[0], digests[1], digests[3])
             came = await near.fetch(*chosen)
@@ -410,7 +427,7 @@ def test_attacker_cannot_keep_honest_offers_away() -> None:
     def sealed_by(node: Node, index: int) -> bytes:
         group = node.group(index)
         data = encode_group(group)
-        announcement = rollouts.announce_group(group, data, (1.0, 0.0, 1.0, 0.0))
+        announcement = announce_group(group, data, (1.0, 0.0, 1.0, 0.0))
         assert announcement.digest == digest_of(data)
         return rollouts.seal_announcement(node.sealer, announcement)
 

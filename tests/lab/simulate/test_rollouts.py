@@ -136,7 +136,7 @@ def test_seeded_pull_of_a_group_that_is_here_is_found(monkeypatch: pytest.Monkey
     def forgetful(agent: Agent) -> None:
         agent.held.clear()
         agent.intake._used.clear()
-        agent.intake.judge._seen._owners.clear()
+        agent.judge._seen._owners.clear()
         plain(agent)
 
     monkeypatch.setattr(Agent, "_gather", forgetful)

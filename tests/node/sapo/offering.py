@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.node.sapo.groups import JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.judge import Judge
-from shoal.node.sapo.offers import Intake, build_intake, rollout_of
+from shoal.node.sapo.selection import Intake, Tasks
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
@@ -73,9 +73,12 @@ def offer_of(
     return offer, data
 
 
-def new_judge(trust: Trust | None = None) -> Judge:
-    return Judge(swarm_id=SWARM, source=SOURCE, score=score, trust=trust or Trust())
+TASKS = Tasks(swarm_id=SWARM, table=SOURCE.table, scorable=SOURCE.scorable)
+
+
+def new_judge() -> Judge:
+    return Judge(swarm_id=SWARM, source=SOURCE, score=score)
 
 
 def new_intake(*, seed: int = 0, trust: Trust | None = None, allowance: float = 0.05) -> Intake:
-    return build_intake(swarm_id=SWARM, source=SOURCE, score=score, seed=seed, trust=trust, allowance=allowance)
+    return Intake(TASKS, trust=trust or Trust(), seed=seed, allowance=allowance)

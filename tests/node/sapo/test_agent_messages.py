@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from shoal.node.sapo.agent_messages import (
-    FAULTS_LIMIT,
-    OFFERS_LIMIT,
-    PEERS_LIMIT,
-    WANTED_LIMIT,
     AgentReport,
-    Ask,
     Begin,
     Delivered,
     Done,
     Finished,
+    Judged,
     Made,
-    Offered,
     Order,
     Pulled,
     Ready,
     Saved,
-    Want,
+    Take,
     unpack_agent_report,
     unpack_order,
 )
+from shoal.node.sapo.selection import Verdict
+from shoal.node.sapo.tasks import CHOICE_LIMIT, WEIGHT_LIMIT, TaskKind
 from shoal.node.training.trainer_messages import (
     FRAME_LIMIT_BYTES,
     Failed,
@@ -38,7 +37,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest_rollouts import RolloutsSection, TaskEntry
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection, TaskEntry
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import CONFIG_LIMIT_BYTES, GROUP_LIMIT_BYTES, Announcement, Reason, TaskRef
 
@@ -63,6 +62,12 @@ def offer_of(number: int) -> Offer:
     return Offer(announcement=announcement, origin=PEER, boot=LARGE, sequence=LARGE, arrived=LARGE)
 
 
+def with_digest(digest: bytes) -> Offer:
+    offer = offer_of(0)
+    return replace(offer, announcement=msgspec.structs.replace(offer.announcement, digest=digest))
+
+
+ANNOUNCED = offer_of(1).announcement
 BEGIN = Begin(
     policy="char-policy",
     options={"width": 16, "alphabet": "01", "warm_up_reward": 0.5},
@@ -82,31 +87,27 @@ DONE = Done(
     reward=0.5,
     local=4,
     external=1,
-    external_reward=None,
     informative=3,
     generated_tokens=100,
+    unencodable=2,
     seconds=0.5,
-    origins={PEER: 1},
-    rejected={"hint": 2},
-    ignored=(PEER,),
-    used_bytes=10,
-    wasted_bytes=0,
 )
-FAULT = (PEER, Reason.FORGED)
+KIND = TaskKind(family="f" * 64, version="v" * 32, config=bytes(CONFIG_LIMIT_BYTES), weight=WEIGHT_LIMIT)
+READY = Ready(round=3, restored=None, reward=0.25, tasks=(KIND,) * CHOICE_LIMIT, scorable=("f" * 64,) * CHOICE_LIMIT)
+REFUSED = Verdict(refused=Reason.HINT)
 ORDERS: list[Order] = [
     BEGIN,
-    Offered(offers=tuple(map(offer_of, range(OFFERS_LIMIT))), faults=(FAULT,) * FAULTS_LIMIT),
-    Pulled(digest=bytes(32), group=bytes(GROUP_LIMIT_BYTES)),
+    Pulled(offer=offer_of(0), group=bytes(GROUP_LIMIT_BYTES)),
     Delivered(),
     Pause(),
     Resume(),
     Stop(),
 ]
 REPORTS: list[AgentReport] = [
-    Ready(round=3, restored=None, reward=0.25),
-    Made(group=bytes(GROUP_LIMIT_BYTES), rewards=(0.5,) * 64),
-    Ask(wait_s=10.0),
-    Want(digests=(bytes(32),) * WANTED_LIMIT, limit_bytes=LARGE),
+    READY,
+    Made(announcement=ANNOUNCED, group=bytes(GROUP_LIMIT_BYTES), rewards=(0.5,) * 64),
+    Take(count=GROUPS_LIMIT, wait_s=10.0),
+    Judged(verdicts=(REFUSED, *[Verdict(rewards=(0.5,) * 64)] * (GROUPS_LIMIT - 1))),
     DONE,
     Saved(round=3, failure="disk full"),
     Finished(),
@@ -128,15 +129,13 @@ def test_messages_as_large_as_they_may_be_arrive() -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        Offered(offers=tuple(map(offer_of, range(OFFERS_LIMIT + 1)))),
-        Offered(offers=(), faults=(FAULT,) * (FAULTS_LIMIT + 1)),
-        Pulled(digest=bytes(31), group=b"x"),
-        Pulled(digest=bytes(32), group=b""),
-        Pulled(digest=bytes(32), group=bytes(GROUP_LIMIT_BYTES + 1)),
+        Pulled(offer=with_digest(bytes(31)), group=b"x"),
+        Pulled(offer=offer_of(0), group=b""),
+        Pulled(offer=offer_of(0), group=bytes(GROUP_LIMIT_BYTES + 1)),
         msgspec.structs.replace(BEGIN, swarm_id=bytes(31)),
         msgspec.structs.replace(BEGIN, announced=-1),
         msgspec.structs.replace(BEGIN, role="watch"),
-        Ask(),
+        Take(count=1),
         Finished(),
     ],
 )
@@ -148,18 +147,27 @@ def test_order_out_of_range_is_refused(order: Message) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        Made(group=bytes(GROUP_LIMIT_BYTES + 1), rewards=(0.0,)),
-        Made(group=b"x", rewards=(1.5,)),
-        Made(group=b"x", rewards=(float("nan"),)),
-        Made(group=b"x", rewards=(0.5,) * 65),
-        Ask(wait_s=float("nan")),
-        Ask(wait_s=1e9),
-        Want(digests=(), limit_bytes=1),
-        Want(digests=(bytes(32),) * (WANTED_LIMIT + 1), limit_bytes=1),
-        Want(digests=(bytes(33),), limit_bytes=1),
+        Made(announcement=ANNOUNCED, group=bytes(GROUP_LIMIT_BYTES + 1), rewards=(0.0,)),
+        Made(announcement=ANNOUNCED, group=b"x", rewards=(1.5,)),
+        Made(announcement=ANNOUNCED, group=b"x", rewards=(float("nan"),)),
+        Made(announcement=ANNOUNCED, group=b"x", rewards=(0.5,) * 65),
+        Made(announcement=with_digest(bytes(33)).announcement, group=b"x", rewards=(0.5,)),
+        msgspec.structs.replace(READY, tasks=()),
+        msgspec.structs.replace(READY, tasks=(KIND,) * (CHOICE_LIMIT + 1)),
+        msgspec.structs.replace(READY, tasks=(msgspec.structs.replace(KIND, weight=0),)),
+        msgspec.structs.replace(READY, tasks=(msgspec.structs.replace(KIND, config=bytes(CONFIG_LIMIT_BYTES + 1)),)),
+        msgspec.structs.replace(READY, scorable=("f",) * (CHOICE_LIMIT + 1)),
+        Take(count=1, wait_s=float("nan")),
+        Take(count=1, wait_s=1e9),
+        Take(count=0),
+        Take(count=GROUPS_LIMIT + 1),
+        Judged(verdicts=()),
+        Judged(verdicts=(REFUSED,) * (GROUPS_LIMIT + 1)),
+        Judged(verdicts=(Verdict(rewards=(0.5,) * 65),)),
+        Judged(verdicts=(Verdict(rewards=(1.5,)),)),
         msgspec.structs.replace(DONE, reward=2.0),
         msgspec.structs.replace(DONE, external=-1),
-        msgspec.structs.replace(DONE, origins={str(number): 1 for number in range(PEERS_LIMIT + 1)}),
+        msgspec.structs.replace(DONE, unencodable=-1),
         Saved(round=1, failure="x" * 501),
         Failed(summary="x" * 501, traceback=""),
         Failed(summary="", traceback="x" * 20_000),

@@ -10,20 +10,20 @@ import trio
 
 from shoal.node.sapo.agent_child import AgentChild, ChildRaised, running_agent
 from shoal.node.sapo.agent_messages import (
-    Ask,
     Begin,
     Delivered,
     Done,
     Finished,
+    Judged,
     Made,
-    Offered,
     Pulled,
     Ready,
     Role,
     Saved,
-    Want,
+    Take,
 )
 from shoal.node.sapo.families import load_family
+from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.training.trainer_messages import Pause, Resume
 from shoal.protocol.identity import Identity, PeerId
@@ -34,7 +34,7 @@ from shoal.protocol.wire import SwarmId
 from tests.node.sapo.agent_lab import TINY_POLICY, install_family
 
 SWARM = SwarmId(bytes(range(32)))
-ME, HONEST, LIAR, THIEF, VANDAL = (Identity.generate().peer_id for _ in range(5))
+ME, HONEST, LIAR, THIEF = (Identity.generate().peer_id for _ in range(4))
 DEADLINE_S = 240.0
 """Far more than it takes on an idle machine: it bounds a test that fails, not one that passes."""
 EVEN, ODD = "0 is even", "1 is odd"
@@ -80,23 +80,30 @@ def offered(
     return Offer(announcement=announce_group(group, data, told), origin=peer, boot=1, sequence=1, arrived=7), data
 
 
-async def answer_until_done(child: AgentChild, answer: Offered, groups: dict[bytes, bytes]) -> tuple[list[Made], Done]:
-    """Be the daemon for a round: what the agent made, and how the round ended."""
-    made = []
+async def deliver(child: AgentChild, groups: Sequence[tuple[Offer, bytes]]) -> None:
+    for offer, data in groups:
+        await child.order(Pulled(offer=offer, group=data))
+    await child.order(Delivered())
+
+
+async def answer_until_done(
+    child: AgentChild, *deliveries: Sequence[tuple[Offer, bytes]]
+) -> tuple[list[Made], list[Verdict], Done]:
+    """Be the daemon for a round: what the agent made, what it found of these deliveries, and how the round ended."""
+    made, verdicts, left = [], list[Verdict](), list(deliveries)
     while True:
         match await child.report():
             case Made() as one:
                 made.append(one)
-            case Ask():
-                await child.order(answer)
-                answer = Offered(offers=())
-            case Want() as want:
-                for digest in want.digests:
-                    if digest in groups:
-                        await child.order(Pulled(digest=digest, group=groups[digest]))
-                await child.order(Delivered())
+            case Take():
+                await deliver(child, left.pop(0) if left else [])
+            case Judged() as judged:
+                verdicts += judged.verdicts
+                if any(verdict.refused for verdict in judged.verdicts):
+                    await deliver(child, left.pop(0) if left else [])
             case Done() as done:
-                return made, done
+                assert not left
+                return made, verdicts, done
             case Saved():
                 pass
             case other:
@@ -107,8 +114,8 @@ async def reports_until_silent(child: AgentChild) -> int:
     """How much an agent still says, its questions answered, before it is silent for a second; at most 100 are heard."""
     for heard in range(100):
         with trio.move_on_after(1.0):
-            if isinstance(await child.report(), Ask):
-                await child.order(Offered(offers=()))
+            if isinstance(await child.report(), Take):
+                await child.order(Delivered())
             continue
         return heard
     return 100
@@ -130,8 +137,7 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
     honest = offered(source, HONEST, HALVES, told=(1.0, 0.0, 1.0, 0.0), owner=HONEST)
     wrong = offered(source, LIAR, (ODD, ODD, ODD, ODD), told=(1.0, 1.0, 1.0, 0.0), owner=LIAR)
     stolen = offered(source, THIEF, HALVES, told=(1.0, 0.0, 1.0, 0.0), owner=HONEST)
-    offers = [honest, wrong, stolen]
-    answer = Offered(offers=tuple(offer for offer, _ in offers), faults=((VANDAL, Reason.FORGED),) * 2)
+    late = offered(source, HONEST, HALVES, told=(1.0, 0.0, 1.0, 0.0), owner=HONEST, index=1)
 
     async def body(child: AgentChild) -> None:
         await child.order(begin(tmp_path, announced=7))
@@ -139,22 +145,27 @@ def test_agent_trains_on_what_it_judged_itself_and_rests_and_ends_when_told(sour
         assert isinstance(ready, Ready)
         assert (ready.round, ready.restored, ready.reward) == (7, None, None)
         assert await child.report() == Saved(round=7)
-        made, done = await answer_until_done(child, answer, {offer.digest: data for offer, data in offers})
-        assert (done.round, done.local, done.external) == (7, 3, 1)
-        assert (done.origins, done.external_reward) == ({HONEST: 1}, 0.5)
-        assert {Reason(reason) for reason in done.rejected} == {Reason.FOREIGN_TASK, Reason.HINT}
-        assert done.ignored == (VANDAL,)
-        assert done.used_bytes == len(honest[1])
+        assert [(kind.family, kind.version, kind.weight) for kind in ready.tasks] == [("even", "1", 1)]
+        assert ready.scorable == ("even",)
+        made, verdicts, done = await answer_until_done(child, [wrong, stolen], [late, honest])
+        assert verdicts == [
+            Verdict(refused=Reason.HINT),
+            Verdict(refused=Reason.FOREIGN_TASK),
+            Verdict(rewards=(1.0, 0.0, 1.0, 0.0)),
+            Verdict(rewards=(1.0, 0.0, 1.0, 0.0)),
+        ]
+        assert (done.round, done.local, done.external, done.unencodable) == (7, 2, 2, 0)
         for index, one in enumerate(made):
             group = decode_group(one.group)
-            assert (group.origin, group.round, group.task) == (ME, 7, source.assigned(SWARM, ME, 7, index))
+            assert (group.origin, group.round, group.task) == (ME, 7, source.table.assigned(SWARM, ME, 7, index))
+            assert one.announcement == announce_group(group, one.group, one.rewards)
             assert one.rewards == tuple(float(t[:1] != "" and ord(t[0]) % 2 == 0) for t in group.completions)
         assert done.reward == sum(sum(one.rewards) for one in made) / (4 * len(made))
 
         await child.order(Pause())
         assert await reports_until_silent(child) < 2 * 4  # no more than the round that it was in
         await child.order(Resume())
-        _, done = await answer_until_done(child, Offered(offers=()), {})
+        _, _, done = await answer_until_done(child)
         assert (done.external, done.local) == (0, 4)
 
     assert with_agent(body) == 0
@@ -167,7 +178,7 @@ def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing
     async def body(child: AgentChild) -> None:
         await child.order(begin(tmp_path, role="sample", rounds=2))
         kinds: list[type] = []
-        while not {Finished, Ask} & set(kinds):
+        while not {Finished, Take} & set(kinds):
             kinds.append(type(await child.report()))
         assert kinds == [Ready, Saved, Made, Made, Done, Made, Made, Done, Saved, Finished]
 

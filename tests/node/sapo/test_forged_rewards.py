@@ -93,6 +93,6 @@ def test_forgery_earns_nothing_where_the_family_executes_it(monkeypatch: pytest.
 
 def test_executed_text_of_a_peer_is_refused_where_the_family_says_so() -> None:
     source = TaskSource([TaskChoice(family=Executes(), config={})])
-    assert not source.peer_safe("executes")
+    assert "executes" not in source.scorable
     with Scorer(source) as scorer, pytest.raises(LocalError, match="'executes', which executes it"):
         scorer.score_each([(source.families["executes"].make({}, 0, 0), "reward = 1.0")])

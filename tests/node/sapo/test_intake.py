@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from shoal.node.sapo.offers import ATTEMPTS_PER_GROUP, Intake, collect, rollout_of, total_bytes
+from shoal.lab.bench.sapo_swarm import collect
+from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.selection import ATTEMPTS_PER_GROUP, Intake, Verdict, total_bytes
+from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import Reason
-from tests.node.sapo.offering import group_of, new_intake, offer_of, peer_id
+from tests.node.sapo.offering import group_of, new_intake, new_judge, offer_of, peer_id
 
 ALICE, BOB, LIAR = peer_id(1), peer_id(2), peer_id(3)
 
@@ -24,6 +27,7 @@ class Peers:
         self.offers: list[Offer] = []
         self.pulled_bytes = 0
         self.pulls: list[int] = []
+        self.judge = new_judge()
 
     def honest(self, peer: PeerId, count: int, *, start: int = 0, at: int = 0) -> None:
         for index in range(start, start + count):
@@ -48,8 +52,10 @@ class Peers:
         return came
 
     def take(self, intake: Intake, count: int, round_number: int = 0) -> list[PeerId | None]:
-        groups = collect(intake, self.fetch, self.offers, count=count, round_number=round_number)
-        return [group.origin for group in groups]
+        return [group.origin for group in self.groups(intake, count, round_number)]
+
+    def groups(self, intake: Intake, count: int, round_number: int = 0) -> list[JudgedGroup]:
+        return collect(intake, self.judge, self.fetch, self.offers, count=count, round_number=round_number)
 
 
 def test_only_what_is_chosen_is_pulled_and_never_twice() -> None:
@@ -61,7 +67,7 @@ def test_only_what_is_chosen_is_pulled_and_never_twice() -> None:
     assert peers.pulls == [4, 4, 4, 4]
     assert peers.pulled_bytes == total_bytes(peers.offers) == intake.budget.trained_bytes
     assert peers.take(intake, 4, 4) == []
-    assert not intake.rejected()
+    assert not intake.rejected
 
 
 def test_liar_costs_a_few_groups_and_is_then_ignored() -> None:
@@ -72,7 +78,7 @@ def test_liar_costs_a_few_groups_and_is_then_ignored() -> None:
         peers.lies(LIAR, 8, at=round_number)
         taken.append(peers.take(intake, 4, round_number))
     assert LIAR not in [origin for round_taken in taken for origin in round_taken]
-    assert intake.rejected()[Reason.HINT] <= 6
+    assert intake.rejected[Reason.HINT] <= 6
     assert intake.trust.ignored(LIAR)
     assert all(len(round_taken) == 4 for round_taken in taken[10:])
     assert peers.pulled_bytes <= 1.05 * intake.budget.trained_bytes
@@ -86,7 +92,7 @@ def test_refused_groups_are_replaced_as_far_as_the_budget_reaches(allowance: flo
     peers.honest(ALICE, 4, start=10)
     peers.lies(LIAR, 3)
     assert peers.take(intake, 4) == [ALICE] * taken
-    assert intake.rejected()[Reason.HINT] >= 2
+    assert intake.rejected[Reason.HINT] >= 2
     assert peers.pulled_bytes == intake.budget.trained_bytes + intake.budget.wasted_bytes
 
 
@@ -108,18 +114,79 @@ def test_attempts_of_a_round_are_bounded() -> None:
     assert sum(peers.pulls) == 3 * ATTEMPTS_PER_GROUP
 
 
+def test_replacements_that_do_not_come_are_replaced_and_cost_no_more_than_one_budget() -> None:
+    """Two of three groups are refused, and the budget has room for one: its replacement's replacement is free."""
+    peers, intake = Peers(), new_intake(seed=1)
+    peers.honest(ALICE, 12)
+    wanted = intake.begin(peers.offers, 3, 0)
+    assert len(wanted) == 3
+    assert intake.receive(peers.fetch(wanted)) == []
+    size = len(intake.pulled[0][1])
+    intake.budget.note(60 * size, trained=True)  # 5 % of it are three groups
+    refused = Verdict(refused=Reason.UNSCORED, blamed=False)
+    wanted = intake.judged([Verdict(rewards=(1.0, 0.0)), refused, refused])
+    assert len(wanted) == 1
+    wanted = intake.receive({})
+    assert len(wanted) == 1
+    assert intake.receive(peers.fetch(wanted)) == []
+    assert len(intake.pulled) == 1
+
+
+def test_verdicts_are_as_many_as_groups() -> None:
+    peers, intake = Peers(), new_intake()
+    peers.honest(ALICE, 2)
+    intake.receive(peers.fetch(intake.begin(peers.offers, 2, 0)))
+    with pytest.raises(LocalError, match="1 verdicts on 2 groups"):
+        intake.judged([Verdict(rewards=(1.0, 0.0))])
+    intake.judged([Verdict(rewards=(1.0, 0.0))] * 2)
+    with pytest.raises(LocalError, match="1 verdicts on 0 groups"):
+        intake.judged([Verdict(rewards=(1.0, 0.0))])
+
+
+def test_verdicts_cost_trust_where_somebody_is_to_blame() -> None:
+    trust = Trust()
+    peers, intake = Peers(), new_intake(trust=trust)
+    for peer in (ALICE, BOB, LIAR):
+        peers.honest(peer, 1)
+    intake.receive(peers.fetch(intake.begin(peers.offers, 3, 0)))
+    verdicts = {
+        ALICE: Verdict(rewards=(1.0, 0.5)),
+        BOB: Verdict(refused=Reason.UNSCORED, blamed=False),
+        LIAR: Verdict(refused=Reason.HINT),
+    }
+    trust.fault(ALICE, Reason.UNSCORED)
+    sizes = {offer.origin: len(data) for offer, data in intake.pulled}
+    intake.judged([verdicts[offer.origin] for offer, _ in intake.pulled])
+    assert intake.budget.trained_bytes == sizes[ALICE]
+    assert intake.budget.wasted_bytes == sizes[BOB] + sizes[LIAR]
+    demerits = [trust.demerits(peer) for peer in (ALICE, BOB, LIAR)]
+    assert demerits == pytest.approx([WEIGHTS[Reason.UNSCORED] - 0.1, 0.0, WEIGHTS[Reason.HINT]])
+
+
+def test_a_round_is_summed_up_once() -> None:
+    peers, intake = Peers(), new_intake()
+    peers.honest(ALICE, 2)
+    peers.lies(LIAR, 1)
+    peers.take(intake, 3)
+    ended = intake.end_round()
+    assert (ended.origins, ended.reward, ended.rejected) == ({ALICE: 2}, 0.5, {Reason.HINT: 1})
+    peers.take(intake, 3, 1)
+    ended = intake.end_round()
+    assert (ended.origins, ended.reward, ended.rejected) == ({}, None, {})
+
+
 def test_draws_are_reproducible() -> None:
     taken = []
     for _ in range(2):
         peers, intake = Peers(), new_intake(seed=5)
         peers.honest(ALICE, 20)
-        taken.append(collect(intake, peers.fetch, peers.offers, count=5, round_number=0))
+        taken.append(peers.groups(intake, 5))
     assert taken[0] == taken[1]
 
 
 def test_rollout_of_another_is_not_ours_to_announce() -> None:
     peers, intake = Peers(), new_intake()
     peers.honest(ALICE, 1)
-    (group,) = collect(intake, peers.fetch, peers.offers, count=1, round_number=0)
+    (group,) = peers.groups(intake, 1)
     with pytest.raises(LocalError):
         rollout_of(group, BOB)

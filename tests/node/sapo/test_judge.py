@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.node.sapo import judge as judge_module
+from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
+from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
-from shoal.node.sapo.trust import WEIGHTS, Trust
+from shoal.node.sapo.trust import WEIGHTS
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
@@ -39,11 +41,22 @@ from tests.node.sapo.sums import SUMS, Sums, score
 ALICE, BOB = peer_id(1), peer_id(2)
 
 
-def refusal(judge: Judge, offer: Offer, data: bytes) -> Reason:
-    before = judge.rejected.copy()
-    assert judge.judge([(offer, data)]) == [None]
-    (reason,) = (judge.rejected - before).elements()
-    return reason
+def judged(judge: Judge, offer: Offer, data: bytes) -> tuple[Verdict, JudgedGroup | None]:
+    (found,) = judge.judge([(offer, data)])
+    return found
+
+
+def refusal(judge: Judge, offer: Offer, data: bytes, *, blamed: bool = True) -> Reason | None:
+    verdict, group = judged(judge, offer, data)
+    assert group is None
+    assert verdict == Verdict(refused=verdict.refused, blamed=blamed)
+    return verdict.refused
+
+
+def accepts(judge: Judge, offer: Offer, data: bytes) -> bool:
+    verdict, group = judged(judge, offer, data)
+    assert verdict == Verdict(rewards=() if group is None else group.rewards, refused=verdict.refused)
+    return group is not None
 
 
 def with_task(group: RolloutGroup, **changes: object) -> RolloutGroup:
@@ -51,43 +64,36 @@ def with_task(group: RolloutGroup, **changes: object) -> RolloutGroup:
 
 
 def test_honest_group_is_judged_by_own_scores() -> None:
-    trust = Trust()
-    judge = new_judge(trust)
     group = group_of(ALICE, 3, round_number=7, rewards=(1.0, 0.0, 0.0), policy_version=5)
-    (judged,) = judge.judge([offer_of(group)])
-    assert judged is not None
-    assert judged.rewards == (1.0, 0.0, 0.0)
-    assert judged.texts == group.completions
-    assert judged.task == SOURCE.draw(SWARM, ALICE, 7, 3)
-    assert judged.prompt == judged.task.question
-    assert (judged.origin, judged.round, judged.policy_version) == (ALICE, 7, 5)
-    assert not judge.rejected
-    assert trust.demerits(ALICE) == 0
+    verdict, one = judged(new_judge(), *offer_of(group))
+    assert one is not None
+    assert one.rewards == verdict.rewards == (1.0, 0.0, 0.0)
+    assert verdict.refused is None
+    assert one.texts == group.completions
+    assert one.task == SOURCE.draw(SWARM, ALICE, 7, 3)
+    assert one.prompt == one.task.question
+    assert (one.origin, one.round, one.policy_version) == (ALICE, 7, 5)
 
 
 def test_groups_are_judged_each_on_its_own() -> None:
     judge = new_judge()
     good = [offer_of(group_of(ALICE, index)) for index in range(2)]
     lie = offer_of(group_of(BOB, rewards=(0.0, 0.0)), (1.0, 0.0))
-    judged = judge.judge([good[0], lie, good[1]])
-    assert [group is not None for group in judged] == [True, False, True]
-    assert judged[2] is not None
-    assert judged[2].rewards == (1.0, 0.0, 1.0, 0.0)
+    found = judge.judge([good[0], lie, good[1]])
+    assert [one.group is not None for one in found] == [True, False, True]
+    assert [one.verdict.refused for one in found] == [None, Reason.HINT, None]
+    assert found[2].verdict.rewards == (1.0, 0.0, 1.0, 0.0)
 
 
-def test_wrong_answers_announced_as_right_are_refused_and_cost_trust() -> None:
-    trust = Trust()
-    judge = new_judge(trust)
+def test_wrong_answers_announced_as_right_are_refused_and_blamed() -> None:
+    judge = new_judge()
     assert refusal(judge, *offer_of(group_of(ALICE, rewards=(0.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
     assert refusal(judge, *offer_of(group_of(ALICE, 1, rewards=(1.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
-    assert trust.demerits(ALICE) == 2.0
 
 
 def test_rewards_that_do_not_vary_teach_nothing_and_are_no_fault() -> None:
-    trust = Trust()
-    judge = new_judge(trust)
-    assert refusal(judge, *offer_of(group_of(ALICE, rewards=(1.0, 1.0)))) == Reason.NO_VARIANCE
-    assert trust.demerits(ALICE) == 0
+    assert refusal(new_judge(), *offer_of(group_of(ALICE, rewards=(1.0, 1.0)))) == Reason.NO_VARIANCE
+    assert Reason.NO_VARIANCE not in WEIGHTS
 
 
 def test_chosen_seed_or_family_is_a_foreign_task() -> None:
@@ -108,7 +114,7 @@ def test_chosen_seed_or_family_is_a_foreign_task() -> None:
 
 def test_copy_of_anothers_group_is_never_worth_anything() -> None:
     judge, original = new_judge(), group_of(ALICE)
-    assert judge.judge([offer_of(original)]) != [None]
+    assert accepts(judge, *offer_of(original))
     # The very bytes, announced as one's own; the same under one's own name; and under one's own task.
     assert refusal(judge, *offer_of(original, by=BOB)) == Reason.MISLABELLED
     renamed = msgspec.structs.replace(original, origin=BOB)
@@ -119,22 +125,19 @@ def test_copy_of_anothers_group_is_never_worth_anything() -> None:
 
 def test_long_texts_of_somebody_else_are_copies_even_where_they_are_right() -> None:
     """Two tasks with the same answer: short answers may coincide, a page of reasoning does not."""
-    trust = Trust()
-    judge = Judge(
-        swarm_id=SWARM, source=SOURCE, score=lambda pairs: [float("right" in text) for _, text in pairs], trust=trust
-    )
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [float("right" in text) for _, text in pairs])
     pages = [f"{'right' if at % 2 else 'wrong'}: " + f"{at} " * COPY_LEAST_BYTES for at in range(4)]
     rewards = (0.0, 1.0, 0.0, 1.0)
-    assert judge.judge([offer_of(group_of(ALICE, texts=pages), rewards)]) != [None]
-    assert judge.judge([offer_of(group_of(ALICE, 1, texts=pages), rewards)]) != [None]  # its own again
+    assert accepts(judge, *offer_of(group_of(ALICE, texts=pages), rewards))
+    assert accepts(judge, *offer_of(group_of(ALICE, 1, texts=pages), rewards))  # its own again
     assert refusal(judge, *offer_of(group_of(BOB, texts=[*pages[:3], "right, of my own"]), rewards)) == Reason.COPIED
-    assert trust.demerits(BOB) == 1.0
-    assert judge.judge([offer_of(group_of(BOB, 1, texts=["right", "wrong"]), (1.0, 0.0))]) != [None]
-    assert judge.judge([offer_of(group_of(ALICE, 2, texts=["right", "wrong"]), (1.0, 0.0))]) != [None]
+    assert WEIGHTS[Reason.COPIED] == 1.0
+    assert accepts(judge, *offer_of(group_of(BOB, 1, texts=["right", "wrong"]), (1.0, 0.0)))
+    assert accepts(judge, *offer_of(group_of(ALICE, 2, texts=["right", "wrong"]), (1.0, 0.0)))
 
 
 def test_copies_of_own_texts_are_known() -> None:
-    judge = Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [len(t) % 2 for _, t in pairs], trust=Trust())
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=lambda pairs: [len(t) % 2 for _, t in pairs])
     texts = ["a" * 101, "b" * 102]
     judge.note_own(texts)
     assert refusal(judge, *offer_of(group_of(BOB, texts=texts), (1.0, 0.0))) == Reason.COPIED
@@ -143,7 +146,7 @@ def test_copies_of_own_texts_are_known() -> None:
 def test_second_group_of_a_task_is_a_duplicate() -> None:
     judge = new_judge()
     offer, data = offer_of(group_of(ALICE))
-    assert judge.judge([(offer, data)]) != [None]
+    assert accepts(judge, offer, data)
     assert refusal(judge, offer, data) == Reason.DUPLICATE
     assert refusal(judge, *offer_of(group_of(ALICE, rewards=(1.0, 1.0, 0.0)))) == Reason.DUPLICATE
 
@@ -152,7 +155,7 @@ def test_memory_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_module, "SEEN_LIMIT", 8)
     judge = new_judge()
     for index in range(40):
-        assert judge.judge([offer_of(group_of(ALICE, index))]) != [None]
+        assert accepts(judge, *offer_of(group_of(ALICE, index)))
     assert len(judge._seen._owners) == len(judge._texts._owners) + 8 == 8
 
 
@@ -164,7 +167,7 @@ def test_group_other_than_announced_is_refused() -> None:
     plain = offer_of(group_of(ALICE, 2))
     lie = Offer(announcement=relabelled, origin=ALICE, boot=1, sequence=1, arrived=0)
     assert refusal(judge, lie, offer_of(group_of(ALICE))[1]) == Reason.MISLABELLED
-    assert judge.judge([plain]) != [None]
+    assert accepts(judge, *plain)
 
 
 class Unlocked(Sums):
@@ -183,12 +186,11 @@ def test_family_that_cannot_be_scored_safely_is_refused_by_name() -> None:
     def never(pairs: object) -> list[float]:
         raise AssertionError("a peer's text was scored")
 
-    judge = Judge(swarm_id=SWARM, source=source, score=never, trust=Trust())
+    judge = Judge(swarm_id=SWARM, source=source, score=never)
     task = source.draw(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=task.ref, completions=("1", "2"))
     offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
-    assert not judge.scorable("unlocked")
-    assert not judge.scorable("unheard-of")
+    assert source.scorable == frozenset()
     assert refusal(judge, offer, encode_group(group)) == Reason.UNSAFE_FAMILY
 
 
@@ -209,8 +211,8 @@ class Broken(Sums):
 
 def test_generator_that_fails_is_an_unknown_task() -> None:
     source = TaskSource([TaskChoice(family=Broken(), config={"most": 9})])
-    judge = Judge(swarm_id=SWARM, source=source, score=score, trust=Trust())
-    ref = source.assigned(SWARM, ALICE, 0, 0)
+    judge = Judge(swarm_id=SWARM, source=source, score=score)
+    ref = source.table.assigned(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
     offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0)
     assert refusal(judge, offer, encode_group(group)) == Reason.UNKNOWN_TASK
@@ -220,21 +222,17 @@ def test_a_text_that_is_not_scored_in_time_is_no_wrong_hint() -> None:
     def late(pairs: Sequence[tuple[Task, str]]) -> list[float | None]:
         return [*score(pairs)[:-1], None]
 
-    trust = Trust()
-    judge = Judge(swarm_id=SWARM, source=SOURCE, score=late, trust=trust)
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=late)
     assert refusal(judge, *offer_of(group_of(ALICE))) == Reason.UNSCORED
-    assert judge.rejected[Reason.HINT] == 0
-    assert 0 < trust.demerits(ALICE) < 0.5 * WEIGHTS[Reason.HINT]  # but not for nothing, since it costs time
+    assert 0 < WEIGHTS[Reason.UNSCORED] < 0.5 * WEIGHTS[Reason.HINT]  # not for nothing, since it costs time
 
 
 def test_scorer_that_fails_is_nobodys_fault() -> None:
     def fail(pairs: object) -> list[float]:
         raise ConfigError("no scoring process starts; install one")
 
-    trust = Trust()
-    judge = Judge(swarm_id=SWARM, source=SOURCE, score=fail, trust=trust)
-    assert refusal(judge, *offer_of(group_of(ALICE))) == Reason.UNSCORED
-    assert trust.demerits(ALICE) == 0
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=fail)
+    assert refusal(judge, *offer_of(group_of(ALICE)), blamed=False) == Reason.UNSCORED
 
 
 @settings(deadline=None, derandomize=True)
@@ -256,9 +254,8 @@ def test_nothing_that_a_peer_sends_raises(
     data = encode_group(group)[:cut]
     announcement = msgspec.structs.replace(first_right(group), digest=digest_of(data))
     offer = Offer(announcement=announcement, origin=ALICE, boot=1, sequence=1, arrived=0)
-    judge = new_judge()
-    (judged,) = judge.judge([(offer, data)])
-    assert (judged is None) == (sum(judge.rejected.values()) == 1)
+    verdict, one = judged(new_judge(), offer, data)
+    assert (one is None) == (verdict.refused is not None)
 
 
 def test_texts_for_earns_what_it_says() -> None:

@@ -266,8 +266,8 @@ def test_sandbox_is_refused_where_there_is_none(
 ) -> None:
     monkeypatch.setattr("shoal.node.sapo.tasks.missing_sandbox", lambda: "no seccomp")
     monkeypatch.setattr("shoal.node.sapo.scoring.missing_sandbox", lambda: "no seccomp")
-    assert not source.peer_safe("imports-late")
-    assert not source.peer_safe("unknown")
+    assert "imports-late" not in source.scorable
+    assert "unknown" not in source.scorable
     with Scorer(source) as scorer:
         with pytest.raises(LocalError, match="'imports-late', which cannot be scored safely: no seccomp"):
             scorer.score_many([(source.families["imports-late"].make({}, 0, 0), HONEST)])

@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 import pytest
 
 from shoal.node.sapo.selection import ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import Reason, TaskRef
-from tests.node.sapo.offering import SOURCE, SWARM, group_of, offer_of, peer_id
+from tests.node.sapo.offering import TASKS, group_of, offer_of, peer_id
 
 ALICE, BOB = peer_id(1), peer_id(2)
 
@@ -24,8 +24,12 @@ def offer(index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 
     return offer_of(group_of(by, index, rewards=rewards), arrived=at)[0]
 
 
+def new_selector(settings: SelectionSettings | None = None, *, trust: Trust | None = None) -> Selector:
+    return Selector(TASKS, trust or Trust(), settings)
+
+
 def test_groups_without_variance_are_dropped_before_sampling() -> None:
-    selector = Selector()
+    selector = new_selector()
     flat = [offer(index, rewards=(1.0, 1.0)) for index in range(50)] + [offer(99, rewards=(0.0, 0.0))]
     varied = [offer(index, by=BOB) for index in range(4)]
     for round_number in range(3):
@@ -36,14 +40,10 @@ def test_groups_without_variance_are_dropped_before_sampling() -> None:
 
 
 def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
-    blamed: list[tuple[PeerId, Reason]] = []
-    selector = Selector(
-        SelectionSettings(staleness_rounds=4),
-        ignored=lambda peer: peer == BOB,
-        scorable=lambda family: family == "sums",
-        assigned=partial(SOURCE.assigned, SWARM),
-        blame=lambda peer, reason: blamed.append((peer, reason)),
-    )
+    trust = Trust()
+    for _ in range(4):
+        trust.fault(BOB, Reason.HINT)
+    selector = new_selector(SelectionSettings(staleness_rounds=4), trust=trust)
     fresh, used = offer(0, at=6), offer(3, at=6)
     offers = [
         fresh,
@@ -63,11 +63,11 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
         Reason.FOREIGN_TASK: 1,
         Reason.UNSAFE_FAMILY: 1,
     }
-    assert blamed == [(ALICE, Reason.FOREIGN_TASK)]
+    assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
 
 
 def test_peer_that_offers_more_is_not_chosen_more() -> None:
-    selector = Selector(SelectionSettings(offers_per_origin=3))
+    selector = new_selector(SelectionSettings(offers_per_origin=3))
     flood = [offer(index) for index in range(100)]
     few = [offer(index, by=BOB) for index in range(3)]
     assert selector.eligible(flood[:50] + few + flood[50:], round_number=0, used=()) == few + flood[-3:]
@@ -80,7 +80,7 @@ def about(one: Offer, task: TaskRef) -> Offer:
 
 
 def draws(weighting: Weighting, count: int) -> Counter[int]:
-    selector = Selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(SelectionSettings(weighting=weighting))
     # Announced variances: 0.25, 0.1875 and 0.1094.
     rewards = [(1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (1.0,) + (0.0,) * 7]
     offers = [offer(index, rewards=one) for index, one in enumerate(rewards)]
@@ -102,7 +102,7 @@ def test_informative_draw_follows_the_announced_variance() -> None:
 
 @pytest.mark.parametrize("weighting", ["uniform", "informative"])
 def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> None:
-    selector = Selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(SelectionSettings(weighting=weighting))
     offers = [offer(index) for index in range(5)]
     for count in (0, 3, 5, 9):
         drawn = selector.draw(offers, count, random.Random(count))

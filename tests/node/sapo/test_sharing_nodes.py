@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.offers import total_bytes
+from shoal.node.sapo.selection import total_bytes
 from shoal.node.sapo.trust import Trust, TrustSettings
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits
@@ -27,7 +27,7 @@ from shoal.protocol.rollouts import (
     seal_announcement,
 )
 from shoal.swarm.rollouts import ExchangeLimits
-from tests.node.sapo.offering import group_of, new_intake
+from tests.node.sapo.offering import group_of, new_intake, new_judge
 from tests.swarm.rollout_lab import TOPIC, Node, run, running, until
 
 LOCAL, EXTERNAL = 6, 4
@@ -42,6 +42,7 @@ class Agent(Node):
     def __post_init__(self) -> None:
         self.trust = Trust(self.trust_settings)
         self.intake = new_intake(seed=self.seed, trust=self.trust)
+        self.judge = new_judge()
         self.taken: list[JudgedGroup] = []
         super().__post_init__()
 
@@ -62,18 +63,21 @@ class Agent(Node):
             right = index if index < 3 else dice.randint(1, 3)
             rewards = (1.0,) * right + (0.0,) * (4 - right)
             group = group_of(self.peer, index, round_number=round_number, rewards=rewards)
-            digests.add(await self.exchange.announce(group, rewards))
+            digests.add(await self.announce_group(group, rewards))
         return digests
 
     async def take_round(self, round_number: int) -> None:
         wanted = self.intake.begin(self.exchange.offers(), EXTERNAL, round_number)
         while wanted:
-            came = await self.exchange.fetch(wanted, limit_bytes=total_bytes(wanted), deadline_s=20)
-            wanted = await trio.to_thread.run_sync(self.intake.receive, came)
-        self.taken += self.intake.finish()
+            while wanted:
+                came = await self.exchange.fetch(wanted, limit_bytes=total_bytes(wanted), deadline_s=20)
+                wanted = self.intake.receive(came)
+            judged = await trio.to_thread.run_sync(self.judge.judge, self.intake.pulled)
+            self.taken += [one.group for one in judged if one.group is not None]
+            wanted = self.intake.judged([one.verdict for one in judged])
 
     def rejected(self) -> Counter[Reason]:
-        return self.intake.rejected() + self.exchange.rejected
+        return self.intake.rejected + self.exchange.rejected
 
 
 async def play(agents: Sequence[Agent], rounds: int, *, first: int = 0, share: float = 1.0) -> None:

@@ -87,7 +87,7 @@ def test_source_draws_the_same_tasks_whatever_the_order_of_its_choices() -> None
 
 def test_source_draws_by_weight() -> None:
     source = TaskSource(choices())
-    drawn = [source.assigned(SWARM, ORIGIN, 0, index) for index in range(3000)]
+    drawn = [source.table.assigned(SWARM, ORIGIN, 0, index) for index in range(3000)]
     counts = Counter((ref.family, ref.config) for ref in drawn)
     expected = {("reversal", 3): 1500, ("reversal", 5): 1000, ("other", None): 500}
     assert {(family, unpack_config(config).get("letters")) for family, config in counts} == set(expected)
@@ -113,7 +113,7 @@ def test_source_makes_a_referred_task_again() -> None:
 )
 def test_source_refuses_a_reference_that_is_not_its_own(change: dict[str, object], message: str) -> None:
     source = TaskSource(choices())
-    ref = source.assigned(SWARM, ORIGIN, 0, 0)
+    ref = source.table.assigned(SWARM, ORIGIN, 0, 0)
     with pytest.raises(RemoteError, match=message):
         source.task(msgspec.structs.replace(ref, **change))
 
@@ -226,7 +226,7 @@ def test_own_family_is_found_by_its_entry_point_and_scored_in_the_sandbox(
     assert task.question == f"Say {task.ref.seed}"
     escape = f"__import__('os').mkdir({str(tmp_path / 'made')!r})"
     with Scorer(source) as scorer:
-        if source.peer_safe("echo"):
+        if "echo" in source.scorable:
             assert scorer.score_many([(task, str(task.ref.seed)), (task, "0"), (task, escape)]) == [1.0, 0.0, 0.0]
     assert not (tmp_path / "made").exists()
 

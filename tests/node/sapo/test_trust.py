@@ -21,6 +21,8 @@ def test_liar_is_ignored_after_four_lies_and_nobody_else() -> None:
         assert trust.demerits(ALICE) == lies
     assert trust.ignored(ALICE)
     assert not trust.ignored(BOB)
+    trust.fault(BOB, Reason.HINT)
+    assert trust.all_ignored() == [ALICE]
 
 
 def test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter() -> None:

@@ -1,0 +1,232 @@
+"""A small GPT, for the workload `text` and the policy `char-policy`: one forward, with or without a cache.
+
+A pre-norm decoder with an untied head, in two styles. Parameters of both are in checkpoints and exports, under the
+names and in the order of `LAYOUTS`, so neither can take on the other's:
+
+    rotary     RMSNorm, rotary positions (arXiv 2104.09864), no biases; the head starts at zero, so that an untrained
+               model gives every symbol the same probability
+    learned    LayerNorm, learned positions, biases in the perceptron; all matrices start at a deviation of 0.02
+
+Shapes: B batch, T time, C channels (width), H heads, D = C / H, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Style = Literal["rotary", "learned"]
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of positions: (T, D / 2), or (B, 1, T, D / 2) where rows have positions of their own."""
+
+LAYOUTS: Final[Mapping[Style, Mapping[str, str]]] = {
+    "rotary": {part: part for part in ("norm_attention", "query_key_value", "project", "norm_perceptron")},
+    "learned": {"norm_attention": "norm_1", "norm_perceptron": "norm_2", "query_key_value": "qkv", "project": "out"},
+}
+"""The first parts of a block by what they do, in the order of their parameters, each with its name in files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSettings:
+    """Size and style. `context`: the most tokens of a row. `width` is a multiple of the heads, of twice them if rotary.
+
+    About 12 · layers · width² parameters.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    context: int
+    style: Style
+
+    @property
+    def head_width(self) -> int:
+        """D."""
+        return self.width // self.heads
+
+    def norm(self) -> nn.Module:
+        """Make a norm over the channels."""
+        return nn.RMSNorm(self.width) if self.style == "rotary" else nn.LayerNorm(self.width)
+
+
+class Cache:
+    """Keys and values of each layer, rows aligned at their end; what stands before a row's context is masked.
+
+    keys, values: per layer (B, H, capacity, D), of which `used` columns are. visible: (B, capacity) bool.
+    lengths: (B,), the tokens of each row.
+    """
+
+    def __init__(self, settings: GptSettings, lengths: torch.Tensor, *, room: int) -> None:
+        self.used = 0
+        longest = int(lengths.max())
+        shape = (len(lengths), settings.heads, longest + room, settings.head_width)
+        self.keys = [torch.zeros(shape) for _ in range(settings.layers)]
+        self.values = [torch.zeros(shape) for _ in range(settings.layers)]
+        self.lengths = lengths
+        self.visible = torch.arange(shape[2])[None, :] >= longest - lengths[:, None]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows, in this order; a row may be there several times."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+        self.lengths, self.visible = self.lengths[rows], self.visible[rows]
+
+    def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put keys and values (B, H, T, D) behind those used; return all up to their end."""
+        end = self.used + key.shape[2]
+        self.keys[layer][:, :, self.used : end] = key
+        self.values[layer][:, :, self.used : end] = value
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+
+class Gpt(nn.Module):
+    """Tokens (B, T) in, logits of the next token (B, T, V) out."""
+
+    cos: torch.Tensor  # (context, D / 2), if rotary
+    sin: torch.Tensor
+
+    def __init__(self, settings: GptSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embed = nn.Embedding(settings.vocabulary, settings.width)
+        if settings.style == "learned":
+            self.position = nn.Embedding(settings.context, settings.width)
+        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.norm = settings.norm()
+        self.head = nn.Linear(settings.width, settings.vocabulary, bias=False)
+        if settings.style == "rotary":
+            nn.init.normal_(self.embed.weight, std=0.5)
+            nn.init.zeros_(self.head.weight)
+            half = settings.head_width // 2
+            frequencies = 10_000.0 ** (-torch.arange(half) / half)  # (D / 2,), arXiv 2104.09864 section 3.2.2
+            angles = torch.outer(torch.arange(settings.context), frequencies)  # (context, D / 2)
+            self.register_buffer("cos", angles.cos(), persistent=False)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+        else:
+            for parameter in self.parameters():
+                if parameter.ndim == 2:
+                    nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        logits: torch.Tensor = self.head(self.hidden(tokens))
+        return logits
+
+    def hidden(
+        self,
+        tokens: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        seen: torch.Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> torch.Tensor:
+        """Return the last hidden states, (B, T, C).
+
+        positions: (B, T), and seen: (B, 1, T, T) bool, what each token attends to. Without them, rows are aligned at
+        their beginning and each token sees all before it. cache: where the tokens are added; `seen` then is over
+        all of its columns up to their end.
+        """
+        x, rotation = self._place(tokens, positions)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rotation, seen=seen, cache=cache, layer=layer)
+        normed: torch.Tensor = self.norm(x)
+        return normed
+
+    def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
+        """Read contexts. Returns logits of the next token (B, V), and a cache with room for more tokens."""
+        lengths = torch.tensor([len(context) for context in contexts])
+        longest = int(lengths.max())
+        cache = Cache(self.settings, lengths, room=room)
+        tokens = torch.zeros((len(contexts), longest), dtype=torch.long)
+        for row, context in enumerate(contexts):
+            tokens[row, longest - len(context) :] = torch.tensor(context)
+        columns = torch.arange(longest)
+        positions = (columns[None, :] - (longest - lengths[:, None])).clamp(min=0)
+        causal = columns[:, None] >= columns[None, :]
+        seen = causal[None] & cache.visible[:, None, :longest]
+        seen |= torch.eye(longest, dtype=torch.bool)[None]  # padding sees itself, for a softmax needs something
+        states = self.hidden(tokens, positions=positions, seen=seen[:, None], cache=cache)
+        cache.used = longest
+        return self.head(states[:, -1]), cache
+
+    def step(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Read one more token a row, (B, 1). Returns the logits of the next (B, V)."""
+        seen = cache.visible[:, None, None, : cache.used + 1]
+        states = self.hidden(tokens, positions=cache.lengths[:, None], seen=seen, cache=cache)
+        cache.used += 1
+        cache.lengths = cache.lengths + 1
+        logits: torch.Tensor = self.head(states[:, -1])
+        return logits
+
+    def _place(self, tokens: torch.Tensor, positions: torch.Tensor | None) -> tuple[torch.Tensor, Rotation | None]:
+        """Return the tokens' embeddings (B, T, C) at their positions, and by what their queries and keys are turned."""
+        length = tokens.shape[1]
+        x: torch.Tensor = self.embed(tokens)
+        if self.settings.style == "learned":
+            return x + (self.position.weight[:length] if positions is None else self.position(positions)), None
+        if positions is None:
+            return x, (self.cos[:length], self.sin[:length])
+        return x, (self.cos[positions][:, None], self.sin[positions][:, None])
+
+
+class Block(nn.Module):
+    """One layer: attention, then a perceptron, each on a normalised input and added to the stream (B, T, C)."""
+
+    def __init__(self, settings: GptSettings) -> None:
+        super().__init__()
+        width, bias = settings.width, settings.style == "learned"
+        self.heads = settings.heads
+        self.names = LAYOUTS[settings.style]
+        parts = {
+            "norm_attention": settings.norm(),
+            "query_key_value": nn.Linear(width, 3 * width, bias=False),
+            "project": nn.Linear(width, width, bias=False),
+            "norm_perceptron": settings.norm(),
+        }
+        for part, name in self.names.items():
+            self.add_module(name, parts[part])
+        self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+        if settings.style == "rotary":
+            for outward in (parts["project"], self.down):  # the stream's variance must not grow with depth
+                assert isinstance(outward, nn.Linear)
+                nn.init.normal_(outward.weight, std=outward.in_features**-0.5 / math.sqrt(2 * settings.layers))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation | None,
+        *,
+        seen: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        layer: int = 0,
+    ) -> torch.Tensor:
+        """Attend to what is `seen`, else to all before; with a cache, to what it has of this layer as well."""
+        batch, length, width = x.shape
+        parts = self._run("query_key_value", self._run("norm_attention", x))
+        parts = parts.view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        if cache is not None:
+            key, value = cache.add(layer, key, value)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+        x = x + self._run("project", mixed.transpose(1, 2).reshape(batch, length, width))
+        perceived: torch.Tensor = self.down(F.gelu(self.up(self._run("norm_perceptron", x))))
+        return x + perceived
+
+    def _run(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        ran: torch.Tensor = getattr(self, self.names[part])(x)
+        return ran
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of channels of (B, H, T, D) by its position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
