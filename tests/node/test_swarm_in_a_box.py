@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.node.rounds.inbox import Reduced
+from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
+from shoal.protocol.chain import Chain
+from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
+from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.round import RoundMachine
 from tests.node.box_life import Life
 from tests.node.box_witness import Bound
+from tests.node.box_witness import Witness as BoxWitness
 from tests.node.ledger import identity
 from tests.node.simulated_disk import Disks, Fault, Survival
 from tests.node.swarm_in_a_box import Box, disks
@@ -59,6 +66,71 @@ def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) ->
     box.run(course)
     assert len(seen) >= 3
     assert not any(seen)
+
+
+def test_a_contribution_that_its_sender_did_not_sign_reaches_no_machine(
+    tmp_path: Path, disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, heard, receive = Box(tmp_path, disks), list[Message](), RoundMachine.receive
+    told: dict[bytes, Ready] = {}
+
+    def noted(machine: RoundMachine, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        heard.append(message)
+        return receive(machine, sender, message, now)
+
+    def let_out(life: Life, message: Message) -> None:
+        """Whoever announces a contribution is said to have announced another one first, in another life."""
+        if life.number == 1 and isinstance(message, Ready) and message.role == CONTRIBUTOR:
+            told[message.life] = message
+            forged = msgspec.structs.replace(message, life=bytes(32), signature=bytes(64))
+            box.node(0).engine.hear(life.peer, forged)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(3)
+
+    monkeypatch.setattr(RoundMachine, "receive", noted)
+    box.let_out = let_out
+    box.run(course)
+    lives = {message.life for message in heard if isinstance(message, Ready)}
+    assert told.keys() <= lives
+    assert bytes(32) not in lives
+
+
+def test_what_is_proven_already_is_known_to_the_machine_of_every_round(tmp_path: Path, disks: Disks) -> None:
+    """So whoever lied is banned by the next round that begins, though its evidence came before."""
+    box, liar = Box(tmp_path, disks), 2
+
+    class Knowing(RoundObserver):
+        def proven(self, chain: Chain) -> dict[bytes, PeerId]:
+            return {} if box.peers[liar] in chain.banned else {b"e" * 32: box.peers[liar]}
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(1)
+        for number in (0, 1):
+            box.node(number).engine.observer = Knowing()
+        await box.until(lambda: all(box.peers[liar] in box.node(number).chain.banned for number in (0, 1)), 30.0)
+
+    box.run(course)
+
+
+def test_node_that_meets_votes_of_its_key_of_which_it_has_no_record_signs_nothing_more(
+    tmp_path: Path, disks: Disks
+) -> None:
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(3)
+        node = box.node(2)
+        node.cut()
+        await node.over.wait()
+        box.lives[2], box.witnesses[2] = None, BoxWitness("node 2, elsewhere", tmp_path / "elsewhere")
+        copy = box.start(2)  # with the key, and nothing else
+        await box.until(lambda: copy.up and copy.standstill.key_use.ends, 30.0)
+
+    box.run(course)
 
 
 def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:

@@ -134,6 +134,16 @@ def test_node_that_lost_what_it_announced_stays_an_observer_through_a_pause() ->
     assert here.orders == []
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_who_announced_makes_another_contribution_only_where_nobody_else_can_have_heard(others: int) -> None:
+    here = Part(3)
+    head = here.custody.head
+    here.custody.head = msgspec.structs.replace(head, members=head.members[: others + 1])
+    here.part._me = head.members[0]
+    here.records.append(DurableRecord(kind="ready", term=head.next_term, round=head.next_round))
+    assert here.part.role(finished=False) == (OBSERVER if others else TRAINING)
+
+
 @pytest.mark.parametrize("kind", sorted(BINDING))
 @pytest.mark.parametrize("alone", [True, False])
 def test_node_that_is_bound_to_a_value_makes_no_other_contribution_to_its_round(kind: str, alone: bool) -> None:

@@ -72,6 +72,16 @@ def test_states_kept_are_the_newest(folder: Path) -> None:
     assert STATES_KEPT == 2
 
 
+def test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it(folder: Path) -> None:
+    shelf = shelf_in(folder)
+    for round in (1, 2, 3):
+        state = state_of(round, seed=round)
+        shelf.put(state, shelf.header(state))
+        shelf.save_state(state)
+    shelf.go_back(2)
+    assert shelf.held_rounds() == shelf.saved_rounds() == [2]
+
+
 def test_initial_state_is_kept_beside_the_newest(folder: Path) -> None:
     """Nobody could draw it while the trainer trains, and no finals lead to it."""
     shelf = shelf_in(folder)
