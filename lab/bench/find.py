@@ -13,7 +13,6 @@ from the newcomer than the machines stand for that they would have of their own.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ from typing import IO
 
 import msgspec
 
+from shoal.lab.targets import Row, Target
 from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
@@ -37,6 +37,9 @@ DEADLINE_S = 180.0
 POLL_S = 0.01
 MEMBERS_NICENESS = 19
 STAGES = ("started", "listening", "linked", "linked_all", "contributed")
+LINKED = Target(name="a newcomer is linked after", unit="s", most=5.5)
+LINKED_ALL = Target(name="a newcomer is linked with all after", unit="s", most=7.6)
+"""Twice what eight nodes took on two cores: beyond that something waits that should not."""
 
 
 class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,11 @@ class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
     linked_all_s: float
     contributed_s: float
     newcomers: tuple[dict[str, float], ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        return LINKED.row(self.linked_s), LINKED_ALL.row(self.linked_all_s)
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -166,8 +174,3 @@ def _newcomer(folder: Path, link: str, nodes: int) -> dict[str, float]:
         return {stage: round(at[stage] - node.began_at, 3) for stage in STAGES}
     finally:
         node.end()
-
-
-def find_json(speed: FindSpeed) -> str:
-    """One document."""
-    return json.dumps(msgspec.to_builtins(speed))

@@ -34,6 +34,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.lab.bench.flood_attacker import FloodReport
+from shoal.lab.targets import Row, Target
 from shoal.node.control_client import request
 from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -47,7 +48,7 @@ WARM_UP_ROUNDS: Final = 3
 LEAST_ROUNDS: Final = 3
 """In a window; it lasts until there were so many, or it would say nothing."""
 INNER_STEPS: Final = 400
-MUST: Final = 0.9
+RATE: Final = Target(name="training under attack", unit="× its rate left alone", least=0.9)
 _BALLAST: Final = """\
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -87,9 +88,9 @@ class FloodResult(msgspec.Struct, frozen=True, kw_only=True):
     load: float
 
     @property
-    def holds(self) -> bool:
-        """Whether training keeps what it must."""
-        return self.ratio >= MUST
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its target."""
+        return (RATE.row(self.ratio),)
 
 
 class _Window(NamedTuple):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.lab.targets import Row, Target
 from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
@@ -35,6 +36,7 @@ BYTES_PER_PARAMETER = 8
 """Of a saved state: anchor and momentum."""
 POLL_S = 0.01
 DEADLINE_S = 300.0
+INEXACT = Target(name="restarts that did not go on exactly where the node was", most=0)
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -70,6 +72,11 @@ class RestartSpeed:
     def net_s(self) -> float:
         """The median without importing torch."""
         return statistics.median(restart.net_s for restart in self.restarts)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its target."""
+        return (INEXACT.row(sum(not restart.exact for restart in self.restarts)),)
 
 
 def measure_restart(*, state_mb: int, repetitions: int) -> RestartSpeed:

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
@@ -28,8 +29,10 @@ WORKLOAD_NAME: Final = "shoal.lab.bench.random_tokens:RandomTokensWorkload"
 DTYPES: Final = ("auto", "bf16", "float32")
 STRATEGIES: Final = ("diloco", "streaming", "sparse")
 """Those whose nodes make inner steps of their own and certify rounds."""
-TARGET: Final = 0.03
-"""Of the overhead at most, in `streaming`."""
+OVERHEAD: Final = Target(
+    name="tokens per second that the swarm costs, streaming", unit="of the loops' alone", most=0.03
+)
+UNEQUAL: Final = Target(name="runs in which nodes came to different states", most=0)
 SYMBOLS: Final = 256
 HEAD_WIDTH: Final = 64
 LEARNING_RATE: Final = 1e-4
@@ -264,9 +267,15 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target_met(self) -> bool | None:
         """None where the strategy has no target."""
-        return self.overhead <= TARGET if self.bench.strategy == "streaming" else None
+        return OVERHEAD.row(self.overhead).met if self.bench.strategy == "streaming" else None
 
     @property
     def sound(self) -> bool:
         """Whether all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        unequal = UNEQUAL.row(sum(not run.sound for run in self.together))
+        return (unequal, OVERHEAD.row(self.overhead)) if self.bench.strategy == "streaming" else (unequal,)

@@ -36,6 +36,7 @@ import trio
 from shoal.collectives.codecs import codec
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, read_node, round_at, times_of
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.links.namespaces import Network, has_netem, network, why_not
 from shoal.testnet.links.wan_profiles import Profile, uplinks_of
@@ -50,6 +51,8 @@ PEER_LIMITS: Final = (2, 16)
 SECONDS_LIMITS: Final = (1.0, 600.0)
 ROUNDS_LIMIT: Final = 200
 PORT: Final = 5201
+SHARE: Final = Target(name="payload of reductions, each way", unit="of the line", least=0.85)
+DIFFERENT: Final = Target(name="rounds after which nodes hold different values", most=0)
 
 Tell = Callable[[str], None]
 _Bare = tuple[float | None, float | None, float | None]
@@ -138,6 +141,11 @@ class Wan(msgspec.Struct, frozen=True, kw_only=True):
     emulator_share: float | None
     identical: bool
     rounds: tuple[WanRound, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        return SHARE.row(self.link_share), DIFFERENT.row(not self.identical)
 
 
 async def measure_wan(bench: WanBench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Wan:
@@ -295,8 +303,3 @@ class Course:
 
 def _mbit(size: int, seconds: float) -> float:
     return size * 8 / 1e6 / seconds
-
-
-def to_json(result: Wan) -> str:
-    """The result as one JSON document."""
-    return msgspec.json.encode(result).decode()
