@@ -15,7 +15,7 @@ from shoal.lab.cli.bench.checkpoint import checkpoint, restart
 from shoal.lab.cli.bench.dashboard import dashboard
 from shoal.lab.cli.bench.find import find
 from shoal.lab.cli.bench.flood import flood
-from shoal.lab.cli.bench.hostile import HostileOptions, hostile
+from shoal.lab.cli.bench.hostile import hostile
 from shoal.lab.cli.bench.join import join
 from shoal.lab.cli.bench.lane import lane
 from shoal.lab.cli.bench.partition import partition
@@ -40,6 +40,7 @@ CASES: Final[Mapping[str, Case[Any, Any]]] = {
     "compare": compare,
     "find": find,
     "flood": flood,
+    "hostile": hostile,
     "join": join,
     "dashboard": dashboard,
     "lane": lane,
@@ -57,6 +58,5 @@ CASES: Final[Mapping[str, Case[Any, Any]]] = {
 
 for _name, _case in CASES.items():
     bench.command(_name)(_case.command())
-bench.command("hostile")(command_of(HostileOptions, hostile))
 bench.command("train-table")(command_of(TrainTableOptions, train_table))
 bench.command("sapo-table")(command_of(SapoTableOptions, sapo_table))
