@@ -26,6 +26,10 @@ on stderr says what to do), **130** interrupted after a clean leave.
 
 `simulate`, `campaign`, `chaos`, `soak`, `explore` and `bench` come with the laboratory, a distribution of its own in
 `lab/`: `make` installs it beside Shoal, `pip install ./lab` elsewhere. No node needs it.
+
+Every `shoal bench` takes `--check`: where a number misses its target the exit code is 1, and each target that is missed
+gets a line on stderr. `--check` after `train-table` and `sapo-table` checks what the results come to together, `sapo`
+the runs of one command beside each other.
 """
 
 

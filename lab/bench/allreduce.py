@@ -37,9 +37,11 @@ from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
+from shoal.lab.targets import Row, Spread, Target
 from shoal.node.config import Hold
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.check import check_round
+from shoal.testnet.faults import kill
 from shoal.testnet.nodes import NodeProcess
 
 WARM_UP: Final = 2
@@ -52,6 +54,22 @@ ITERATION_LIMIT: Final = 1000
 
 FaultKind = Literal["none", "sigkill", "sigstop"]
 Tell = Callable[[str], None]
+
+MIB: Final = float(1 << 20)
+MEASURED: Final = ("fp32", 4)
+"""The codec, and how many peers, for which the targets below are set."""
+BEYOND: Final = Target(name="the round beyond the reduce, fp32, 4 peers", unit="× the reduce", most=1.0, aim=0.3)
+DELAYS: Final = {
+    "sigkill": Target(name="SIGKILL of one of 4 in mid-reduce: added delay", unit="s", most=2.0, aim=0.5),
+    "sigstop": Target(name="SIGSTOP of one of 4 in mid-reduce: added delay", unit="s", most=6.0, aim=3.0),
+}
+WRONG: Final = Target(name="what was checked and is wrong", most=0)
+
+
+def peak_target(numel: int | None) -> Target:
+    """Of memory: no more than the values take. numel: None where nothing says."""
+    most = None if numel is None else 4 * numel / MIB
+    return Target(name="peak memory per peer beyond input and output, fp32, 4 peers", unit="MiB", most=most, aim=64.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +158,19 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing that was checked is wrong."""
         return self.identical and self.exact is not False and self.fault.survivors_identical and self.fault.exact
 
-
-def to_json(result: Allreduce) -> str:
-    """The result as one JSON document."""
-    return msgspec.json.encode(result).decode()
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets, which are those of `MEASURED`."""
+        found = [WRONG.row(not self.ok)]
+        if (self.codec, self.peers) == MEASURED:
+            peak = self.peak_extra_bytes
+            found += [
+                BEYOND.row(self.beyond_reduce_s / self.median_s),
+                peak_target(self.numel).row(None if peak is None else peak / MIB),
+            ]
+        if self.fault.kind != "none" and self.peers == MEASURED[1]:
+            found.append(DELAYS[self.fault.kind].row(Spread.of(self.fault.delays_s)))
+        return tuple(found)
 
 
 async def measure(bench: Bench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Allreduce:
@@ -277,7 +304,7 @@ async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _S
     swarm.open_gate(round)
     await swarm.until_holding(round, "reduce", [victim])
     if bench.fault == "sigkill":
-        swarm.kill(victim)
+        kill(victim)
     else:
         victim.signal(signal.SIGSTOP)
     await swarm.until_certified(round, survivors)

@@ -36,6 +36,7 @@ from shoal.lab.bench.attackers import WRONG_SUM, Attacker, Knowledge
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.train_local import LocalNode, LocalSwarm
 from shoal.lab.bench.train_spec import workload_of
+from shoal.lab.page import table
 from shoal.node.audits.useful_work import WorkMeter
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.auditing import beacon, drawn, ticket
@@ -269,18 +270,19 @@ def render(result: AttackResult) -> str:
         f"of the clean run, {result.clean_val_loss:.4f} bits per byte ({result.first_val_loss:.0f} before "
         f"training), all peers honest and the mean plain. The recommended setting is {result.recommended}.",
         "",
-        "| attack | " + " | ".join(defences) + " | proven after rounds |",
-        "| --- |" + " --- |" * (len(defences) + 1),
+        table(("attack", *defences, "proven after rounds"), (_row(by_name, attack, defences) for attack in attacks)),
+        "What the attacks are:",
+        "",
     ]
-    for attack in attacks:
-        cells = [by_name[attack, defence] for defence in defences if (attack, defence) in by_name]
-        ratios = [_shown(by_name.get((attack, defence))) for defence in defences]
-        lines.append(f"| {attack} | " + " | ".join(ratios) + f" | {_proven(cells)} |")
-    lines += ["", "What the attacks are:", ""]
     lines += [f"* {attack}: {ATTACKS[attack]}" for attack in attacks]
     lines += ["", "What the defences are:", ""]
     lines += [f"* {defence}: {DEFENCES[defence].says}" for defence in defences]
     return "\n".join(lines) + "\n" + _looks(result)
+
+
+def _row(by_name: Mapping[tuple[str, str], Cell], attack: str, defences: Sequence[str]) -> tuple[str, ...]:
+    cells = [by_name.get((attack, defence)) for defence in defences]
+    return attack, *map(_shown, cells), _proven([cell for cell in cells if cell is not None])
 
 
 def _shown(cell: Cell | None) -> str:
@@ -303,15 +305,11 @@ def _looks(result: AttackResult) -> str:
     cells = [cell for cell in result.cells if cell.defence == result.recommended and cell.useless is not None]
     if not cells:
         return ""
-    lines = [
-        "",
+    rows = (
+        (cell.attack, *("" if n is None else f"{n:.2f}" for n in (cell.useless, cell.honest_useless))) for cell in cells
+    )
+    told = (
         "What cannot be proven but seen, in the last round under the recommended setting: the share of contributions "
-        "that made the loss on their sender's own data no better.",
-        "",
-        "| attack | useless, attackers | useless, honest |",
-        "| --- | --- | --- |",
-    ]
-    for cell in cells:
-        numbers = (cell.useless, cell.honest_useless)
-        lines.append(f"| {cell.attack} | " + " | ".join("" if n is None else f"{n:.2f}" for n in numbers) + " |")
-    return "\n".join(lines) + "\n"
+        "that made the loss on their sender's own data no better."
+    )
+    return f"\n{told}\n\n{table(('attack', 'useless, attackers', 'useless, honest'), rows)}"

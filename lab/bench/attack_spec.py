@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 import msgspec
 
 from shoal.lab.bench.machine import Machine
 from shoal.lab.bench.train_spec import TrainBench
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
@@ -42,6 +44,10 @@ class Defence:
     bans: bool = True
 
 
+PROVABLE: Final = frozenset({"nan", "false_norm", "wrong_sums"})
+"""Attacks of which signed bytes are proof."""
+LOSS: Final = Target(name="loss under the worst attack, recommended defence", unit="× the clean run's", most=1.05)
+UNPROVEN: Final = Target(name="attackers that signed a proof and were not proven", most=0)
 UNDEFENDED: Final = "mean"
 RECOMMENDED: Final = "trimmed"
 DEFENCES: Final[Mapping[str, Defence]] = {
@@ -142,3 +148,13 @@ class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
     recommended: str
     cells: tuple[Cell, ...]
     machine: Machine
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets; a loss that is no number any more counts as endless."""
+        ratios = [inf if one.ratio is None else one.ratio for one in self.cells if one.defence == self.recommended]
+        provable = [proof for one in self.cells if one.attack in PROVABLE for proof in one.proven]
+        return (
+            LOSS.row(max(ratios, default=None)),
+            UNPROVEN.row(provable.count(None) if provable else None),
+        )

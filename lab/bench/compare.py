@@ -8,9 +8,8 @@ largest. Faults, values, memory and the single lane are measured once, after the
 
 from __future__ import annotations
 
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -18,9 +17,21 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.bench.allreduce import Allreduce, Bench, FaultKind, FaultResult, Tell, measure
+from shoal.lab.bench.allreduce import (
+    BEYOND,
+    DELAYS,
+    MIB,
+    Allreduce,
+    Bench,
+    FaultKind,
+    FaultResult,
+    Tell,
+    measure,
+    peak_target,
+)
 from shoal.lab.bench.machine import Machine, this_machine
 from shoal.lab.bench.rivals import Rival, bare, gloo, run_rival
+from shoal.lab.targets import Row, Spread, Target
 from shoal.protocol.errors import ConfigError, NetworkError
 
 CODECS: Final = ("fp32", "int8")
@@ -39,7 +50,8 @@ BESIDE_YARDSTICK: Final = (
 )
 """What is measured, the codec, how many peers, target and aim."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
-MIB: Final = float(1 << 20)
+LANE_LEAST: Final = 0.8
+"""Of plaintext's rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,49 +83,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     repetition: int
     median_s: float
     whole_s: float | None = None
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """The median of some numbers, and their range."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, numbers: Iterable[float]) -> Spread | None:
-        """None of none."""
-        found = sorted(numbers)
-        return cls(median=statistics.median(found), least=found[0], most=found[-1]) if found else None
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One target: what is to be reached (`target`), what was hoped for (`aim`), and what was measured.
-
-    least: whether the number has to be at least the target instead of at most.
-    """
-
-    name: str
-    unit: str
-    target: float | None
-    aim: float | None
-    measured: Spread | None
-    least: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median reaches the target; None if it was not measured or there is no target."""
-        return self._reaches(self.target)
-
-    @property
-    def aim_met(self) -> bool | None:
-        """The same for the aim."""
-        return self._reaches(self.aim)
-
-    def _reaches(self, limit: float | None) -> bool | None:
-        if self.measured is None or limit is None:
-            return None
-        return self.measured.median >= limit if self.least else self.measured.median <= limit
 
 
 class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,59 +241,50 @@ def rows_of(
     """The targets beside what was measured."""
 
     def ratio(over: tuple[str, int], under: tuple[str, int]) -> Spread | None:
-        return Spread.of(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
+        return Spread.of_any(_by_repetition(samples, over, under, lambda a, b: a.median_s / b.median_s))
 
     ours = ("fp32", PEERS)
-    beyond = Spread.of(_by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s))
+    beyond = Spread.of_any(
+        _by_repetition(samples, ours, ours, lambda a, _: ((a.whole_s or 0.0) - a.median_s) / a.median_s)
+    )
     peaks = [d.peak_extra_bytes for d in details if (d.codec, d.peers) == ours and d.peak_extra_bytes is not None]
-    payload_mib = next((4 * d.numel / MIB for d in details), None)
-    delays = {kind: Spread.of(d for fault in faults if fault.kind == kind for d in fault.delays_s) for kind in FAULTS}
-    rows = [
+    delays = {
+        kind: Spread.of_any(d for fault in faults if fault.kind == kind for d in fault.delays_s) for kind in FAULTS
+    }
+    return (
         *(
-            _at_most(name + way, "× gloo's time", target, aim, ratio((codec + way, peers), (YARDSTICK, peers)))
+            Target(name=name + way, unit="× gloo's time", most=most, aim=aim).row(
+                ratio((codec + way, peers), (YARDSTICK, peers))
+            )
             for way in WAYS
-            for name, codec, peers, target, aim in BESIDE_YARDSTICK
+            for name, codec, peers, most, aim in BESIDE_YARDSTICK
         ),
         *(
-            _at_most(
-                f"the bare exchange, {codec}, 4 peers{way}, beside gloo in fp32",
-                "× gloo's time",
-                None,
-                None,
-                ratio((name + way, PEERS), (YARDSTICK, PEERS)),
+            Target(name=f"the bare exchange, {codec}, 4 peers{way}, beside gloo in fp32", unit="× gloo's time").row(
+                ratio((name + way, PEERS), (YARDSTICK, PEERS))
             )
             for way in WAYS
             for codec, name in FLOORS.items()
         ),
         *(
-            _at_most(
-                f"{codec}, {peers} peers{way}, beside the bare exchange",
-                "× its time",
-                None,
-                None,
-                ratio((codec + way, peers), (name + way, peers)),
+            Target(name=f"{codec}, {peers} peers{way}, beside the bare exchange", unit="× its time").row(
+                ratio((codec + way, peers), (name + way, peers))
             )
             for way in WAYS
             for codec, name in FLOORS.items()
             for peers in (PEERS, 2)
         ),
-        _at_most("the round beyond the reduce, fp32, 4 peers", "× the reduce", 1.0, 0.3, beyond),
+        BEYOND.row(beyond),
         *(
-            _at_least(f"one encrypted lane{way} beside plaintext", "× plaintext's rate", 0.8, None, Spread.of(ratios))
+            Target(name=f"one encrypted lane{way} beside plaintext", unit="× plaintext's rate", least=LANE_LEAST).row(
+                Spread.of_any(ratios)
+            )
             for way, ratios in _lane_ratios(lane)
         ),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),
-        _at_most("SIGKILL of one of 4 in mid-reduce: added delay", "s", 2.0, 0.5, delays["sigkill"]),
-        _at_most("SIGSTOP of one of 4 in mid-reduce: added delay", "s", 6.0, 3.0, delays["sigstop"]),
-        _at_most(
-            "peak memory per peer beyond input and output, fp32, 4 peers",
-            "MiB",
-            payload_mib,
-            64.0,
-            Spread.of(peak / MIB for peak in peaks),
-        ),
-    ]
-    return tuple(rows)
+        *(DELAYS[kind].row(delays[kind]) for kind in FAULTS),
+        peak_target(details[0].numel if details else None).row(Spread.of_any(peak / MIB for peak in peaks)),
+    )
 
 
 def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
@@ -352,13 +312,5 @@ def _by_repetition(
 
 
 def _beside_rival(name: str, measured: Spread | None) -> Row:
-    target, aim = RIVAL_TARGETS.get(name, (None, None))
-    return _at_least(f"{name}, fp32, 4 peers, beside ours", "× our time", target, aim, measured)
-
-
-def _at_most(name: str, unit: str, target: float | None, aim: float | None, measured: Spread | None) -> Row:
-    return Row(name=name, unit=unit, target=target, aim=aim, measured=measured)
-
-
-def _at_least(name: str, unit: str, target: float | None, aim: float | None, measured: Spread | None) -> Row:
-    return Row(name=name, unit=unit, target=target, aim=aim, measured=measured, least=True)
+    least, aim = RIVAL_TARGETS.get(name, (None, None))
+    return Target(name=f"{name}, fp32, 4 peers, beside ours", unit="× our time", least=least, aim=aim).row(measured)

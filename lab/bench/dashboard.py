@@ -24,6 +24,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.targets import Row, Target
 from shoal.node.config import PageAddress
 from shoal.node.dashboard.service import PageService
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -33,6 +34,8 @@ START_DEADLINE_S = 60.0
 OPEN_DEADLINE_S = 60.0
 SCRAPES = 20
 STEP_S = 0.5
+FIRST_PAINT = Target(name="first paint", unit="ms", most=1800)
+"""What https://web.dev/articles/fcp calls good."""
 CHROMIUM_OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -62,6 +65,11 @@ class PageCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float
     idle_cpu_share: float
     metrics_ms: float
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its target."""
+        return (FIRST_PAINT.row(self.first_paint_ms),)
 
 
 def measure(*, peers: int, seconds: float, seed: int = 1) -> PageCost:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 import msgspec
 
+from shoal.lab.targets import Row, Target, missed
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.links import LINK_LIMIT
 
@@ -27,8 +29,15 @@ HONEST: Final = 4
 
 MUST_BESIDE_STRANGERS: Final = 0.9
 MUST_BESIDE_A_LIAR: Final = 0.7
-GROWTH_LIMIT_BYTES: Final = 64 << 20
+GROWTH_LIMIT_MIB: Final = 64.0
 BACK_LIMIT_S: Final = 60.0
+UNTOUCHED: Final = Target(name="what was taken over, and wrong values", most=0)
+ALIVE: Final = Target(name="honest nodes that ended", most=0)
+STRUCK: Final = Target(name="what the attacker did", least=1)
+FILLED: Final = Target(name="nodes of which strangers did not get all places", most=0)
+KEPT: Final = Target(name="nodes of which strangers did not keep all places", most=1)
+GROWTH: Final = Target(name="memory grew by", unit="MiB", most=GROWTH_LIMIT_MIB)
+BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 
 ROUND_S: Final = (1.0, 600.0)
 ROUNDS: Final = (2, 1000)
@@ -96,19 +105,27 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
     attacks: dict[str, int]
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was found beside its targets."""
+        pace = Target(name="rounds kept their pace", unit="of it", least=self.bench.must)
+        return (
+            UNTOUCHED.row(len(self.problems) + self.wrong_values + (self.taken_over and not self.problems)),
+            ALIVE.row(len(self.ended)),
+            STRUCK.row(sum(self.attacks.values())),
+            *self._places,
+            pace.row(self.rounds_ratio),
+            GROWTH.row(self.memory_growth_bytes / (1 << 20)),
+            BACK.row(inf if self.recovered_s is None else self.recovered_s),
+        )
+
+    @property
+    def _places(self) -> tuple[Row, ...]:
+        if self.kind != "links":
+            return ()
+        kept = self.attacks.get("nodes kept full", HONEST)
+        return FILLED.row(0 if self.attacks.get("nodes full") else HONEST), KEPT.row(HONEST - kept)
+
+    @property
     def missed(self) -> tuple[str, ...]:
         """The targets that were missed, a line each."""
-        must = self.bench.must
-        checks = {
-            "something was taken over": self.taken_over or self.wrong_values > 0,
-            "an honest node ended": bool(self.ended),
-            "the attacker did nothing": not any(self.attacks.values()),
-            "strangers did not get all places": self.kind == "links" and not self.attacks.get("nodes full"),
-            "strangers did not keep all places": self.attacks.get("nodes kept full", HONEST) < HONEST - 1,
-            f"rounds kept {self.rounds_ratio:.3f} of their pace, not {must:g}": self.rounds_ratio < must,
-            f"memory grew by {self.memory_growth_bytes >> 20} MiB": self.memory_growth_bytes > GROWTH_LIMIT_BYTES,
-            f"it took more than {BACK_LIMIT_S:g} s to come back": not (
-                self.recovered_s is not None and self.recovered_s <= BACK_LIMIT_S
-            ),
-        }
-        return tuple(text for text, is_missed in checks.items() if is_missed)
+        return tuple(map(str, missed(self.rows)))

@@ -27,7 +27,11 @@ from shoal.collectives.state import CertifiedState
 from shoal.lab.bench.join_donor import drawn_state
 from shoal.lab.bench.join_joiner import JoinBench, bare_errors, joining
 from shoal.lab.bench.join_training import training_rate
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import LocalError
+
+DONORS = Target(name="training of donors that serve under a cap", unit="× their rate undisturbed", least=0.9)
+LANES = Target(name="a verified state", unit="× the lanes' rate", least=0.5)
 
 
 class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,11 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
     lane_cpu_s_per_gb: float
     extra_mb: float
     by_donor: tuple[int, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        return LANES.row(self.lane_ratio), DONORS.row(self.donor_rate_ratio)
 
 
 def measure_join(bench: JoinBench) -> JoinSpeed:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -24,6 +25,7 @@ import trio
 
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.lab.bench.tally_workload import QUANTUM, WORKLOAD_NAME, steps_made
+from shoal.lab.targets import Row, Target, missed
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import CaughtUp, Certified, Contributed, Event
@@ -51,6 +53,16 @@ TOLERANCE: Final = 0.05
 """By how much of a step a value may be off a whole number of them: what rounding leaves, many times over."""
 WITHIN_S: Final = 10.0
 """How soon after the heal there must be one chain and full speed."""
+ONE_CHAIN: Final = Target(name="one chain after the heal", unit="s", most=WITHIN_S)
+FULL_SPEED: Final = Target(name="a round of all four after the heal", unit="s", most=WITHIN_S)
+NONE_LOST: Final = Target(name="steps lost", most=0)
+NONE_TWICE: Final = Target(name="steps counted twice", most=0)
+NO_FORK: Final = Target(name="forks", most=0)
+NONE_WRONG: Final = Target(name="wrong values", most=0)
+NO_PROBLEM: Final = Target(name="problems", most=0)
+WENT_ON: Final = Target(name="rounds certified by the half with the previous lead", least=1)
+STOOD: Final = Target(name="rounds certified by the others", most=0)
+TRAINED_ON: Final = Target(name="steps that the others made alone", least=1)
 
 
 class NodeTally(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,17 +119,23 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """Whether all is as it must be."""
+        return not missed(self.rows)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        led = self.previous_lead in self.majority
         return (
-            self.previous_lead in self.majority
-            and self.rounds_of_majority > 0
-            and self.rounds_of_others == 0
-            and self.steps_of_others > 0
-            and self.one_chain_s is not None
-            and self.one_chain_s <= WITHIN_S
-            and self.full_speed_s is not None
-            and self.full_speed_s <= WITHIN_S
-            and not (self.steps_lost or self.steps_counted_twice or self.forks or self.wrong_values or self.problems)
-            and self.digests_equal
+            WENT_ON.row(self.rounds_of_majority if led else 0),
+            STOOD.row(self.rounds_of_others),
+            TRAINED_ON.row(self.steps_of_others),
+            ONE_CHAIN.row(inf if self.one_chain_s is None else self.one_chain_s),
+            FULL_SPEED.row(inf if self.full_speed_s is None else self.full_speed_s),
+            NONE_LOST.row(self.steps_lost),
+            NONE_TWICE.row(self.steps_counted_twice),
+            NO_FORK.row(self.forks),
+            NONE_WRONG.row(self.wrong_values),
+            NO_PROBLEM.row(len(self.problems) + (not self.digests_equal)),
         )
 
 
@@ -350,6 +368,6 @@ def _steps_of(chunk: bytes, number: int, index: int, problems: list[str]) -> int
     return found
 
 
-def to_json_dict(result: PartitionResult) -> Mapping[str, object]:
+def document(result: PartitionResult) -> Mapping[str, object]:
     """The result under the names of its fields, and whether it holds."""
     return {**msgspec.to_builtins(result), "holds": result.holds}

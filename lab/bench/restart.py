@@ -9,33 +9,24 @@ what the node does beside the import costs nothing then.
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import trio
+
+from shoal.lab.fleet import Swarm, end
+from shoal.lab.targets import Row, Target
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind
-from shoal.node.reporting.events import (
-    Contributed,
-    Evaluated,
-    Event,
-    Resumed,
-    RoundStarted,
-    TrainerStarted,
-    name_of,
-)
-from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import render_manifest, validate_manifest
-from shoal.testnet.tether import tethered
+from shoal.node.reporting.events import Contributed, Evaluated, Event, Resumed, RoundStarted, TrainerStarted, name_of
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.nodes import Launch, Runtime, node_command
 
 INPUTS = 256
 STEPS = 1000
@@ -43,8 +34,8 @@ STEPS = 1000
 STEPS_LIMIT = 100
 BYTES_PER_PARAMETER = 8
 """Of a saved state: anchor and momentum."""
-POLL_S = 0.01
 DEADLINE_S = 300.0
+INEXACT = Target(name="restarts that did not go on exactly where the node was", most=0)
 
 
 E = TypeVar("E", bound=Event)
@@ -76,96 +67,80 @@ class RestartSpeed:
         """The median without importing torch."""
         return statistics.median(restart.net_s for restart in self.restarts)
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its target."""
+        return (INEXACT.row(sum(not restart.exact for restart in self.restarts)),)
+
 
 def measure_restart(*, state_mb: int, repetitions: int) -> RestartSpeed:
     """Measure with a regression whose saved state has about so many MB. Raises NetworkError if a node fails."""
+    return trio.run(_measure, state_mb, repetitions)
+
+
+async def _measure(state_mb: int, repetitions: int) -> RestartSpeed:
     outputs = max(1, state_mb * 1_000_000 // (BYTES_PER_PARAMETER * (INPUTS + 1)))
+    steps = min(STEPS_LIMIT, max(2, STEPS // state_mb))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
-        steps = min(STEPS_LIMIT, max(2, STEPS // state_mb))
-        node = _Node(Path(scratch), outputs=outputs, steps=steps)
-        try:
-            node.start()
-            node.wait_round(3)
+        node = LoneNode(Path(scratch), outputs=outputs, steps=steps)
+        async with node.owned():
+            await node.start()
+            await node.wait_round(3)
             restarts = []
             for _ in range(repetitions):
-                node.kill()
-                restarts.append(node.restart())
-                node.wait_round(1 + max(event.round for event in node.events(Contributed)))
-            return RestartSpeed(state_bytes=BYTES_PER_PARAMETER * (INPUTS + 1) * outputs, restarts=tuple(restarts))
-        finally:
-            node.kill()
+                restarts.append(await node.restart())
+                await node.wait_round(1 + max(event.round for event in node.events(Contributed)))
+    return RestartSpeed(state_bytes=BYTES_PER_PARAMETER * (INPUTS + 1) * outputs, restarts=tuple(restarts))
 
 
-class _Node:
-    """A node alone, in a folder of its own."""
+class LoneNode(Swarm):
+    """A node that is all of its swarm, as `shoal run` starts it."""
 
     def __init__(self, folder: Path, *, outputs: int, steps: int) -> None:
-        self._data_dir = folder / "node"
-        self._manifest = folder / "swarm.toml"
-        self._log = folder / "node.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began_at = 0.0
-        key = Identity.load_or_create(self._data_dir / "node.key")
-        tables = {
-            "swarm": {"name": "bench", "founders": [key.peer_id], "admission": "open"},
-            "workload": {"name": "regression", "options": {"inputs": INPUTS, "outputs": outputs}},
-            "sync": {"inner_steps": steps, "balance": False},
-        }
-        self._manifest.write_text(render_manifest(validate_manifest(tables, source="the benchmark")))
+        super().__init__(folder, 1, partial(_manifest, outputs, steps), runtime=Runtime(command=_command))
 
-    def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "shoal.cli.main",
-            "run",
-            str(self._manifest),
-            "--data-dir",
-            str(self._data_dir),
-        ]
-        command += ["--no-mdns", "--dashboard", "off"]
-        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"]
-        command += ["--threads", "1"]
-        self._began_at = time.time()
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def restart(self) -> Restart:
-        """Start again; returns once it has trained and contributed."""
-        self.start()
-        self.wait(Contributed)
-        trained_from = max(self.wait(Evaluated).at, self.wait(RoundStarted).at)
+    async def restart(self) -> Restart:
+        """Kill the node and start it again; returns once it has trained and contributed."""
+        node = self.node(0)
+        await end(node)
+        await self.launch(node)
+        await self.wait(Contributed)
+        trained_from = max(self.first(Evaluated).at, self.first(RoundStarted).at)
         return Restart(
-            total_s=trained_from - self._began_at,
-            import_torch_s=self.wait(TrainerStarted).import_s,
-            exact=self.wait(Resumed).exact,
+            total_s=trained_from - node.lives[-1].started_at,
+            import_torch_s=self.first(TrainerStarted).import_s,
+            exact=self.first(Resumed).exact,
         )
-
-    def kill(self) -> None:
-        """SIGKILL; its trainer ends when its socket does."""
-        if self._process is not None:
-            if self._process.poll() is None:
-                os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait()
 
     def events(self, kind: type[E]) -> list[E]:
         """Those of that kind of this life."""
-        return [event for event in read_kind(self._data_dir / LOG_NAME, kind) if event.at >= self._began_at]
+        began = self.node(0).lives[-1].started_at
+        return [event for event in read_kind(self.home(0) / LOG_NAME, kind) if event.at >= began]
 
-    def wait_round(self, round: int) -> None:
-        """Wait until that round, or a later one, began in this life. Raises NetworkError."""
-        self.wait(RoundStarted, lambda event: event.round >= round)
+    def first(self, kind: type[E]) -> E:
+        """The first such event of this life, which is there."""
+        return self.events(kind)[0]
 
-    def wait(self, kind: type[E], match: Callable[[E], bool] = lambda event: True) -> E:
-        """The first such event of this life that matches. Raises NetworkError."""
-        ends_at = time.monotonic() + DEADLINE_S
-        while True:
-            for event in self.events(kind):
-                if match(event):
-                    return event
-            if self._process is None or self._process.poll() is not None or time.monotonic() > ends_at:
-                words = self._log.read_text(errors="replace")[-500:]
-                raise NetworkError(f"the node does not come to {name_of(kind)!r}: …{' '.join(words.split())}")
-            time.sleep(POLL_S)
+    async def wait_round(self, round: int) -> None:
+        """Return once that round, or a later one, began in this life. Raises NetworkError."""
+        await self.wait(RoundStarted, lambda event: event.round >= round)
+
+    async def wait(self, kind: type[E], match: Callable[[E], bool] = lambda event: True) -> None:
+        """Return once there is such an event of this life that matches. Raises NetworkError."""
+        what = f"the node comes to {name_of(kind)!r}"
+        await self.until(lambda: any(map(match, self.events(kind))), what, DEADLINE_S)
+
+
+def _command(launch: Launch) -> list[str]:
+    command = node_command(launch)
+    command.remove("--test-mode")
+    return command
+
+
+def _manifest(outputs: int, steps: int, founders: list[PeerId]) -> Manifest:
+    tables = {
+        "swarm": {"name": "bench", "founders": founders, "admission": "open"},
+        "workload": {"name": "regression", "options": {"inputs": INPUTS, "outputs": outputs}},
+        "sync": {"inner_steps": steps, "balance": False},
+    }
+    return validate_manifest(tables, source="the benchmark")

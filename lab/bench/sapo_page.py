@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from shoal.lab import picture
 from shoal.lab.bench.sapo_spec import TASKS, SapoResult
+from shoal.lab.page import spread, table, verdict
+from shoal.lab.targets import Row, Spread, Target
 
 SMOOTHED_ROUNDS: Final = 20
 PAPER: Final = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
 """Cumulative reward by I/J: "Sharing is Caring", arXiv 2509.08721, section 5."""
 ALONE, SHARED = "8/0", "4/4"
-LIKE_LEAST, UNLIKE_LEAST, TOKENS_LEAST, ATTACKED_LEAST = 1.1, 0.98, 1.5, 0.95
-"""The least ratios of 4/4 to 8/0: reward with like skills, with unlike ones, reward per token; and of the reward of
-those who are attacked to that of as many honest agents alone."""
+REWARD: Final = {
+    "like": Target(name="reward of 4/4, like skills", unit="× that of 8/0, of the worst seed", least=1.1),
+    "unlike": Target(name="reward of 4/4, unlike skills", unit="× that of 8/0, of the worst seed", least=0.98),
+}
+PER_TOKEN: Final = Target(name="reward of 4/4 per token", unit="× that of 8/0, of the worst seed", least=1.5)
+ATTACKED: Final = Target(name="reward of honest agents under attack", unit="× that of as many alone", least=0.95)
 
 _ATTACK_HEADS: Final = (
     "seed",
@@ -87,10 +91,10 @@ def render(results: Sequence[SapoResult]) -> str:
     for swarm, runs in _compared(results).items():
         rate = f"learning rate {swarm.learning_rate:g}"
         parts += [f"## {swarm.skills.capitalize()} skills, warm-up {swarm.warm_up_reward:g}, {rate}\n", f"{swarm}.\n"]
-        parts += [_table(_heads(swarm), _rows(swarm, runs)), f"![Reward by round]({swarm.picture})\n"]
+        parts += [table(_heads(swarm), _rows(swarm, runs)), f"![Reward by round]({swarm.picture})\n"]
     attacks = list(_attacks(results))
     if attacks:
-        parts += ["## Attackers\n", _table(_ATTACK_HEADS, attacks), _attacked(results)]
+        parts += ["## Attackers\n", table(_ATTACK_HEADS, attacks), _attacked(results)]
     machine = results[0].machine
     parts += [
         "## How the numbers are defined\n",
@@ -103,19 +107,22 @@ def render(results: Sequence[SapoResult]) -> str:
 def draw(results: Sequence[SapoResult], folder: Path) -> None:
     """Write a picture for each swarm: the reward by round, the mean over seeds, smoothed."""
     for swarm, runs in _compared(results).items():
-        figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        for setting in _settings(runs):
-            rewards = np.array([one.reward_by_round for one in runs if _setting(one) == setting])
-            width = min(SMOOTHED_ROUNDS, rewards.shape[1])
-            smooth = np.convolve(rewards.mean(axis=0), np.full(width, 1 / width), mode="valid")
-            axes.plot(np.arange(width, width + len(smooth)), smooth, label=setting, color=_COLOURS.get(setting))
-        axes.set_xlabel("round")
-        axes.set_ylabel(f"reward, mean of the last {SMOOTHED_ROUNDS} rounds")
-        axes.grid(alpha=0.25)
-        axes.legend(title="own / others' groups")
-        figure.savefig(folder / swarm.picture, format="png")
+        picture.draw(
+            folder / swarm.picture,
+            (_curve(setting, runs) for setting in _settings(runs)),
+            across="round",
+            up=f"reward, mean of the last {SMOOTHED_ROUNDS} rounds",
+            title="own / others' groups",
+        )
+
+
+def _curve(setting: str, runs: Iterable[SapoResult]) -> picture.Curve:
+    rewards = np.array([one.reward_by_round for one in runs if _setting(one) == setting])
+    width = min(SMOOTHED_ROUNDS, rewards.shape[1])
+    smooth = np.convolve(rewards.mean(axis=0), np.full(width, 1 / width), mode="valid")
+    return picture.Curve(
+        name=setting, across=range(width, width + len(smooth)), up=smooth.tolist(), colour=_COLOURS.get(setting)
+    )
 
 
 def _compared(results: Iterable[SapoResult]) -> dict[Swarm, list[SapoResult]]:
@@ -142,17 +149,15 @@ def _heads(swarm: Swarm) -> tuple[str, ...]:
 
 
 def _rows(swarm: Swarm, runs: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
-    alone = {one.seed: one for one in runs if _setting(one) == ALONE}
     for setting in _settings(runs):
         of_it = [one for one in runs if _setting(one) == setting]
-        pairs = [(one, alone[one.seed]) for one in of_it if one.seed in alone]
-        reward = [one.cumulative_reward / other.cumulative_reward for one, other in pairs]
-        tokens = [one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs]
-        told, per_token = _span(reward), _span(tokens)
+        reward, tokens = _beside_alone(setting, runs)
+        told, per_token = (spread(Spread.of_any(ratios), "{:.2f}") for ratios in (reward, tokens))
         if setting == SHARED:
-            least = LIKE_LEAST if swarm.skills == "like" else UNLIKE_LEAST
-            told += _verdict(least, min(reward))
-            per_token += _verdict(TOKENS_LEAST, min(tokens))
+            told, per_token = (
+                f"{text} ({verdict(row)})"
+                for text, row in zip((told, per_token), _shared_rows(swarm, runs), strict=True)
+            )
         row = (
             setting,
             ", ".join(str(one.seed) for one in of_it),
@@ -166,6 +171,33 @@ def _rows(swarm: Swarm, runs: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]
         paper = PAPER.get(setting)
         theirs = ("–", "–") if paper is None else (f"{paper:.2f}", f"{paper / PAPER[ALONE]:.2f}")
         yield (*row, *theirs) if swarm.skills == "like" else row
+
+
+def _beside_alone(setting: str, runs: Sequence[SapoResult]) -> tuple[list[float], list[float]]:
+    """Of each seed, reward and reward per token beside those of the run in which nobody shares."""
+    alone = {one.seed: one for one in runs if _setting(one) == ALONE}
+    pairs = [(one, alone[one.seed]) for one in runs if _setting(one) == setting and one.seed in alone]
+    return (
+        [one.cumulative_reward / other.cumulative_reward for one, other in pairs],
+        [one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs],
+    )
+
+
+def _shared_rows(swarm: Swarm, runs: Sequence[SapoResult]) -> tuple[Row, Row]:
+    """What sharing must bring: the worst seed counts."""
+    reward, tokens = (min(ratios, default=None) for ratios in _beside_alone(SHARED, runs))
+    return REWARD[swarm.skills].row(reward), PER_TOKEN.row(tokens)
+
+
+def rows_of(results: Sequence[SapoResult]) -> tuple[Row, ...]:
+    """All targets of sharing, beside what these results come to."""
+    compared = _compared(results)
+    shared = [row for swarm, runs in compared.items() for row in _shared_rows(swarm, runs)]
+    return (*shared, ATTACKED.row(Spread.of_any(_attacked_ratios(results))))
+
+
+def _attacked_ratios(results: Sequence[SapoResult]) -> list[float]:
+    return [one.cumulative_reward / other.cumulative_reward for one, other in _attacked_pairs(results)]
 
 
 def _attacks(results: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
@@ -184,16 +216,16 @@ def _attacks(results: Sequence[SapoResult]) -> Iterable[tuple[str, ...]]:
 
 def _attacked(results: Sequence[SapoResult]) -> str:
     """What attackers cost, in one sentence."""
-    ratios = [one.cumulative_reward / other.cumulative_reward for one, other in _attacked_pairs(results)]
+    row = ATTACKED.row(Spread.of(_attacked_ratios(results)))
     refused: dict[str, int] = {}
     for one, _ in _attacked_pairs(results):
         for reason, count in one.rejected.items():
             refused[reason] = refused.get(reason, 0) + count
     told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(refused.items()))
-    median = statistics.median(ratios)
+    assert row.measured is not None
     return (
-        f"The honest agents' reward is {median:.3f} times that of as many without attackers, in the median"
-        f"{_verdict(ATTACKED_LEAST, median)}. Attackers announce wrong answers as right, send garbage, replay, flood "
+        f"The honest agents' reward is {row.measured.median:.3f} times that of as many without attackers, in the "
+        f"median ({verdict(row)}). Attackers announce wrong answers as right, send garbage, replay, flood "
         f"and copy. Refused, by reason: {told}.\n"
     )
 
@@ -228,20 +260,3 @@ def _most(runs: Sequence[SapoResult]) -> str:
     """The worst share of bytes pulled; nothing where nothing is."""
     shares = [one.pulled_bytes / one.trained_bytes for one in runs if one.trained_bytes]
     return f"{max(shares):.3f}" if shares else "–"
-
-
-def _verdict(least: float, measured: float) -> str:
-    return f" (≥ {least:g}, {'met' if measured >= least else '**missed**'})"
-
-
-def _span(values: Sequence[float]) -> str:
-    """The median, and from where to where."""
-    if not values:
-        return "–"
-    spread = f" ({min(values):.2f}–{max(values):.2f})" if len(set(values)) > 1 else ""
-    return f"{statistics.median(values):.2f}{spread}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult
+from shoal.lab.page import table
 from shoal.protocol.errors import ConfigError
 
 RESULTS_LIMIT_BYTES = 64 << 20
@@ -50,17 +51,15 @@ def read_results(path: Path) -> list[SapoResult]:
         raise ConfigError(f"--results {path} does not hold results of this command: {error}; name another") from None
 
 
-def table(results: Sequence[SapoResult]) -> list[str]:
+def summary_table(results: Sequence[SapoResult]) -> str:
     """A row for each setting, in Markdown: means over seeds, and ratios to the first setting's run of the same seed.
 
     Rewards are compared for each honest agent.
     """
     settings = list(dict.fromkeys(map(_setting, results)))
     first = {one.seed: one for one in results if _setting(one) == settings[0]}
-    lines = [
-        "| setting | cumulative reward | beside the first | final | per million tokens | beside the first | seeds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    heads = ("setting", "cumulative reward", "beside the first", "final", "per million tokens", "beside the first")
+    lines = []
     for setting in settings:
         runs = [one for one in results if _setting(one) == setting]
         pairs = [(one, first[one.seed]) for one in runs if one.seed in first]
@@ -73,8 +72,8 @@ def table(results: Sequence[SapoResult]) -> list[str]:
             _span([one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs]),
             str(len(runs)),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return table((*heads, "seeds"), lines)
 
 
 def _for_each_agent(result: SapoResult) -> float:

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
@@ -28,8 +29,11 @@ from shoal.protocol.strategies.table import STRATEGIES
 
 WORKLOAD_NAME: Final = "shoal.lab.bench.random_tokens:RandomTokensWorkload"
 DTYPES: Final = ("auto", "bf16", "float32")
-TARGETS: Final[Mapping[str, float]] = {"streaming": 0.03}
-"""Of the overhead at most, by strategy."""
+OVERHEADS: Final[Mapping[str, Target]] = {
+    "streaming": Target(name="tokens per second that the swarm costs, streaming", unit="of the loops' alone", most=0.03)
+}
+"""What a strategy may cost, where that has a target."""
+UNEQUAL: Final = Target(name="runs in which nodes came to different states", most=0)
 SYMBOLS: Final = 256
 HEAD_WIDTH: Final = 64
 LEARNING_RATE: Final = 1e-4
@@ -261,16 +265,22 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.overheads)
 
     @property
-    def target(self) -> float | None:
+    def target(self) -> Target | None:
         """What the overhead should not exceed, if anything."""
-        return TARGETS.get(self.bench.strategy)
+        return OVERHEADS.get(self.bench.strategy)
 
     @property
     def target_met(self) -> bool | None:
         """None where the strategy has no target."""
-        return None if self.target is None else self.overhead <= self.target
+        return None if self.target is None else self.target.row(self.overhead).met
 
     @property
     def sound(self) -> bool:
         """Whether all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        unequal = UNEQUAL.row(sum(not run.sound for run in self.together))
+        return (unequal,) if self.target is None else (unequal, self.target.row(self.overhead))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import train_in_swarm
 from shoal.lab.bench.train_sync import train_synchronously
+from shoal.lab.targets import Row, Spread, Target
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.testnet.progress import OnProgress, ignore_progress
 
@@ -32,18 +33,25 @@ SEEDS_LIMIT: Final = 100
 
 Tell = Callable[[str], None]
 
+UNSOUND: Final = Target(name="runs with wrong values, or not all certified", most=0)
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """The median over the seeds, the least and the largest."""
 
-    median: float
-    least: float
-    most: float
+def _loss(most: float) -> Target:
+    return Target(name="held-out loss", unit="× synchronous training's", most=most)
 
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> Spread:
-        """Of at least one number."""
-        return cls(median=statistics.median(numbers), least=min(numbers), most=max(numbers))
+
+def _bytes(least: float) -> Target:
+    return Target(name="times fewer bytes", least=least)
+
+
+TARGETS: Final[Mapping[tuple[str, bool], tuple[Target, Target | None]]] = {
+    ("diloco", False): (_loss(1.02), _bytes(100)),
+    ("diloco", True): (_loss(1.03), None),
+    ("streaming", False): (_loss(1.02), _bytes(200)),
+    ("sparse", False): (_loss(1.03), _bytes(1000)),
+    ("gossip", False): (_loss(1.04), _bytes(50)),
+}
+"""Of loss and bytes, by strategy and whether nodes are replaced: beside synchronous training on the same tokens."""
 
 
 class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +120,28 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     def sound(self) -> bool:
         """Whether everything that ran was certified and exact."""
         return all(run.sound for run in self.seeds)
+
+    @property
+    def loss_row(self) -> Row | None:
+        """The loss beside its target; None without one."""
+        found = self._targets
+        return None if found is None else found[0].row(self.loss_ratio)
+
+    @property
+    def byte_row(self) -> Row | None:
+        """The bytes beside their target; None without one."""
+        found = self._targets
+        return None if found is None or found[1] is None else found[1].row(self.byte_ratio)
+
+    @property
+    def _targets(self) -> tuple[Target, Target | None] | None:
+        return TARGETS.get((self.strategy, self.settings.churn > 0))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        found = (UNSOUND.row(sum(not run.sound for run in self.seeds)), self.loss_row, self.byte_row)
+        return tuple(row for row in found if row is not None)
 
 
 def measure(

@@ -1,21 +1,19 @@
 """What `shoal bench train` found, for people: loss against bytes and against tokens, and a page.
 
-Everything on the page is from the results it is given; the targets are those of the table below.
+Everything on the page is from the results it is given, with the targets that stand beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from shoal.lab import picture
 from shoal.lab.bench.machine import Machine
-from shoal.lab.bench.train import Spread, TrainResult
+from shoal.lab.bench.train import TrainResult
 from shoal.lab.bench.train_spec import CHURN_PERIOD_ROUNDS, Point
+from shoal.lab.page import UNKNOWN, spread, table, verdict
 
 LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
 LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
@@ -24,23 +22,6 @@ TITLE: Final = "Training: strategies beside synchronous data parallel"
 METRIC: Final = "bits per byte"
 _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#7b2d8b", "#b08900", "#444444")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a strategy is to reach: the most loss ratio, and the least byte ratio, None for no target."""
-
-    loss_ratio: float
-    byte_ratio: float | None
-
-
-TARGETS: Final = {
-    ("diloco", False): Target(loss_ratio=1.02, byte_ratio=100),
-    ("diloco", True): Target(loss_ratio=1.03, byte_ratio=None),
-    ("streaming", False): Target(loss_ratio=1.02, byte_ratio=200),
-    ("sparse", False): Target(loss_ratio=1.03, byte_ratio=1000),
-    ("gossip", False): Target(loss_ratio=1.04, byte_ratio=50),
-}
-"""By strategy and whether nodes are replaced: against synchronous data parallel on the same tokens."""
 
 _DEFINITIONS: Final = """\
 * **Tokens** are those that certified rounds count, of all nodes together; both sides get as many (synchronous data
@@ -69,7 +50,7 @@ def render(
         f"# {title}\n",
         "Made by `shoal bench train-table` from results of `shoal bench train --out`; no number here was written by "
         "hand.\n",
-        _table(
+        table(
             (
                 "strategy",
                 "loss",
@@ -86,7 +67,7 @@ def render(
         ),
         f"![Loss by bytes]({plots}{LOSS_VS_BYTES}) ![Loss by tokens]({plots}{LOSS_VS_TOKENS})\n",
         "## What ran\n",
-        _table(
+        table(
             ("strategy", "settings", "where"),
             ((_name(result), _settings(result), _where(result)) for result in results),
         ),
@@ -102,36 +83,27 @@ def _tried(results: Sequence[TrainResult]) -> list[str]:
     if not results:
         return []
     rows = ((_name(result), _settings(result), *_reached(result)) for result in results)
-    return ["## What else was tried\n", _table(("strategy", "settings", "ratio", "times fewer bytes"), rows)]
+    return ["## What else was tried\n", table(("strategy", "settings", "ratio", "times fewer bytes"), rows)]
 
 
 def _reached(result: TrainResult) -> tuple[str, str]:
-    return _spread(result.loss_ratio, "{:.3f}"), _spread(result.byte_ratio, "{:.0f}")
+    return spread(result.loss_ratio, "{:.3f}"), spread(result.byte_ratio, "{:.0f}")
 
 
 def _row(result: TrainResult) -> tuple[str, ...]:
-    target = TARGETS.get((result.strategy, result.settings.churn > 0))
-    loss = byte = "–"
-    if target is not None:
-        loss = _verdict(f"≤ {target.loss_ratio:g}", result.loss_ratio.median <= target.loss_ratio)
-        if target.byte_ratio is not None:
-            byte = _verdict(f"≥ {target.byte_ratio:g}", result.byte_ratio.median >= target.byte_ratio)
+    loss, byte = (UNKNOWN if row is None else verdict(row) for row in (result.loss_row, result.byte_row))
     return (
         _name(result) + ("" if result.sound else " (**not sound**)"),
         f"{result.val_loss:.3f}",
         f"{result.sync_val_loss:.3f}",
-        _spread(result.loss_ratio, "{:.3f}"),
+        spread(result.loss_ratio, "{:.3f}"),
         loss,
         f"{result.wire_bytes / 1e6:.1f} MB",
-        _spread(result.byte_ratio, "{:.0f}"),
+        spread(result.byte_ratio, "{:.0f}"),
         byte,
         "–" if result.blocked_fraction is None else f"{result.blocked_fraction:.1%}",
         "–" if result.rate_ratio is None else f"{result.rate_ratio:.2f}",
     )
-
-
-def _verdict(limit: str, met: bool) -> str:
-    return f"{limit}, {'met' if met else '**missed**'}"
 
 
 def _name(result: TrainResult) -> str:
@@ -164,20 +136,6 @@ def _machine(machine: Machine) -> str:
     return f"{machine.cpu}, {machine.cores} cores, torch {machine.torch}, {machine.date}"
 
 
-def _spread(spread: Spread, form: str) -> str:
-    median, least, most = (form.format(value) for value in (spread.median, spread.least, spread.most))
-    return median if least == most else f"{median} ({least}–{most})"
-
-
-def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    rows = [heads, ["---"] * len(heads), *lines]
-    return (
-        "\n".join("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows)
-        + "\n"
-    )
-
-
 def draw(results: Sequence[TrainResult], folder: Path, plots: str = "") -> None:
     """Write both pictures: each result's curve of its first seed, and that seed's synchronous one.
 
@@ -191,26 +149,22 @@ def draw(results: Sequence[TrainResult], folder: Path, plots: str = "") -> None:
 def _draw(
     results: Sequence[TrainResult], path: Path, across: Callable[[Point], float], label: str, *, log: bool
 ) -> None:
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     curves = [("synchronous", results[0].seeds[0].sync_curve)]
     curves += [(_name(result), result.seeds[0].curve) for result in results]
-    for at, (name, points) in enumerate(curves):
-        shown = [point for point in points if across(point) > 0]
-        colour = _COLOURS[-1] if not at else _COLOURS[(at - 1) % (len(_COLOURS) - 1)]
-        axes.plot(
-            [across(point) for point in shown],
-            [point.val_loss for point in shown],
-            label=name,
-            color=colour,
-            linestyle="--" if not at else "-",
-            marker=".",
-        )
-    if log:
-        axes.set_xscale("log")
-    axes.set_xlabel(label)
-    axes.set_ylabel(f"held-out loss ({METRIC})")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
-    figure.savefig(path, format="png")
+    picture.draw(
+        path, (_curve(at, *one, across) for at, one in enumerate(curves)),
+        across=label, up=f"held-out loss ({METRIC})", log=log,
+    )  # fmt: skip
+
+
+def _curve(at: int, name: str, points: Sequence[Point], across: Callable[[Point], float]) -> picture.Curve:
+    """The curve of one run; the first is that of synchronous training."""
+    shown = [point for point in points if across(point) > 0]
+    return picture.Curve(
+        name=name,
+        across=[across(point) for point in shown],
+        up=[point.val_loss for point in shown],
+        colour=_COLOURS[(at - 1) % (len(_COLOURS) - 1)] if at else _COLOURS[-1],
+        style="-" if at else "--",
+        marker=".",
+    )

@@ -36,6 +36,7 @@ import trio
 from shoal.collectives.codecs import codec
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, read_node, round_at, times_of
+from shoal.lab.targets import Row, Target
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.links.namespaces import Network, has_netem, network, why_not
 from shoal.testnet.links.wan_profiles import Profile, uplinks_of
@@ -50,6 +51,8 @@ PEER_LIMITS: Final = (2, 16)
 SECONDS_LIMITS: Final = (1.0, 600.0)
 ROUNDS_LIMIT: Final = 200
 PORT: Final = 5201
+SHARE: Final = Target(name="payload of reductions, each way", unit="of the line", least=0.85)
+DIFFERENT: Final = Target(name="rounds after which nodes hold different values", most=0)
 
 Tell = Callable[[str], None]
 _Bare = tuple[float | None, float | None, float | None]
@@ -139,6 +142,11 @@ class Wan(msgspec.Struct, frozen=True, kw_only=True):
     identical: bool
     rounds: tuple[WanRound, ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What was measured beside its targets."""
+        return SHARE.row(self.link_share), DIFFERENT.row(not self.identical)
+
 
 async def measure_wan(bench: WanBench, tell: Tell = lambda text: None, *, folder: Path | None = None) -> Wan:
     """Run the benchmark in `folder` (empty; None for a temporary one).
@@ -209,10 +217,9 @@ async def _reduce(
         numel=bench.values,
         codec=bench.codec,
         rounds=ROUNDS_LIMIT,
-        places=tuple(links.place(index) for index in range(bench.peers)),
     )
     tell(f"starting {bench.peers} nodes")
-    async with running_swarm(spec, folder) as swarm:
+    async with running_swarm(spec, folder, links) as swarm:
         found = Course(bench)
         busy_s, began = links.emulator_cpu_s(), time.monotonic()
         for round in range(1, ROUNDS_LIMIT + 1):
@@ -295,8 +302,3 @@ class Course:
 
 def _mbit(size: int, seconds: float) -> float:
     return size * 8 / 1e6 / seconds
-
-
-def to_json(result: Wan) -> str:
-    """The result as one JSON document."""
-    return msgspec.json.encode(result).decode()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-import typer
-
-from shoal.cli.options import ReportOptions, parse_numbers
-from shoal.cli.render import progress_display
+from shoal.cli.options import parse_numbers
+from shoal.cli.render import ShowNow
 from shoal.cli.text import number, quantity
+from shoal.lab.case import Case, LongCaseOptions
 from shoal.node.options import Option
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ Iters = Annotated[int, Option("--iters", help="Measured rounds; two more warm up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllreduceOptions(ReportOptions):
+class AllreduceOptions(LongCaseOptions):
     """What the user asked `shoal bench allreduce` for."""
 
     peers: Annotated[int, Option("--peers", help="How many nodes, each a process of its own.")] = 4
@@ -40,9 +39,11 @@ class AllreduceOptions(ReportOptions):
     ] = False
 
 
-def allreduce(options: AllreduceOptions) -> None:
+def _run_allreduce(options: AllreduceOptions, tell: ShowNow) -> Allreduce:
     """Measure rounds of real nodes on loopback, undisturbed or struck; exits 1 if any value is wrong."""
-    from shoal.lab.bench.allreduce import Bench, measure, to_json
+    import trio
+
+    from shoal.lab.bench.allreduce import Bench, measure
 
     bench = Bench(
         peers=options.peers,
@@ -52,10 +53,7 @@ def allreduce(options: AllreduceOptions) -> None:
         fault=options.fault,
         sockets=options.sockets,
     )
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-        result = _run(partial(measure, bench, show_now))
-    typer.echo(to_json(result) if options.as_json else "\n".join(_summary(result)))
-    raise typer.Exit(0 if result.ok else 1)
+    return trio.run(partial(measure, bench, tell))
 
 
 def _summary(result: Allreduce) -> list[str]:
@@ -79,8 +77,11 @@ def _summary(result: Allreduce) -> list[str]:
     return lines
 
 
+allreduce: Final = Case(spec=AllreduceOptions, run=_run_allreduce, lines=_summary, sound=attrgetter("ok"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions(ReportOptions):
+class CompareOptions(LongCaseOptions):
     """What the user asked `shoal bench compare` for, as written."""
 
     repeat: Annotated[int, Option("--repeat", help="How often everything runs, in turn.")] = 3
@@ -110,17 +111,25 @@ class CompareOptions(ReportOptions):
     out: Annotated[Path | None, Option("--out", "-o", help="The page, in Markdown.", metavar="FILE")] = None
 
 
-def compare(options: CompareOptions) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPage:
+    """What was compared, and the page of it; out: where that was written."""
+
+    found: Comparison
+    page: str
+    out: Path | None
+
+
+def _run_compare(options: CompareOptions, tell: ShowNow) -> ComparedPage:
     """Run ours beside gloo and other systems, in turn, and write the page of benchmarks."""
-    import msgspec
+    import trio
 
-    from shoal.lab.bench.compare import Compare
-    from shoal.lab.bench.compare import compare as run_comparison
-    from shoal.lab.bench.page import load_campaign, render
+    from shoal.lab.bench import compare
+    from shoal.lab.bench.compare_page import load_campaign, render
     from shoal.lab.bench.rivals import parse_rivals
-    from shoal.node.state.store import write_atomically
+    from shoal.lab.page import publish
 
-    wanted = Compare(
+    wanted = compare.Compare(
         repeat=options.repeat,
         peers=parse_numbers(options.peers, "--peers"),
         numel=options.numel,
@@ -129,20 +138,18 @@ def compare(options: CompareOptions) -> None:
         rivals=parse_rivals(options.rival, options.rival_regex),
     )
     campaign = None if options.campaign is None else load_campaign(options.campaign)
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-        found: Comparison = _run(partial(run_comparison, wanted, show_now))
+    found = trio.run(partial(compare.compare, wanted, tell))
     page = render(found, campaign)
     if options.out is not None:
-        write_atomically(options.out, page.encode())
-    if options.as_json:
-        typer.echo(msgspec.json.encode(found))
-    elif options.out is None:
-        typer.echo(page)
-    raise typer.Exit(0 if found.ok else 1)
+        publish(page, options.out)
+    return ComparedPage(found=found, page=page, out=options.out)
 
 
-def _run(job: Callable[[], Any]) -> Any:
-    """Run an async job to its end. Raises ShoalError, KeyboardInterrupt, or an ExceptionGroup of its tasks'."""
-    import trio
-
-    return trio.run(job)
+compare: Final = Case(
+    spec=CompareOptions,
+    run=_run_compare,
+    rows=attrgetter("found.rows"),
+    lines=lambda compared: [f"written to {compared.out}" if compared.out else compared.page],
+    document=attrgetter("found"),
+    sound=attrgetter("found.ok"),
+)

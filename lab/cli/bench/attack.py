@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
-import typer
-
-from shoal.cli.options import ReportOptions
-from shoal.cli.render import progress_display
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, LongCaseOptions
 from shoal.node.options import Option
+
+if TYPE_CHECKING:
+    from shoal.lab.bench.attack_spec import AttackResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttackOptions(ReportOptions):
+class AttackOptions(LongCaseOptions):
     """What the user asked `shoal bench attack` for, as written."""
 
     peers: Annotated[int, Option("--peers", help="How many peers, attackers among them.")] = 16
@@ -35,11 +35,11 @@ class AttackOptions(ReportOptions):
     )
 
 
-def attack(options: AttackOptions) -> None:
+def _run(options: AttackOptions, tell: ShowNow) -> AttackResult:
     """Train a small model among attackers, in one process: final loss by attack and defence, and what is proven."""
     from shoal.lab.bench.attack import measure, render
     from shoal.lab.bench.attack_spec import ATTACKS, DEFENCES, AttackBench, chosen
-    from shoal.node.state.store import write_atomically
+    from shoal.lab.page import publish
 
     bench = AttackBench(
         peers=options.peers,
@@ -50,8 +50,17 @@ def attack(options: AttackOptions) -> None:
     )
     attacks = chosen(options.attack, ATTACKS, "--attack")
     defences = chosen(options.defence, DEFENCES, "--defence")
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-        result = measure(bench, attacks, defences, options.seed, show_now)
+    result = measure(bench, attacks, defences, options.seed, tell)
     if options.out is not None:
-        write_atomically(options.out, render(result).encode())
-    typer.echo(msgspec.json.encode(result).decode() if options.as_json else render(result))
+        publish(render(result), options.out)
+    return result
+
+
+def to_lines(result: AttackResult) -> list[str]:
+    """The tables in Markdown."""
+    from shoal.lab.bench.attack import render
+
+    return [render(result)]
+
+
+attack: Final = Case(spec=AttackOptions, run=_run, lines=to_lines)

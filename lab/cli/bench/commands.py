@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 import typer
 
 from shoal.cli.options import command_of
+from shoal.lab.case import Case
 from shoal.lab.cli.bench.allreduce import allreduce, compare
 from shoal.lab.cli.bench.attack import attack
 from shoal.lab.cli.bench.checkpoint import checkpoint, restart
@@ -31,22 +35,28 @@ def show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-bench.command("allreduce")(command_of(allreduce))
-bench.command("compare")(command_of(compare))
-bench.command("find")(command_of(find))
-bench.command("flood")(command_of(flood))
-bench.command("hostile")(command_of(hostile))
-bench.command("join")(command_of(join))
-bench.command("dashboard")(command_of(dashboard))
-bench.command("lane")(command_of(lane))
-bench.command("partition")(command_of(partition))
-bench.command("uneven")(command_of(uneven))
-bench.command("throughput")(command_of(throughput))
-bench.command("wan")(command_of(wan))
-bench.command("checkpoint")(command_of(checkpoint))
-bench.command("restart")(command_of(restart))
-bench.command("train")(command_of(train))
+CASES: Final[Mapping[str, Case[Any, Any]]] = {
+    "allreduce": allreduce,
+    "compare": compare,
+    "find": find,
+    "flood": flood,
+    "hostile": hostile,
+    "join": join,
+    "dashboard": dashboard,
+    "lane": lane,
+    "partition": partition,
+    "uneven": uneven,
+    "throughput": throughput,
+    "wan": wan,
+    "checkpoint": checkpoint,
+    "restart": restart,
+    "train": train,
+    "sapo": sapo,
+    "attack": attack,
+}
+"""All benchmarks, in the order of the help."""
+
+for _name, _case in CASES.items():
+    bench.command(_name)(_case.command())
 bench.command("train-table")(command_of(train_table))
-bench.command("sapo")(command_of(sapo))
 bench.command("sapo-table")(command_of(sapo_table))
-bench.command("attack")(command_of(attack))

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.lab.bench.dashboard import PageCost
 
 PEER_LIMIT = 500
 SECONDS_LIMIT = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DashboardOptions:
+class DashboardOptions(CaseOptions):
     """What is served and measured."""
 
     peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.")] = 200
@@ -26,10 +30,9 @@ class DashboardOptions:
     seed: Annotated[int, Option("--seed", help="Of the made-up swarm.")] = 1
     serve: Annotated[bool, Option("--serve", help="Serve the page and measure nothing, until interrupted.")] = False
     rollouts: Annotated[bool, Option("--share-rollouts", help="With --serve: a swarm that shares rollouts.")] = False
-    as_json: AsJson = False
 
 
-def dashboard(options: DashboardOptions) -> None:
+def _run(options: DashboardOptions, tell: ShowNow) -> PageCost:
     """Measure the page of a made-up swarm in headless Chromium: first paint, bytes, processor, scrapes."""
     if not 0 <= options.peers <= PEER_LIMIT:
         raise ConfigError(f"--peers: {options.peers} is not in 0..{PEER_LIMIT}")
@@ -41,10 +44,13 @@ def dashboard(options: DashboardOptions) -> None:
         import trio
 
         trio.run(partial(serve, peers=options.peers, seed=options.seed, rollouts=options.rollouts))
-        return
-    found = measure(peers=options.peers, seconds=options.seconds, seed=options.seed)
-    if options.as_json:
-        typer.echo(msgspec.json.encode(found))
-        return
-    for name, value in msgspec.structs.asdict(found).items():
-        typer.echo(f"{name:<18} {value:,}")
+        raise typer.Exit
+    return measure(peers=options.peers, seconds=options.seconds, seed=options.seed)
+
+
+def to_lines(found: PageCost) -> list[str]:
+    """What was measured, a number a line."""
+    return [f"{name:<18} {value:,}" for name, value in msgspec.structs.asdict(found).items()]
+
+
+dashboard: Final = Case(spec=DashboardOptions, run=_run, lines=to_lines)

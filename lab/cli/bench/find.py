@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -18,22 +17,20 @@ NODES, REPETITIONS = 8, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindOptions:
+class FindOptions(CaseOptions):
     """What the user asked `shoal bench find` for."""
 
     nodes: Annotated[int, Option("--nodes", help="Members of the swarm, all on this machine.")] = NODES
     repetitions: Annotated[int, Option("--repetitions", help="Newcomers, one after the other.")] = REPETITIONS
-    as_json: AsJson = False
 
 
-def find(options: FindOptions) -> None:
+def _run(options: FindOptions, tell: ShowNow) -> FindSpeed:
     """Start a swarm on loopback, and time `shoal run LINK` from its start to its links and its first contribution."""
     if not (1 <= options.nodes <= 64 and 1 <= options.repetitions <= 100):
         raise ConfigError("--nodes must be 1 to 64, --repetitions 1 to 100")
-    from shoal.lab.bench.find import find_json, measure_find
+    from shoal.lab.bench.find import measure_find
 
-    speed = measure_find(nodes=options.nodes, repetitions=options.repetitions)
-    typer.echo(find_json(speed) if options.as_json else "\n".join(to_lines(speed)))
+    return measure_find(nodes=options.nodes, repetitions=options.repetitions)
 
 
 def to_lines(speed: FindSpeed) -> list[str]:
@@ -45,3 +42,6 @@ def to_lines(speed: FindSpeed) -> list[str]:
         "  ".join(f"{stage:>11}" for stage in stages),
     ]
     return lines + ["  ".join(f"{times[stage]:>11.3f}" for stage in stages) for times in speed.newcomers]
+
+
+find: Final = Case(spec=FindOptions, run=_run, lines=to_lines)

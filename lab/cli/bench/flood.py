@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
-import typer
-
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -20,23 +17,21 @@ NODES, WINDOWS, SECONDS = 2, 3, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloodOptions:
+class FloodOptions(CaseOptions):
     """What the user asked `shoal bench flood` for."""
 
     nodes: Annotated[int, Option("--nodes", help="Nodes that train; the first is attacked.")] = NODES
     windows: Annotated[int, Option("--windows", help="Attacks, each between two times of peace.")] = WINDOWS
     seconds: Annotated[float, Option("--seconds", help="How long each lasts.")] = SECONDS
-    as_json: AsJson = False
 
 
-def flood(options: FloodOptions) -> None:
+def _run(options: FloodOptions, tell: ShowNow) -> FloodResult:
     """Measure the rate of training before and during a flood: 200 hellos/s, 500 half-open connections and more."""
     if not (2 <= options.nodes <= 16 and 1 <= options.windows <= 100 and 5 <= options.seconds <= 60):
         raise ConfigError("--nodes must be 2 to 16, --windows 1 to 100, --seconds 5 to 60")
     from shoal.lab.bench.flood import measure_flood
 
-    result = measure_flood(nodes=options.nodes, windows=options.windows, seconds=options.seconds)
-    typer.echo(json.dumps(msgspec.to_builtins(result)) if options.as_json else "\n".join(to_lines(result)))
+    return measure_flood(nodes=options.nodes, windows=options.windows, seconds=options.seconds)
 
 
 def to_lines(result: FloodResult) -> list[str]:
@@ -57,3 +52,6 @@ def to_lines(result: FloodResult) -> list[str]:
         f"held          {held}",
         f"refused       each second {refused}",
     ]
+
+
+flood: Final = Case(spec=FloodOptions, run=_run, lines=to_lines)

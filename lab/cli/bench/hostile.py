@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import typer
 
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 
 if TYPE_CHECKING:
@@ -21,18 +20,16 @@ PLACES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostileOptions:
+class HostileOptions(CaseOptions):
     """What the user asked `shoal bench hostile` for."""
 
-    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/hostile.md.", metavar="KIND")]
+    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
     round_s: Annotated[float, Option("--round-s", help="Seconds that a node trains for one round.")] = 20.0
     rounds: Annotated[int, Option("--rounds", help="How many rounds left alone, and as many when struck.")] = 6
     places: Annotated[int, Option("--places", help="How many strangers come to each node, for kind links.")] = PLACES
-    check: Annotated[bool, Option("--check", help="Exit with code 1 if a target is missed.")] = False
-    as_json: AsJson = False
 
 
-def hostile(options: HostileOptions) -> None:
+def _run(options: HostileOptions, tell: ShowNow) -> HostileResult:
     """Strike four real nodes that train, with one stranger, lying fifth member or copied key, and say what it cost.
 
     The targets: nothing is taken over, rounds keep 0.9 of their pace beside strangers and 0.7 beside a lying member,
@@ -42,12 +39,7 @@ def hostile(options: HostileOptions) -> None:
     from shoal.lab.bench.hostile_spec import HostileBench
 
     bench = HostileBench(kind=options.kind, round_s=options.round_s, rounds=options.rounds, places=options.places)
-    result = measure_hostile(bench, lambda line: typer.echo(line, err=True))
-    if options.as_json:
-        typer.echo(json.dumps({**msgspec.to_builtins(result, str_keys=True), "missed": list(result.missed)}))
-    else:
-        typer.echo("\n".join(to_lines(result)))
-    raise typer.Exit(1 if options.check and result.missed else 0)
+    return measure_hostile(bench, tell)
 
 
 def to_lines(result: HostileResult) -> list[str]:
@@ -74,3 +66,11 @@ def _of(window: Window) -> str:
     memory = max(window.memory_bytes.values(), default=0) / (1 << 20)
     files = max(window.files.values(), default=0)
     return f"{window.rounds} rounds, {took}; {memory:.0f} MiB and {files} open files in the largest daemon"
+
+
+def to_document(result: HostileResult) -> dict[str, object]:
+    """The result under the names of its fields, and the targets that were missed."""
+    return {**msgspec.to_builtins(result, str_keys=True), "missed": list(result.missed)}
+
+
+hostile: Final = Case(spec=HostileOptions, run=_run, lines=to_lines, document=to_document)

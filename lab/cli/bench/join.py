@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinOptions:
+class JoinOptions(CaseOptions):
     """What the user asked `shoal bench join` for."""
 
     state_mb: Annotated[int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.")] = 1000
@@ -28,17 +27,14 @@ class JoinOptions:
             help="Also measure the donors' training rate while they serve at 100 MB/s each at most.",
         ),
     ] = True
-    as_json: AsJson = False
 
 
-def join(options: JoinOptions) -> None:
+def _run(options: JoinOptions, tell: ShowNow) -> JoinSpeed:
     """Fetch a state from several donor processes over loopback, beside bare frames over the same lanes."""
-    import msgspec
-
     from shoal.lab.bench.join import measure_join
     from shoal.lab.bench.join_joiner import JoinBench
 
-    speed = measure_join(
+    return measure_join(
         JoinBench(
             state_mb=options.state_mb,
             donors=options.donors,
@@ -46,7 +42,6 @@ def join(options: JoinOptions) -> None:
             training=options.training,
         )
     )
-    typer.echo(msgspec.json.encode(speed) if options.as_json else "\n".join(to_lines(speed)))
 
 
 def to_lines(speed: JoinSpeed) -> list[str]:
@@ -62,3 +57,6 @@ def to_lines(speed: JoinSpeed) -> list[str]:
             f"while the joiner got {speed.capped_mb_per_s:.0f} MB/s of {speed.cap_mb_per_s:.0f} under their caps"
         )
     return lines
+
+
+join: Final = Case(spec=JoinOptions, run=_run, lines=to_lines)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionOptions:
+class PartitionOptions(CaseOptions):
     """What the user asked `shoal bench partition` for."""
 
     seconds: Annotated[float, Option("--seconds", help="For how long the halves are apart.")] = 30.0
@@ -26,20 +26,17 @@ class PartitionOptions:
     out: Annotated[
         Path | None, Option("--out", help="Where the report and the nodes' folders stay.", metavar="FOLDER")
     ] = None
-    as_json: AsJson = False
 
 
-def partition(options: PartitionOptions) -> None:
+def _run(options: PartitionOptions, tell: ShowNow) -> PartitionResult:
     """Part four nodes two and two, heal it, and account for every step that any of them has made.
 
     Only the half with the previous lead may certify while the other trains locally; afterwards there is one chain, and
     every step is counted once. Needs network namespaces; the command ends with exit code 1 if anything else is found.
     """
-    from shoal.lab.bench.partition import bench_partition, to_json_dict
+    from shoal.lab.bench.partition import bench_partition
 
-    result = bench_partition(options.seconds, options.seed, options.out)
-    typer.echo(json.dumps(to_json_dict(result)) if options.as_json else "\n".join(to_lines(result)))
-    raise typer.Exit(0 if result.holds else 1)
+    return bench_partition(options.seconds, options.seed, options.out)
 
 
 def to_lines(result: PartitionResult) -> list[str]:
@@ -61,3 +58,19 @@ def to_lines(result: PartitionResult) -> list[str]:
     ]
     lines += [f"problem     {in_one_line(problem)}" for problem in result.problems]
     return [*lines, "all is as it should be" if result.holds else "FAILED      this is not as it should be"]
+
+
+def to_document(result: PartitionResult) -> Mapping[str, object]:
+    """The result under the names of its fields, and whether it holds."""
+    from shoal.lab.bench.partition import document
+
+    return document(result)
+
+
+partition: Final = Case(
+    spec=PartitionOptions,
+    run=_run,
+    lines=to_lines,
+    document=to_document,
+    sound=attrgetter("holds"),
+)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
-from shoal.cli.options import ReportOptions, parse_seeds
-from shoal.cli.render import progress_display
+from shoal.cli.options import parse_seeds
+from shoal.cli.render import ShowNow
 from shoal.cli.text import number, quantity
+from shoal.lab.case import Case, LongCaseOptions, PageOptions, end
+from shoal.lab.targets import Row
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SapoOptions(ReportOptions):
+class SapoOptions(LongCaseOptions):
     """What the user asked `shoal bench sapo` for, as written."""
 
     local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
@@ -67,10 +69,10 @@ class SapoOptions(ReportOptions):
     ] = 0.2
 
 
-def sapo(options: SapoOptions) -> None:
+def _run(options: SapoOptions, tell: ShowNow) -> list[SapoResult]:
     """Train agents on verifiable tasks in one process; J groups of each round are others', announced and judged."""
     from shoal.lab.bench.sapo_spec import SapoWords, bench_of
-    from shoal.lab.bench.sapo_table import measure_all, table
+    from shoal.lab.bench.sapo_table import measure_all
 
     words = SapoWords(
         agents=options.agents,
@@ -85,22 +87,20 @@ def sapo(options: SapoOptions) -> None:
     )
     benches = [bench_of(words, local=local, external=external) for local, external in _settings(options)]
     seeds = parse_seeds(options.seeds, options.seed)
+
+    def show_run(bench: SapoBench, seed: int) -> Callable[[int, float], None]:
+        def show_round(made: int, reward: float) -> None:
+            run = f"{bench.local}/{bench.external}, seed {seed}: " if len(benches) * len(seeds) > 1 else ""
+            tell(f"{run}round {made + 1} of {bench.rounds}, reward {reward:.3f}")
+
+        return show_round
+
     done = []
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-
-        def show_run(bench: SapoBench, seed: int) -> Callable[[int, float], None]:
-            def show_round(made: int, reward: float) -> None:
-                run = f"{bench.local}/{bench.external}, seed {seed}: " if len(benches) * len(seeds) > 1 else ""
-                show_now(f"{run}round {made + 1} of {bench.rounds}, reward {reward:.3f}")
-
-            return show_round
-
-        for result in measure_all(benches, seeds, results=options.results, on_run=show_run):
-            done.append(result)
-            if options.as_json:
-                typer.echo(msgspec.json.encode(result).decode())
-    if not options.as_json:
-        typer.echo("\n".join(summary(done[0]) if len(done) == 1 else table(done)))
+    for result in measure_all(benches, seeds, results=options.results, on_run=show_run):
+        done.append(result)
+        if options.as_json:
+            typer.echo(msgspec.json.encode(result))
+    return done
 
 
 def _settings(options: SapoOptions) -> list[tuple[int, int]]:
@@ -114,34 +114,29 @@ def _settings(options: SapoOptions) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SapoTableOptions:
+class SapoTableOptions(PageOptions):
     """What the user asked `shoal bench sapo-table` for."""
 
     results: Annotated[
         list[Path], typer.Argument(help="Files of `shoal bench sapo --results`, of any settings.", metavar="FILE…")
     ]
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="The page, in Markdown; curves go beside it.", metavar="FILE")
-    ] = None
 
 
 def sapo_table(options: SapoTableOptions) -> None:
     """Write the page of what sharing rollouts is worth, with curves, beside the paper's figures."""
-    from shoal.lab.bench.sapo_page import draw, render
+    from shoal.lab.bench.sapo_page import draw, render, rows_of
     from shoal.lab.bench.sapo_table import read_results
-    from shoal.node.state.store import write_atomically
+    from shoal.lab.page import publish
 
     results = [one for path in options.results for one in read_results(path)]
     if not results:
         raise ConfigError(
             f"{', '.join(map(str, options.results))}: no results; `shoal bench sapo --results` makes them"
         )
-    page = render(results)
-    if options.out is None:
-        typer.echo(page)
-        return
-    write_atomically(options.out, page.encode())
-    draw(results, options.out.parent)
+    publish(render(results), options.out)
+    if options.out is not None:
+        draw(results, options.out.parent)
+    end(options, rows_of(results))
 
 
 def summary(result: SapoResult) -> list[str]:
@@ -163,3 +158,20 @@ def summary(result: SapoResult) -> list[str]:
     if result.rejected:
         lines.append("rejected   " + ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()))
     return lines
+
+
+def to_lines(results: Sequence[SapoResult]) -> Iterable[str]:
+    """One run, a fact a line; several, a table."""
+    from shoal.lab.bench.sapo_table import summary_table
+
+    return summary(results[0]) if len(results) == 1 else [summary_table(results)]
+
+
+def rows(results: Sequence[SapoResult]) -> tuple[Row, ...]:
+    """What the runs come to beside the targets, which are of some settings beside others."""
+    from shoal.lab.bench.sapo_page import rows_of
+
+    return rows_of(results)
+
+
+sapo: Final = Case(spec=SapoOptions, run=_run, lines=to_lines, rows=rows, document=None)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from shoal.cli.options import AsJson, Strategy
+from shoal.cli.options import Strategy
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputOptions:
+class ThroughputOptions(CaseOptions):
     """What the user asked `shoal bench throughput` for."""
 
     parameters: Annotated[
@@ -45,14 +45,13 @@ class ThroughputOptions:
     rounds: Annotated[int, Option("--rounds", help="Measured rounds of each run; some more warm up.")] = 8
     repeat: Annotated[int, Option("--repeat", help="Runs of the swarm, each between two of the loops alone.")] = 3
     seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
-    as_json: AsJson = False
 
 
-def throughput(options: ThroughputOptions) -> None:
+def _run(options: ThroughputOptions, tell: ShowNow) -> Throughput:
     """Train on random tokens: in the inner loop alone, and in a swarm of real nodes on this machine, in turns.
 
     Alone there are as many loops side by side as there are nodes, so both share this machine alike. The command ends
-    with exit code 1 only if nodes came to different states; whether the target is met, it prints.
+    with exit code 1 if nodes came to different states; whether the target is met, it prints.
     """
     from shoal.lab.bench.throughput import bench_throughput
     from shoal.lab.bench.throughput_spec import ThroughputBench
@@ -72,9 +71,7 @@ def throughput(options: ThroughputOptions) -> None:
         repeat=options.repeat,
         seed=options.seed,
     )
-    result = bench_throughput(bench, lambda line: typer.echo(line, err=True))
-    typer.echo(to_json(result) if options.as_json else "\n".join(to_lines(result)))
-    raise typer.Exit(0 if result.sound else 1)
+    return bench_throughput(bench, tell)
 
 
 def _shape(options: ThroughputOptions) -> Shape:
@@ -89,52 +86,50 @@ def _shape(options: ThroughputOptions) -> Shape:
     )
 
 
-def to_json(result: Throughput) -> str:
-    """One document: medians over the runs, and every run in order."""
+def to_document(result: Throughput) -> dict[str, object]:
+    """Return medians over the runs, and every run in order."""
     from shoal.lab.bench.throughput_spec import step_s
 
     bench = result.bench
     alone = [run.tokens_per_s for run in result.alone]
     together = [run.tokens_per_s for run in result.together]
     rounds = [seconds for run in result.together for seconds in run.rounds_s]
-    return json.dumps(
-        {
-            "parameters": bench.shape.parameters,
-            "width": bench.shape.width,
-            "layers": bench.shape.layers,
-            "context": bench.context,
-            "batch": bench.batch,
-            "dtype": bench.dtype,
-            "device": result.alone[0].device,
-            "threads": bench.threads,
-            "nodes": bench.nodes,
-            "strategy": bench.strategy,
-            "inner_steps": bench.inner_steps,
-            "rounds": bench.rounds,
-            "alone_tokens_per_s": round(statistics.median(alone), 3),
-            "tokens_per_s": round(statistics.median(together), 3),
-            "overhead": round(result.overhead, 4),
-            "overhead_target": result.target,
-            "target_met": result.target_met,
-            "overheads": [round(one, 4) for one in result.overheads],
-            "work_overhead": round(result.work_overhead, 4),
-            "work_overheads": [round(one, 4) for one in result.work_overheads],
-            "blocked_fraction": round(statistics.median(run.blocked for run in result.together), 5),
-            "hand_over_fraction": round(statistics.median(run.hand_over for run in result.together), 5),
-            "alone_step_s": round(statistics.median(step_s(run.loops) for run in result.alone), 6),
-            "step_s": round(statistics.median(step_s(run.nodes) for run in result.together), 6),
-            "round_s": round(statistics.median(rounds), 3),
-            "daemons_cpu": round(statistics.median(run.cpu.daemons for run in result.together), 3),
-            "trainers_cpu": round(statistics.median(run.cpu.trainers for run in result.together), 3),
-            "alone_cpu": round(statistics.median(run.cpu.total for run in result.alone), 3),
-            "alone_tokens": [sum(loop.tokens for loop in run.loops) for run in result.alone],
-            "tokens": [sum(node.tokens for node in run.nodes) for run in result.together],
-            "alone_runs_tokens_per_s": [round(one, 3) for one in alone],
-            "runs_tokens_per_s": [round(one, 3) for one in together],
-            "missed": sum(run.missed for run in result.together),
-            "sound": result.sound,
-        }
-    )
+    return {
+        "parameters": bench.shape.parameters,
+        "width": bench.shape.width,
+        "layers": bench.shape.layers,
+        "context": bench.context,
+        "batch": bench.batch,
+        "dtype": bench.dtype,
+        "device": result.alone[0].device,
+        "threads": bench.threads,
+        "nodes": bench.nodes,
+        "strategy": bench.strategy,
+        "inner_steps": bench.inner_steps,
+        "rounds": bench.rounds,
+        "alone_tokens_per_s": round(statistics.median(alone), 3),
+        "tokens_per_s": round(statistics.median(together), 3),
+        "overhead": round(result.overhead, 4),
+        "overhead_target": None if result.target is None else result.target.most,
+        "target_met": result.target_met,
+        "overheads": [round(one, 4) for one in result.overheads],
+        "work_overhead": round(result.work_overhead, 4),
+        "work_overheads": [round(one, 4) for one in result.work_overheads],
+        "blocked_fraction": round(statistics.median(run.blocked for run in result.together), 5),
+        "hand_over_fraction": round(statistics.median(run.hand_over for run in result.together), 5),
+        "alone_step_s": round(statistics.median(step_s(run.loops) for run in result.alone), 6),
+        "step_s": round(statistics.median(step_s(run.nodes) for run in result.together), 6),
+        "round_s": round(statistics.median(rounds), 3),
+        "daemons_cpu": round(statistics.median(run.cpu.daemons for run in result.together), 3),
+        "trainers_cpu": round(statistics.median(run.cpu.trainers for run in result.together), 3),
+        "alone_cpu": round(statistics.median(run.cpu.total for run in result.alone), 3),
+        "alone_tokens": [sum(loop.tokens for loop in run.loops) for run in result.alone],
+        "tokens": [sum(node.tokens for node in run.nodes) for run in result.together],
+        "alone_runs_tokens_per_s": [round(one, 3) for one in alone],
+        "runs_tokens_per_s": [round(one, 3) for one in together],
+        "missed": sum(run.missed for run in result.together),
+        "sound": result.sound,
+    }
 
 
 def to_lines(result: Throughput) -> list[str]:
@@ -145,7 +140,7 @@ def to_lines(result: Throughput) -> list[str]:
     rounds = _spread([seconds for run in together for seconds in run.rounds_s], 2)
     trainers = _spread([run.cpu.trainers for run in together], 2)
     daemons = _spread([run.cpu.daemons for run in together], 2)
-    target = "" if result.target is None else f"; target <= {100 * result.target:g} %: "
+    target = "" if result.target is None else f"; target <= {100 * (result.target.most or 0):g} %: "
     target += {None: "", True: "met", False: "missed"}[result.target_met]
     alone_s, step = [step_s(run.loops) for run in result.alone], [step_s(run.nodes) for run in together]
     return [
@@ -167,3 +162,12 @@ def to_lines(result: Throughput) -> list[str]:
 
 def _spread(values: Sequence[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+throughput: Final = Case(
+    spec=ThroughputOptions,
+    run=_run,
+    lines=to_lines,
+    document=to_document,
+    sound=attrgetter("sound"),
+)

@@ -6,14 +6,16 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shoal.cli.options import ReportOptions, Strategy, parse_seeds
-from shoal.cli.render import progress_display
+from shoal.cli.options import Strategy, parse_seeds
+from shoal.cli.render import ShowNow
 from shoal.cli.text import number, quantity
+from shoal.lab.case import Case, LongCaseOptions, PageOptions, end
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -25,7 +27,7 @@ RESULT = "train.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions(ReportOptions):
+class TrainOptions(LongCaseOptions):
     """What the user asked `shoal bench train` for, as written."""
 
     strategy: Strategy = "diloco"
@@ -68,7 +70,7 @@ class TrainOptions(ReportOptions):
     ] = None
 
 
-def train(options: TrainOptions) -> None:
+def _run(options: TrainOptions, tell: ShowNow) -> TrainResult:
     """Train with a strategy on real nodes, beside synchronous data parallel on the same tokens; exits 1 if unsound."""
     from shoal.cli.testnet_report import TestnetProgress
     from shoal.lab.bench.train import load_result, measure, to_json
@@ -88,7 +90,6 @@ def train(options: TrainOptions) -> None:
         keys=_by_section(options.settings),
     )
     with ExitStack() as stack:
-        show_now = stack.enter_context(progress_display(log_format=options.log_format, log_level=options.log_level))
         folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
         folder.mkdir(parents=True, exist_ok=True)
         result = measure(
@@ -97,14 +98,13 @@ def train(options: TrainOptions) -> None:
             folder,
             in_process=options.in_process,
             baseline=None if options.baseline is None else load_result(options.baseline),
-            tell=show_now,
-            on_progress=TestnetProgress(show_now, rounds=bench.rounds),
+            tell=tell,
+            on_progress=TestnetProgress(tell, rounds=bench.rounds),
         )
         if options.out is not None:
             write_atomically(folder / RESULT, to_json(result))
             draw([result], folder)
-    typer.echo(to_json(result) if options.as_json else "\n".join(summary(result)))
-    raise typer.Exit(0 if result.sound else 1)
+    return result
 
 
 def summary(result: TrainResult) -> list[str]:
@@ -127,8 +127,11 @@ def summary(result: TrainResult) -> list[str]:
     return lines + [f"FAILED     {trouble}" for trouble in troubles]
 
 
+train: Final = Case(spec=TrainOptions, run=_run, lines=summary, sound=attrgetter("sound"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainTableOptions:
+class TrainTableOptions(PageOptions):
     """What the user asked `shoal bench train-table` for."""
 
     results: Annotated[
@@ -140,27 +143,21 @@ class TrainTableOptions:
         Option("--tried", help="A train.json of other settings, to be listed below. Repeatable.", metavar="FILE"),
     ] = field(default_factory=list)
     title: Annotated[str | None, Option("--title", help="The page's heading, if not the usual one.")] = None
-    out: Annotated[
-        Path | None,
-        Option("--out", "-o", help="The page, in Markdown; plots go beside it, under its name.", metavar="FILE"),
-    ] = None
 
 
 def train_table(options: TrainTableOptions) -> None:
     """Write the page of training results, and plots of all of them together."""
     from shoal.lab.bench.train import load_result, merged
     from shoal.lab.bench.train_page import TITLE, draw, render
-    from shoal.node.state.store import write_atomically
+    from shoal.lab.page import publish
 
     results = merged([load_result(path) for path in options.results])
     plots = "" if options.out is None else f"{options.out.stem}_"
     tried = merged([load_result(path) for path in options.tried])
-    page = render(results, tried, title=options.title or TITLE, plots=plots)
-    if options.out is None:
-        typer.echo(page)
-        return
-    write_atomically(options.out, page.encode())
-    draw(results, options.out.parent, plots)
+    publish(render(results, tried, title=options.title or TITLE, plots=plots), options.out)
+    if options.out is not None:
+        draw(results, options.out.parent, plots)
+    end(options, [row for result in results for row in result.rows])
 
 
 def _by_section(texts: Iterable[str]) -> dict[str, dict[str, WorkloadOption]]:

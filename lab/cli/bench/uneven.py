@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import typer
 
-from shoal.cli.options import AsJson
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, CaseOptions
 from shoal.node.options import Option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenOptions:
+class UnevenOptions(CaseOptions):
     """What the user asked `shoal bench uneven` for."""
 
     nodes: Annotated[int, Option("--nodes", help="How many nodes, each a process of its own.")] = 4
@@ -28,10 +28,9 @@ class UnevenOptions:
     rounds: Annotated[int, Option("--rounds", help="How many rounds, of each kind.")] = 8
     strategy: Annotated[str, Option("--strategy", help="How nodes synchronise.")] = "diloco"
     seed: Annotated[int, Option("--seed", help="Of the parameters and the data.")] = 1
-    as_json: AsJson = False
 
 
-def uneven(options: UnevenOptions) -> None:
+def _run(options: UnevenOptions, tell: ShowNow) -> UnevenResult:
     """Train with one node slower than the others: with shares of the steps by speed, and with equal ones.
 
     The steps wait instead of computing, so that the machine's own load does not count. The command ends with exit code
@@ -39,7 +38,7 @@ def uneven(options: UnevenOptions) -> None:
     """
     from shoal.lab.bench.uneven import UnevenBench, bench_uneven
 
-    result = bench_uneven(
+    return bench_uneven(
         UnevenBench(
             nodes=options.nodes,
             slow=options.slow,
@@ -50,11 +49,6 @@ def uneven(options: UnevenOptions) -> None:
             seed=options.seed,
         )
     )
-    if options.as_json:
-        typer.echo(json.dumps({**msgspec.to_builtins(result), "holds": result.holds}))
-    else:
-        typer.echo("\n".join(to_lines(result)))
-    raise typer.Exit(0 if result.holds else 1)
 
 
 def to_lines(result: UnevenResult) -> list[str]:
@@ -72,3 +66,17 @@ def to_lines(result: UnevenResult) -> list[str]:
         f"equal      {line(result.equal)}",
         "all is as it should be" if result.holds else "FAILED     this is not as it should be",
     ]
+
+
+def to_document(result: UnevenResult) -> dict[str, object]:
+    """The result under the names of its fields, and whether it holds."""
+    return {**msgspec.to_builtins(result), "holds": result.holds}
+
+
+uneven: Final = Case(
+    spec=UnevenOptions,
+    run=_run,
+    lines=to_lines,
+    document=to_document,
+    sound=attrgetter("holds"),
+)

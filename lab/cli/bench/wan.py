@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from shoal.cli.options import ReportOptions
-from shoal.cli.render import progress_display
+from shoal.cli.render import ShowNow
+from shoal.lab.case import Case, LongCaseOptions
 from shoal.node.options import Option
 from shoal.protocol.errors import ConfigError
 
@@ -21,7 +20,7 @@ PROFILE = "intercontinental"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WanOptions(ReportOptions):
+class WanOptions(LongCaseOptions):
     """What the user asked `shoal bench wan` for; None leaves it to the profile."""
 
     peers: Annotated[int, Option("--peers", help="How many nodes, each with a line of its own.")] = 2
@@ -38,7 +37,7 @@ class WanOptions(ReportOptions):
     )
 
 
-def wan(options: WanOptions) -> None:
+def _run(options: WanOptions, tell: ShowNow) -> Wan:
     """Reduce over emulated lines, beside one cubic and one BBR connection; exits 1 if nodes end up with other values.
 
     A line has a rate, a round trip and losses: those of --profile, or what --rate, --rtt-ms and --loss say instead.
@@ -46,7 +45,7 @@ def wan(options: WanOptions) -> None:
     """
     import trio
 
-    from shoal.lab.bench.wan import WanBench, measure_wan, to_json
+    from shoal.lab.bench.wan import WanBench, measure_wan
 
     bench = WanBench(
         profile=profile_from(options),
@@ -55,10 +54,7 @@ def wan(options: WanOptions) -> None:
         numel=options.numel,
         seconds=options.seconds,
     )
-    with progress_display(log_format=options.log_format, log_level=options.log_level) as show_now:
-        result: Wan = trio.run(partial(measure_wan, bench, show_now))
-    typer.echo(to_json(result) if options.as_json else "\n".join(to_lines(result)))
-    raise typer.Exit(0 if result.identical else 1)
+    return trio.run(partial(measure_wan, bench, tell))
 
 
 def profile_from(options: WanOptions) -> Profile:
@@ -103,3 +99,6 @@ def to_lines(result: Wan) -> list[str]:
         f"sent       {' '.join(f'{round.sent_ratio:.2f}' for round in result.rounds)} times the payload",
         f"values     {'identical' if result.identical else 'NOT IDENTICAL'}",
     ]
+
+
+wan: Final = Case(spec=WanOptions, run=_run, lines=to_lines, sound=attrgetter("identical"))

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import trio
 
-from shoal.lab.bench.allreduce import Allreduce, Bench, measure, to_json
+from shoal.lab.bench.allreduce import Allreduce, Bench, measure
 from shoal.lab.bench.exact import Recomputation
 from shoal.lab.bench.swarm import BenchSpec
 from shoal.lab.bench.times import read_node, round_at, times_of
@@ -34,7 +34,7 @@ def run(bench: Bench, folder: Path) -> Allreduce:
 @pytest.mark.long
 def test_a_run_gives_every_figure_and_each_is_what_it_must_be(tmp_path: Path) -> None:
     result = run(Bench(peers=2, numel=NUMEL, codec="int8", iters=2), tmp_path)
-    printed = json.loads(to_json(result))
+    printed = json.loads(msgspec.json.encode(result))
     assert printed.keys() >= KEYS
     assert (printed["peers"], printed["numel"], printed["codec"]) == (2, NUMEL, "int8")
     assert (printed["identical"], printed["exact"], printed["encrypted"]) == (True, True, True)

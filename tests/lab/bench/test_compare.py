@@ -12,27 +12,19 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+import typer
 
 from shoal.collectives.codecs import codec as codec_named
 from shoal.lab.bench.allreduce import Allreduce, FaultResult
 from shoal.lab.bench.bare import CHUNK_VALUES, Exchange, _Coded, _Peer
 from shoal.lab.bench.bare import measure as measure_bare
-from shoal.lab.bench.compare import (
-    CODECS,
-    FLOORS,
-    Compare,
-    Comparison,
-    LaneSpeeds,
-    Row,
-    Sample,
-    Spread,
-    rows_of,
-)
+from shoal.lab.bench.compare import CODECS, FLOORS, Compare, Comparison, LaneSpeeds, Sample, rows_of
+from shoal.lab.bench.compare_page import load_campaign, render
 from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.page import load_campaign, render
 from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, read_time, run_rival
 from shoal.lab.cli.bench import allreduce as bench_allreduce
 from shoal.lab.cli.bench.allreduce import CompareOptions
+from shoal.lab.targets import Row, Spread
 from shoal.protocol.errors import ConfigError, NetworkError
 
 MIB = 1 << 20
@@ -297,7 +289,7 @@ def test_compare_writes_the_page_and_prints_the_document(
     options = CompareOptions(
         peers="4", repeat=2, rival=["hivemind=h"], out=tmp_path / "page.md", as_json=True, log_level="error"
     )
-    with pytest.raises(bench_allreduce.typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as ended:
         bench_allreduce.compare(options)
     assert ended.value.exit_code == 1
     assert json.loads(capsys.readouterr().out)["peers"] == [2, 4]

@@ -20,9 +20,9 @@ from shoal.lab.bench.partition import (
     NUMEL,
     PartitionResult,
     bench_partition,
+    document,
     measure,
     partition_scenario,
-    to_json_dict,
 )
 from shoal.lab.bench.tally_workload import NOTES, QUANTUM, WORKLOAD_NAME, steps_made
 from shoal.lab.cli.bench.partition import to_lines
@@ -170,7 +170,7 @@ def test_a_partition_that_loses_nothing_holds(tmp_path: Path) -> None:
     assert (result.round_before_s, result.round_after_s) == (ROUND_S, ROUND_S)
     assert [node.counted for node in result.nodes] == [(90, 90), (90, 90), (80, 80), (80, 80)]
     assert result.holds
-    assert to_json_dict(result)["holds"] is True
+    assert document(result)["holds"] is True
     assert to_lines(result)[-1] == "all is as it should be"
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, SapoWords, bench_of
-from shoal.lab.bench.sapo_table import measure_all, read_results, table
+from shoal.lab.bench.sapo_table import measure_all, read_results, summary_table
 from shoal.lab.cli.bench.sapo import SapoTableOptions
 from shoal.lab.cli.bench.sapo import sapo_table as write_page
 from shoal.protocol.errors import ConfigError
@@ -99,14 +100,16 @@ def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
         result_of(shared, 2, reward=21.0, tokens=500),
         result_of(attacked, 1, reward=9.0, tokens=500),
     ]
-    assert table(results)[2:] == [
+    assert summary_table(results).splitlines()[2:] == [
         "| 8/0 | 15.0 | 1.00 (1.00 to 1.00) | 0.250 | 15000 | 1.00 (1.00 to 1.00) | 2 |",
         "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) | 0.250 | 33000 | 2.25 (2.10 to 2.40) | 2 |",
         "| 4/4, 1 attack | 9.0 | 1.20 | 0.250 | 18000 | 1.80 | 1 |",  # three honest agents, in place of four
     ]
 
 
-def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(tmp_path: Path) -> None:
+def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     alone, shared = BENCHES
     attacked = replace(shared, agents=6, attackers=1 / 3)
     results = [
@@ -126,6 +129,12 @@ def test_page_has_ratios_seed_by_seed_verdicts_and_the_papers_figures(tmp_path: 
     assert row.endswith("| 1093.31 | 1.95 |")
     assert "| 1 | 4/4 | 4 | 2 | 11.4 | 12.0 | 0.950 |" in page
     assert "0.950 times that of as many without attackers, in the median (≥ 0.95, met)" in page
+    with pytest.raises(typer.Exit) as ended:
+        write_page(SapoTableOptions(results=[path], out=tmp_path / "sapo.md", check=True))
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == (
+        "missed: reward of 4/4, like skills: 1.05 × that of 8/0, of the worst seed, wanted at least 1.1\n"
+    )
     picture = re.search(r"!\[Reward by round\]\((\S+)\)", page)
     assert picture is not None
     assert (tmp_path / picture[1]).read_bytes().startswith(b"\x89PNG")

@@ -22,7 +22,6 @@ import msgspec
 import pytest
 import torch
 import trio
-import typer
 
 from shoal.collectives.schedule import learning_rate
 from shoal.lab.bench import train_swarm as bench_train_swarm
@@ -207,10 +206,8 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
     asked = TrainOptions(
         nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, as_json=True, out=tmp_path
     )
-    with pytest.raises(typer.Exit) as ended:
-        train(asked)
+    train(asked)
     printed = json.loads(capsys.readouterr().out)
-    assert ended.value.exit_code == 0
     assert printed.keys() >= KEYS
     assert (printed["strategy"], printed["nodes"], printed["tokens"]) == ("diloco", 2, 3 * ROUND_TOKENS)
     assert printed["rate_ratio"] > 0

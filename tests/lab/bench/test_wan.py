@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from shoal.lab.bench import wan as bench_wan
 from shoal.lab.bench.times import NodeRound
-from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, Course, WanBench, measure_wan, to_json
+from shoal.lab.bench.wan import NUMEL_LIMITS, REDUCE_S, Course, WanBench, measure_wan
 from shoal.lab.bench.wan_streams import receive, send
 from shoal.lab.cli.bench.wan import WanOptions, profile_from, to_lines
 from shoal.protocol.errors import ConfigError
@@ -135,7 +136,7 @@ def test_without_root_it_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_small_run_over_a_home_line_gives_every_figure(tmp_path: Path) -> None:
     bench = WanBench(profile=PROFILES["home"], numel=500_000, seconds=1.0, warm_up_s=1.0, bare_s=1.0)
     result = trio.run(partial(measure_wan, bench, folder=tmp_path))
-    printed = json.loads(to_json(result))
+    printed = json.loads(msgspec.json.encode(result))
     assert printed.keys() >= {"payload_mbit_s", "link_mbit_s", "cubic_mbit_s", "bbr_mbit_s"}
     assert (printed["link_mbit_s"], printed["identical"], printed["values"]) == (20, True, 500_000)
     # No program gets more of a line than full frames have payload.

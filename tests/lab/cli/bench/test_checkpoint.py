@@ -8,7 +8,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab.bench.restart import Restart, RestartSpeed, measure_restart
-from shoal.lab.cli.bench.checkpoint import restart_json, restart_lines
+from shoal.lab.cli.bench.checkpoint import restart_document, restart_lines
 
 
 def test_checkpoint_measures_copies_beside_copies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_restart_is_told_with_and_without_importing_torch() -> None:
         state_bytes=10_000_000,
         restarts=tuple(Restart(total_s=total, import_torch_s=2.0, exact=True) for total in (4.0, 3.0, 5.0)),
     )
-    found = json.loads(restart_json(speed))
+    found = restart_document(speed)
     assert (found["restart_s"], found["import_torch_s"], found["net_s"], found["exact"]) == (4.0, 2.0, 2.0, True)
     assert restart_lines(speed) == [
         "3 restarts from a state of 10 MB, all exact",

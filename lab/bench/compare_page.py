@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.lab.bench.allreduce import Allreduce, FaultResult
-from shoal.lab.bench.compare import MIB, Comparison, Row, Sample, Spread
+from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
+from shoal.lab.bench.compare import Comparison, Sample
+from shoal.lab.page import cell, number, spread, table, targets
+from shoal.lab.targets import Spread
 from shoal.protocol.errors import ConfigError
 
 CAMPAIGN_LIMIT_BYTES: Final = 1 << 20
@@ -54,7 +56,7 @@ def render(found: Comparison, campaign: Mapping[str, Any] | None = None) -> str:
         "speed are missed, stands with the decisions.\n",
         _machine(found),
         "## Targets\n",
-        _targets(found.rows),
+        targets(found.rows),
         "## Times\n",
         f"All-reduce of {found.numel:,} values, in seconds: the median of {found.repeat} repetitions of {found.iters} "
         "iterations each, and the range of the repetitions' medians.\n",
@@ -67,9 +69,9 @@ def render(found: Comparison, campaign: Mapping[str, Any] | None = None) -> str:
         _DEFINITIONS.format(warm_up="two") + "\n",
     ]
     if campaign is not None:
-        parts[-2:-2] = ["## Campaign\n", _table(("what", "result"), sorted(_flattened(campaign)))]
+        parts[-2:-2] = ["## Campaign\n", table(("what", "result"), sorted(_flattened(campaign)))]
     if found.notes:
-        parts += ["## Left out, or wrong\n", "\n".join(f"* {_cell(note)}" for note in found.notes) + "\n"]
+        parts += ["## Left out, or wrong\n", "\n".join(f"* {cell(note)}" for note in found.notes) + "\n"]
     return "\n".join(parts)
 
 
@@ -107,27 +109,7 @@ def _machine(found: Comparison) -> str:
         ("software", f"Python {m.python}, torch {m.torch}"),
         ("load before the run", f"{m.load} processes wanted a core, over a minute"),
     ]
-    return _table(("machine", "what it is"), facts)
-
-
-def _targets(rows: Iterable[Row]) -> str:
-    lines = []
-    for row in rows:
-        sign = "≥" if row.least else "≤"
-        target = "–" if row.target is None else f"{sign} {_number(row.target)}"
-        aim = "–" if row.aim is None else f"{sign} {_number(row.aim)}"
-        lines.append((row.name, target, aim, _spread(row.measured), row.unit, _verdict(row)))
-    return _table(("what", "target", "aim", "measured", "unit", "verdict"), lines)
-
-
-def _verdict(row: Row) -> str:
-    if row.measured is None:
-        return "not measured"
-    if row.met is None:
-        return "–"
-    if not row.met:
-        return "**missed**"
-    return "met, and the aim" if row.aim_met else "met"
+    return table(("machine", "what it is"), facts)
 
 
 def _times(samples: Iterable[Sample]) -> str:
@@ -135,10 +117,10 @@ def _times(samples: Iterable[Sample]) -> str:
     lines = []
     for peers, ours, system in keys:
         mine = [s for s in samples if (s.peers, s.system) == (peers, system)]
-        whole = Spread.of(s.whole_s for s in mine if s.whole_s is not None)
+        whole = Spread.of_any(s.whole_s for s in mine if s.whole_s is not None)
         name = f"Shoal, {system}" if ours else system
-        lines.append((str(peers), name, _spread(Spread.of(s.median_s for s in mine)), _spread(whole)))
-    return _table(("peers", "system", "reduce, s", "whole round, s"), lines)
+        lines.append((str(peers), name, spread(Spread.of(s.median_s for s in mine)), spread(whole)))
+    return table(("peers", "system", "reduce, s", "whole round, s"), lines)
 
 
 def _details(details: Iterable[Allreduce]) -> str:
@@ -158,7 +140,7 @@ def _details(details: Iterable[Allreduce]) -> str:
         "error",
         "exact",
     )
-    return _table(heads, lines)
+    return table(heads, lines)
 
 
 def _faults(faults: Iterable[FaultResult]) -> str:
@@ -166,7 +148,7 @@ def _faults(faults: Iterable[FaultResult]) -> str:
         (
             fault.kind.upper(),
             str(len(fault.delays_s)),
-            _spread(Spread.of(fault.delays_s)),
+            spread(Spread.of_any(fault.delays_s)),
             "yes" if fault.survivors_identical else "**no**",
             "yes" if fault.exact else "**no**",
         )
@@ -174,38 +156,15 @@ def _faults(faults: Iterable[FaultResult]) -> str:
     ]
     if not lines:
         return "Not measured.\n"
-    return _table(("signal to one of the nodes", "strikes", "added delay, s", "survivors identical", "exact"), lines)
+    return table(("signal to one of the nodes", "strikes", "added delay, s", "survivors identical", "exact"), lines)
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+def _flattened(found: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
     """Every number, text and truth in nested objects under its path; of a list, only its length."""
-    for key, value in table.items():
+    for key, value in found.items():
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{prefix}{key}.")
         elif isinstance(value, list):
             yield f"{prefix}{key}", f"{len(value)} entries"
         else:
-            yield f"{prefix}{key}", _number(value) if isinstance(value, float) else str(value)
-
-
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
-        return "–"
-    if spread.least == spread.most:
-        return _number(spread.median)
-    return f"{_number(spread.median)} ({_number(spread.least)}–{_number(spread.most)})"
-
-
-def _number(value: float) -> str:
-    """Three digits."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+            yield f"{prefix}{key}", number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,246 @@
+"""Every benchmark's targets: met at their edge, missed beyond it, and what `--check` makes of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+import pytest
+import typer
+from typer.main import get_command
+
+from shoal.cli.commands import app
+from shoal.cli.render import ShowNow
+from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
+from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
+from shoal.lab.bench.checkpoint import CheckpointSpeed
+from shoal.lab.bench.dashboard import PageCost
+from shoal.lab.bench.find import FindSpeed
+from shoal.lab.bench.flood import FloodResult
+from shoal.lab.bench.join import JoinSpeed
+from shoal.lab.bench.partition import PartitionResult
+from shoal.lab.bench.restart import Restart, RestartSpeed
+from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
+from shoal.lab.bench.train import SeedRun, Settings, TrainResult
+from shoal.lab.bench.train_swarm import Speeds
+from shoal.lab.bench.uneven import UnevenBench, UnevenResult
+from shoal.lab.bench.wan import Wan
+from shoal.lab.case import Case, CaseOptions, LongCaseOptions
+from shoal.lab.cli.bench.commands import CASES
+from shoal.lab.targets import Row, Spread, Target, missed
+from shoal.testnet.lane_rate import LaneSpeed
+
+_NOTHING = {int: 0, float: 0.0, str: "", bool: True, tuple: (), dict: {}}
+
+
+def made(kind: type[Any], **known: Any) -> Any:
+    """An instance of a struct or dataclass with these fields, and nothing in all others that have no default."""
+    needed: dict[str, Any] = {}
+    if issubclass(kind, msgspec.Struct):
+        needed = {one.name: one.type for one in msgspec.structs.fields(kind) if one.required}
+    else:
+        hints, absent = get_type_hints(kind), dataclasses.MISSING
+        fields = (one for one in dataclasses.fields(kind) if one.default is absent and one.default_factory is absent)
+        needed = {one.name: hints[one.name] for one in fields}
+    return kind(**{name: _nothing(hint) for name, hint in needed.items() if name not in known}, **known)
+
+
+def _nothing(hint: Any) -> Any:
+    return _NOTHING.get(get_origin(hint) or hint)
+
+
+def spread(median: float) -> Spread:
+    return Spread.of([median])
+
+
+def allreduce(
+    beyond_s: float, peak: float = 0, *, kind: str = "none", delay_s: float = 0.0, wrong: bool = False
+) -> Any:
+    fault = FaultResult(kind=kind, delay_s=delay_s, delays_s=(delay_s,), exact=not wrong)  # type: ignore[arg-type]
+    return made(
+        Allreduce, peers=4, numel=1 << 20, codec="fp32", median_s=1.0, beyond_reduce_s=beyond_s, fault=fault,
+        peak_extra_bytes=int(peak * MIB),
+    )  # fmt: skip
+
+
+def train(strategy: str, loss: float, fewer: float, *, sound: bool = True) -> Any:
+    return made(
+        TrainResult, strategy=strategy, loss_ratio=spread(loss), byte_ratio=spread(fewer),
+        settings=made(Settings), seeds=(made(SeedRun, seed=1, sound=sound),),
+    )  # fmt: skip
+
+
+def throughput(overhead: float, *, sound: bool = True, strategy: str = "streaming") -> Any:
+    def stretch(tokens: float) -> Stretch:
+        return Stretch(tokens=int(tokens), steps=1, wall_s=1.0, steps_s=1.0)
+
+    cpu = CpuShare(trainers=1.0, daemons=0.0)
+    alone = Alone(loops=(stretch(10_000),), cpu=cpu, device="cpu")
+    together = made(Together, nodes=(stretch(10_000 * (1 - overhead)),), cpu=cpu, sound=sound)
+    return Throughput(bench=ThroughputBench(strategy=strategy), alone=(alone, alone), together=(together,))
+
+
+def partition(**changes: Any) -> Any:
+    good = {
+        "majority": (0, 1), "previous_lead": 0, "rounds_of_majority": 1, "steps_of_others": 1,
+        "one_chain_s": 10.0, "full_speed_s": 10.0,
+    }  # fmt: skip
+    return made(PartitionResult, **(good | changes))
+
+
+def uneven(speed: float, *, sound: bool = True) -> Any:
+    fair = made(Speeds, tokens_per_s=speed, ideal_tokens_per_s=1.0)
+    return UnevenResult(bench=UnevenBench(), fair=fair, equal=fair, sound=sound)
+
+
+def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
+    cell = Cell(attack="nan", defence=RECOMMENDED, val_loss=ratio, ratio=ratio, proven=tuple(proven))
+    return made(AttackResult, recommended=RECOMMENDED, cells=(cell,))
+
+
+def restarts(*exact: bool) -> Any:
+    return made(RestartSpeed, restarts=tuple(made(Restart, exact=one) for one in exact))
+
+
+def lane(shared: float, sockets: float) -> Any:
+    return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
+
+
+EDGES: list[tuple[str, Any, Any, str]] = [
+    ("allreduce", allreduce(1.0), allreduce(1.01), "the round beyond the reduce"),
+    ("allreduce", allreduce(0.5, 4.0), allreduce(0.5, 4.1), "peak memory"),
+    ("allreduce", allreduce(0.5, kind="sigkill", delay_s=2), allreduce(0.5, kind="sigkill", delay_s=2.1), "SIGKILL"),
+    ("allreduce", allreduce(0.5, kind="sigstop", delay_s=6), allreduce(0.5, kind="sigstop", delay_s=6.1), "SIGSTOP"),
+    ("allreduce", allreduce(0.5), allreduce(0.5, wrong=True), "what was checked and is wrong"),
+    ("find", made(FindSpeed, linked_s=5.5), made(FindSpeed, linked_s=5.6), "a newcomer is linked after"),
+    ("find", made(FindSpeed, linked_all_s=7.6), made(FindSpeed, linked_all_s=7.7), "a newcomer is linked with all"),
+    ("flood", made(FloodResult, ratio=0.9), made(FloodResult, ratio=0.89), "training under attack"),
+    ("join", made(JoinSpeed, lane_ratio=0.5), made(JoinSpeed, lane_ratio=0.49), "a verified state"),
+    (
+        "join",
+        made(JoinSpeed, lane_ratio=1.0, donor_rate_ratio=0.9),
+        made(JoinSpeed, lane_ratio=1.0, donor_rate_ratio=0.89),
+        "training of donors",
+    ),
+    ("dashboard", made(PageCost, first_paint_ms=1800), made(PageCost, first_paint_ms=1801), "first paint"),
+    ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
+    ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
+    ("partition", partition(), partition(one_chain_s=10.1), "one chain after the heal"),
+    ("partition", partition(), partition(full_speed_s=None), "a round of all four"),
+    ("partition", partition(), partition(previous_lead=3), "rounds certified by the half with the previous lead"),
+    ("partition", partition(), partition(rounds_of_others=1), "rounds certified by the others"),
+    ("partition", partition(), partition(steps_of_others=0), "steps that the others made alone"),
+    ("partition", partition(), partition(steps_lost=1), "steps lost"),
+    ("partition", partition(), partition(steps_counted_twice=1), "steps counted twice"),
+    ("partition", partition(), partition(forks=1), "forks"),
+    ("partition", partition(), partition(wrong_values=1), "wrong values"),
+    ("partition", partition(), partition(digests_equal=False), "problems"),
+    ("partition", partition(), partition(problems=("a",)), "problems"),
+    ("uneven", uneven(0.9), uneven(0.89), "speed with a slow node"),
+    ("uneven", uneven(0.9), uneven(0.9, sound=False), "runs with wrong values"),
+    ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
+    ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
+    ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
+    ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
+    (
+        "checkpoint",
+        made(CheckpointSpeed, blocked_s=(2.1,), copy_s=(1.0,)),
+        made(CheckpointSpeed, blocked_s=(2.2,), copy_s=(1.0,)),
+        "the trainer is blocked for",
+    ),
+    ("restart", restarts(True, True), restarts(True, False), "restarts that did not go on exactly"),
+    ("train", train("streaming", 1.02, 200), train("streaming", 1.021, 200), "held-out loss"),
+    ("train", train("diloco", 1.02, 100), train("diloco", 1.02, 99), "times fewer bytes"),
+    ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
+    ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
+    ("attack", attack(1.0), attack(None), "loss under the worst attack"),
+    ("attack", attack(1.0), attack(1.0, (1, None)), "attackers that signed a proof"),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad", "said"), EDGES, ids=[f"{one[0]}: {one[3]}" for one in EDGES])
+def test_a_target_is_met_at_its_edge_and_missed_beyond_it(name: str, good: Any, bad: Any, said: str) -> None:
+    rows = CASES[name].rows
+    assert missed(rows(good)) == []
+    (one,) = missed(rows(bad))
+    assert one.name.startswith(said)
+    assert any(row.met for row in rows(good))
+
+
+def test_every_benchmark_has_targets_and_can_be_checked() -> None:
+    elsewhere = {"compare", "sapo", "hostile"}  # which have tests of their own, of results of several runs
+    assert {name for name, *_ in EDGES} | elsewhere == set(CASES)
+    bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
+    assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []
+
+
+# -- what a command makes of them ----------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct):
+    """What a benchmark found."""
+
+    seconds: float
+    wrong: int = 0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return DELAY.row(self.seconds), Target(name="wrong values", most=0).row(self.wrong)
+
+
+DELAY = Target(name="delay", unit="s", most=2.0)
+
+
+def case_of(found: Found, options: type[Any] = CaseOptions, **changes: Any) -> Case[Any, Found]:
+    def run(spec: Any, tell: ShowNow) -> Found:
+        """Measure nothing."""
+        tell("half way", 0.5)
+        return found
+
+    return Case(spec=options, run=run, lines=lambda found: [f"took {found.seconds:g} s"], **changes)
+
+
+def outcome(case: Case[Any, Found], capsys: pytest.CaptureFixture[str], **options: bool) -> tuple[int, str, list[str]]:
+    code = 0
+    try:
+        case(case.spec(**options))
+    except typer.Exit as ended:
+        code = ended.exit_code
+    out, err = capsys.readouterr()
+    return code, out, err.splitlines()
+
+
+def test_check_ends_with_1_and_a_line_for_each_target_that_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    late = case_of(Found(seconds=2.5, wrong=3))
+    lines = ["missed: delay: 2.5 s, wanted at most 2", "missed: wrong values: 3, wanted at most 0"]
+    assert outcome(late, capsys) == (0, "took 2.5 s\n", ["half way"])
+    assert outcome(late, capsys, check=True) == (1, "took 2.5 s\n", ["half way", *lines])
+    code, out, err = outcome(late, capsys, check=True, as_json=True)
+    assert (code, json.loads(out), err[1:]) == (1, {"seconds": 2.5, "wrong": 3}, lines)
+    assert outcome(case_of(Found(seconds=2.0)), capsys, check=True) == (0, "took 2 s\n", ["half way"])
+
+
+def test_what_is_wrong_ends_with_1_unchecked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = case_of(Found(seconds=1.0, wrong=1), sound=lambda found: not found.wrong)
+    assert outcome(wrong, capsys)[0] == 1
+    assert outcome(wrong, capsys, as_json=True)[0] == 1
+
+
+def test_check_says_where_nothing_was_measured_that_has_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    unmeasured = case_of(Found(seconds=1.0), rows=lambda _: [DELAY.row(None)])
+    assert outcome(unmeasured, capsys, check=True) == (
+        0, "took 1 s\n", ["half way", "nothing was measured that has a target"]
+    )  # fmt: skip
+
+
+def test_progress_goes_the_way_of_the_log_where_a_benchmark_has_options_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert outcome(case_of(Found(seconds=1.0), LongCaseOptions), capsys) == (0, "took 1 s\n", [])
+
+
+def test_the_help_of_a_command_is_what_its_measurement_says_of_itself() -> None:
+    assert case_of(Found(seconds=1.0)).command().__doc__ == "Measure nothing."
