@@ -76,7 +76,7 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
     with importing():
         import trio
 
-        from shoal.node.daemon import run_node
+        from shoal.node.node import run_node
 
     share_arenas()
     allow_files()

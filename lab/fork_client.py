@@ -31,7 +31,7 @@ from shoal.testnet.tether import tethered
 
 PRELOAD: Final = (
     "shoal.cli.commands",
-    "shoal.node.daemon",
+    "shoal.node.node",
     "shoal.node.sapo.policies",
     "shoal.node.training.trainer_process",
     "numpy.random",

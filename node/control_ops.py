@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import trio
 
 from shoal.node.config import Hold
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.discovery.link_ops import link_handlers, link_orders
-from shoal.node.outcome import Outcome
+from shoal.node.parts import Parts
 from shoal.node.rounds.authority import Authority
 from shoal.node.rounds.engine import Engine
-from shoal.node.status import status
+from shoal.node.services import UserOrders
+from shoal.node.strategies.rounds import Rounds
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
 
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
-
-def handlers(daemon: Daemon) -> Mapping[str, Handler]:
-    """The ops without arguments."""
+def handlers(parts: Parts, user: UserOrders, status: Callable[[], Mapping[str, JsonValue]]) -> Mapping[str, Handler]:
+    """The ops without arguments. status: what `shoal status` shows."""
 
     async def show() -> Mapping[str, JsonValue]:
-        return status(daemon)
+        return status()
 
     async def leave() -> Mapping[str, JsonValue]:
-        daemon.leave_then(Outcome.LEFT)
+        user.leave()
         return {}
 
     async def pause() -> Mapping[str, JsonValue]:
-        daemon.attendance.pause(True)
+        user.pause(True)
         return {}
 
     async def resume() -> Mapping[str, JsonValue]:
-        daemon.attendance.pause(False)
+        user.pause(False)
         return {}
 
     async def release() -> Mapping[str, JsonValue]:
-        daemon.holds.release()
+        parts.holds.release()
         return {}
 
     ops: dict[str, Handler] = {"status": show, "leave": leave, "pause": pause, "resume": resume}
-    ops.update(link_handlers(daemon))
-    return {**ops, "release": release} if daemon.config.test_mode else ops
+    ops.update(link_handlers(parts))
+    return {**ops, "release": release} if parts.config.test_mode else ops
 
 
-def orders(daemon: Daemon) -> Mapping[str, Order]:
+def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:
     """The ops with arguments; two are of test mode only: faults that no signal can make."""
 
     async def rollback(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
         """To a round, or, without one, not any more."""
-        engine = _certifying(daemon)
+        engine = _certifying(parts, rounds)
         if not arguments:
             await engine.going_back.withdraw()
             return {}
@@ -64,7 +61,7 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
 
     async def amend(settings: Sequence[str]) -> Mapping[str, JsonValue]:
         """To these, or, without any, not any more."""
-        engine = _certifying(daemon)
+        engine = _certifying(parts, rounds)
         if not settings:
             await engine.amending.withdraw()
             return {}
@@ -72,26 +69,27 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
         return {}
 
     async def amend_by_authority(settings: Sequence[str]) -> Mapping[str, JsonValue]:
-        engine = _certifying(daemon)
+        engine = _certifying(parts, rounds)
         await engine.obey(partial(_amend, engine, settings, by_authority=True))
         return {}
 
     async def rebase(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         """Without these members."""
         forget = {_peer(text) for text in peers}
-        await _certifying(daemon).obey(partial(_rebase, daemon, forget), standing_still=True)
-        head = daemon.chain.head
+        engine = _certifying(parts, rounds)
+        await engine.obey(partial(_rebase, parts, engine, forget), standing_still=True)
+        head = parts.chain.head
         return {"term": str(head.next_term), "round": head.state_round, "members": list(head.members)}
 
     async def hold(points: Sequence[str]) -> Mapping[str, JsonValue]:
-        daemon.holds.replace(tuple(Hold.parse(point) for point in points))
+        parts.holds.replace(tuple(Hold.parse(point) for point in points))
         return {}
 
     async def cut(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         """Break all lanes to these peers; the links stay. Says to whom there were any."""
-        connected = daemon.lanes.connected().intersection(peers)
+        connected = parts.lanes.connected().intersection(peers)
         for peer in connected:
-            daemon.lanes.drop(peer)
+            parts.lanes.drop(peer)
         return {"cut": sorted(connected)}
 
     ops: dict[str, Order] = {
@@ -99,17 +97,17 @@ def orders(daemon: Daemon) -> Mapping[str, Order]:
         "rebase": rebase,
         "amend": amend,
         "amend_by_authority": amend_by_authority,
-        **link_orders(daemon),
+        **link_orders(parts),
     }
-    return {**ops, "hold": hold, "cut": cut} if daemon.config.test_mode else ops
+    return {**ops, "hold": hold, "cut": cut} if parts.config.test_mode else ops
 
 
-def _certifying(daemon: Daemon) -> Engine:
+def _certifying(parts: Parts, rounds: Rounds) -> Engine:
     """The engine of a swarm with a common state. Raises ConfigError where there is none."""
-    if isinstance(daemon.engine, Engine):
-        return daemon.engine
+    if rounds.certifying is not None:
+        return rounds.certifying
     raise ConfigError(
-        f"with strategy {daemon.config.manifest.sync.strategy} there is no common state to go back to or to amend, "
+        f"with strategy {parts.config.manifest.strategy.name} there is no common state to go back to or to amend, "
         "and no majority to wait for"
     )
 
@@ -118,18 +116,18 @@ async def _amend(engine: Engine, settings: Sequence[str], *, by_authority: bool)
     await engine.amending.order(settings, by_authority=by_authority)
 
 
-async def _rebase(daemon: Daemon, forget: set[PeerId]) -> None:
-    swarm = daemon.config.manifest.swarm
-    authority = Authority(daemon.store.folder, authority=swarm.authority, node=daemon.identity)
-    if not forget and not daemon.standstill.alerts:
+async def _rebase(parts: Parts, engine: Engine, forget: set[PeerId]) -> None:
+    swarm = parts.config.manifest.swarm
+    authority = Authority(parts.store.folder, authority=swarm.authority, node=parts.identity)
+    if not forget and not parts.standstill.alerts:
         raise ConfigError(
             "nothing keeps this swarm from going on with all its members; name who is gone for good: "
             "`shoal rebase --forget PEER`"
         )
-    fork = daemon.standstill.forks.fork
-    alive = daemon.members.alive() - set(fork.signers if fork else ())  # who lied goes though it is here
-    signed = await trio.to_thread.run_sync(authority.rebase, daemon.chain.head, forget, alive)
-    await _certifying(daemon).rebase(signed)
+    fork = parts.standstill.forks.fork
+    alive = parts.members.alive() - set(fork.signers if fork else ())  # who lied goes though it is here
+    signed = await trio.to_thread.run_sync(authority.rebase, parts.chain.head, forget, alive)
+    await engine.rebase(signed)
 
 
 def _round(text: str) -> int:

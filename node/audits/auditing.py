@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -35,6 +34,7 @@ from shoal.node.audits.audit_lanes import ContributionDesk, ContributionFetch, P
 from shoal.node.audits.evidence_shelf import EvidenceShelf
 from shoal.node.audits.work_audit import WorkAudit
 from shoal.node.outcome import Notice
+from shoal.node.parts import Parts
 from shoal.node.reporting import events
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.round_observer import RoundObserver
@@ -52,9 +52,6 @@ from shoal.protocol.planning import RoundSettings
 from shoal.protocol.suspicion import FALSE_EVIDENCE, MISCOMMITTED, UNANSWERED, USELESS, Suspicion
 from shoal.protocol.witness import Witness
 from shoal.swarm.members import Change
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 AUDITS_LIMIT = 2
 """Rounds whose audits wait."""
@@ -74,47 +71,37 @@ logger = logging.getLogger(__name__)
 Job = Callable[[], Awaitable[None]]
 
 
-def auditing_of(daemon: Daemon) -> list[Auditing]:
-    """The watch over the rounds of this daemon; none where nothing is certified."""
-    if not isinstance(daemon.engine, Engine):
-        return []
-    auditing = Auditing(daemon, daemon.engine)
-    daemon.engine.observer = auditing
-    return [auditing]
-
-
 class Auditing(RoundObserver):
-    """One node's watch over its rounds: a service of the daemon, and what its engine tells of them."""
+    """One node's watch over its rounds: a service of the node, and what its engine tells of them."""
 
-    def __init__(self, daemon: Daemon, engine: Engine) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts, engine: Engine) -> None:
+        self._p = parts
         self._engine = engine
-        self._settings = daemon.config.manifest.audits
-        self._me = daemon.identity.peer_id
-        self._links = daemon.links
+        self._settings = parts.config.manifest.audits
+        self._me = parts.identity.peer_id
+        self._links = parts.links
         self._witness = Witness()
         self.suspicion = Suspicion()
-        self.shelf = EvidenceShelf(daemon.store.folder, daemon.swarm_id, first=daemon.chain.was_member)
-        self._client = AuditClient(daemon.host)
+        self.shelf = EvidenceShelf(parts.store.folder, parts.swarm_id, first=parts.chain.was_member)
+        self._client = AuditClient(parts.host)
         self._desk = AuditDesk(self.shelf, self._finals_of, self._witness.commitments, lambda: self._links.linked())
         self._desk.charged = self._charged
         self._pause = Pause()
         self._shown = ContributionDesk(
-            daemon.chunks, self._pause, held=self._held, rate=lambda: self._settings.share * self._rates()[0]
+            parts.chunks, self._pause, held=self._held, rate=lambda: self._settings.share * self._rates()[0]
         )
-        self._fetch_lanes = ContributionFetch(daemon.lanes, daemon.chunks, self._pause)
+        self._fetch_lanes = ContributionFetch(parts.lanes, parts.chunks, self._pause)
         self._made: dict[bytes, tuple[bytes, EncodedContribution]] = {}  # base and bytes by root, the oldest first
         self._finals: dict[bytes, tuple[Finals, Report]] = {}  # by plan, the oldest first
         self._jobs, self._job_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
         self._audits, self._audit_queue = trio.open_memory_channel[Job](AUDITS_LIMIT)
         self._needs, self._need_queue = trio.open_memory_channel[Job](1)
-        self._work_audit = WorkAudit(daemon, self._sound_chunks, self._found_useless)
+        self._work_audit = WorkAudit(parts, self._sound_chunks, self._found_useless)
         self._weighings, self._weighing_queue = trio.open_memory_channel[Job](1)
         self._pulls, self._pull_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
         self._compared: set[tuple[bytes, PeerId]] = set()
         self._settling: set[PeerId] = set()  # whose plans are in dispute: one question to each at a time
         self._token: trio.lowlevel.TrioToken | None = None
-        daemon.reduce.excluded = self._excluded
 
     # -- the service -----------------------------------------------------------------------------------------
 
@@ -122,7 +109,7 @@ class Auditing(RoundObserver):
         """Take up what is on disk, answer others, and audit until cancelled. Raises StorageError."""
         self._token = trio.lowlevel.current_trio_token()
         await trio.to_thread.run_sync(self.shelf.load)
-        self._daemon.host.serve(AUDIT_PROTOCOL, self._desk.serve)
+        self._p.host.serve(AUDIT_PROTOCOL, self._desk.serve)
         async with trio.open_nursery() as nursery:
             queues = self._job_queue, self._audit_queue, self._need_queue, self._pull_queue, self._weighing_queue
             for queue in queues:
@@ -216,7 +203,7 @@ class Auditing(RoundObserver):
     def contribution(self, root: bytes, chunk: int) -> memoryview | None:
         """The payload of a chunk in this node's contribution with that root, if it is of a past round."""
         base, encoded = self._made.get(root, (b"", None))
-        if encoded is None or base == self._daemon.chain.head.hash or not 0 <= chunk < encoded.grid.chunks:
+        if encoded is None or base == self._p.chain.head.hash or not 0 <= chunk < encoded.grid.chunks:
             return None
         return encoded.payload(chunk)
 
@@ -226,7 +213,7 @@ class Auditing(RoundObserver):
 
     def _rates(self) -> tuple[float, float]:
         """Bytes per second up and down: as the last reductions measured, under the user's caps."""
-        config, (up, down) = self._daemon.config, self._daemon.reduce.rates
+        config, (up, down) = self._p.config, self._p.reduce.rates
         return _lowest(config.max_upload, up), _lowest(config.max_download, down)
 
     def _finals_of(self, plan_hash: bytes) -> Finals | None:
@@ -250,7 +237,7 @@ class Auditing(RoundObserver):
         Raises RemoteError if it proves nothing, NetworkError if it is nothing to this swarm, StorageError.
         """
         evidence, _ = unpack(data)
-        accused, chain = evidence.accused, self._daemon.chain
+        accused, chain = evidence.accused, self._p.chain
         # Anybody can have keys convicted that take no part, or in a round that there never was.
         takes_part = accused == self._me or chain.was_member(accused) or accused in self._links.linked()
         if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):
@@ -263,14 +250,14 @@ class Auditing(RoundObserver):
             self._do(partial(self._exchange, peer))
 
     def _tell(self, verdict: Verdict) -> None:
-        daemon, (_, round) = self._daemon, verdict.done
+        _, round = verdict.done
         what = describe(verdict.kind)
-        daemon.events.write(
+        self._p.events.write(
             events.Evidence(peer=verdict.accused, kind=verdict.kind, round=round, digest=verdict.digest.hex())
         )
-        daemon.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
+        self._p.on_progress(Notice(text=f"{verdict.accused} is proven to have lied in round {round}: {what}"))
         logger.warning("%s is proven to have lied in round %d: %s", verdict.accused, round, what)
-        if verdict.accused != self._me and not daemon.chain.bans.covers(verdict.accused, verdict.done):
+        if verdict.accused != self._me and not self._p.chain.bans.covers(verdict.accused, verdict.done):
             self._engine.prove(verdict.digest, verdict.accused)
 
     async def _exchange(self, peer: PeerId) -> None:
@@ -300,7 +287,7 @@ class Auditing(RoundObserver):
     async def _find(self, value: Value) -> None:
         """Fetch what the bans of `value` rest on, from whoever has it."""
         with trio.move_on_after(NEED_LIMIT_S):
-            while self._daemon.chain.head.hash == value.base:
+            while self._p.chain.head.hash == value.base:
                 lacking = [ban.evidence for ban in named(value) if self.shelf.proves(ban.evidence) is None]
                 if not lacking:
                     return
@@ -319,7 +306,7 @@ class Auditing(RoundObserver):
 
     # -- contributions that were left out --------------------------------------------------------------------
 
-    def _excluded(self, plan: Plan, chunk: int, exclusion: Exclusion) -> None:
+    def excluded(self, plan: Plan, chunk: int, exclusion: Exclusion) -> None:
         """In a thread of the reduction: an owner's chunk is made without somebody."""
         if self._token is not None:
             self._token.run_sync_soon(self._note_exclusion, plan, chunk, exclusion)
@@ -374,11 +361,11 @@ class Auditing(RoundObserver):
     async def _audit(self, value: Value, finals: Finals) -> None:
         """Recompute the chunks that this node draws in a certified round."""
         plan = self._witness.origin(finals.plan)
-        if plan is None or self._daemon.chain.head.round - value.round >= CONTRIBUTIONS_KEPT:
+        if plan is None or self._p.chain.head.round - value.round >= CONTRIBUTIONS_KEPT:
             return
         await self._look_for_copies(plan)
         stated = [(final.result, final.bitmap) for final in finals.chunks]
-        mark = ticket(self._daemon.identity, beacon(value.hash, stated))
+        mark = ticket(self._p.identity, beacon(value.hash, stated))
         base = self._witness.base(plan.base)
         weighing = None if base is None else self._work_audit.drawn(base, plan, mark)
         if weighing is not None:
@@ -388,7 +375,7 @@ class Auditing(RoundObserver):
             took_s = await self._audit_chunk(plan, finals.chunks[chunk])
             done += took_s is not None
             await trio.sleep((took_s or 0.0) * (1 / self._settings.share - 1))
-        self._daemon.events.write(events.Audited(round=value.round, chunks=done))
+        self._p.events.write(events.Audited(round=value.round, chunks=done))
 
     async def _audit_chunk(self, plan: Plan, final: FinalChunk) -> float | None:
         """Recompute an owner's sum, and keep what that proves. None if it cannot be recomputed.

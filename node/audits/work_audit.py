@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -25,15 +25,13 @@ from shoal.collectives.codecs import F32, U8, codec
 from shoal.collectives.grid import Grid
 from shoal.node.audits.work_process import WorkReply, WorkRequest
 from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.parts import Parts
 from shoal.node.reporting.events import Weighed
 from shoal.protocol.auditing import drawn_work
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Value
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 CHUNKS_AT_ONCE: Final = 8
 WEIGH_DEADLINE_S: Final = 600.0
@@ -62,21 +60,21 @@ class Weighing:
 class WorkAudit:
     """One node's scales. useless: called with whose work did not help."""
 
-    def __init__(self, daemon: Daemon, sound: Sound, useless: Callable[[PeerId], None]) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts, sound: Sound, useless: Callable[[PeerId], None]) -> None:
+        self._p = parts
         self._sound = sound
         self._useless = useless
-        self._share = daemon.config.manifest.audits.work if _can_weigh(daemon.config.manifest) else 0.0
+        self._share = parts.config.manifest.audits.work if _can_weigh(parts.config.manifest) else 0.0
 
     def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
         """What is to be weighed in a certified round, by the ticket of this node; it holds on to the state."""
         places = plan.contributors()
         number = drawn_work(mark, len(places), self._share)
-        state = self._daemon.shelf.state(base.state_round)
+        state = self._p.shelf.state(base.state_round)
         if number is None or state is None or state.numel != plan.numel:
             return None
         drawn = Weighing(base=base, plan=plan, place=places[number], anchor=state.anchor)
-        return None if drawn.peer == self._daemon.identity.peer_id else drawn
+        return None if drawn.peer == self._p.identity.peer_id else drawn
 
     async def weigh(self, drawn: Weighing) -> None:
         """Get the contribution, have it weighed, and tell what came of it.
@@ -99,13 +97,13 @@ class WorkAudit:
         useful = reply.after < reply.before
         if not useful:
             self._useless(drawn.peer)
-        self._daemon.events.write(
+        self._p.events.write(
             Weighed(peer=drawn.peer, round=plan.round, before=reply.before, after=reply.after, useful=useful)
         )
 
     async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply:
-        config = self._daemon.config
-        with tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._daemon.store.folder) as name:
+        config = self._p.config
+        with tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder) as name:
             paths = [Path(name) / kind for kind in ("anchor", "contribution")]
             for path, vector in zip(paths, (drawn.anchor, contribution), strict=True):
                 await trio.to_thread.run_sync(_write, path, vector)
@@ -114,7 +112,7 @@ class WorkAudit:
                 options=config.manifest.workload.options,
                 data=config.data,
                 seed=config.manifest.workload.seed,
-                assignment=self._daemon.desk.assignment(drawn.base, drawn.peer),
+                assignment=self._p.desk.assignment(drawn.base, drawn.peer),
                 anchor=str(paths[0]),
                 contribution=str(paths[1]),
             )

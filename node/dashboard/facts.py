@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
-from shoal.node.gossip.engine import GossipEngine
-from shoal.node.outcome import Outcome
+from shoal.node.parts import SOFTWARE, Parts
 from shoal.node.reporting.round_log import term_text
 from shoal.node.sapo.engine import RolloutEngine
 from shoal.node.sapo.recent import RecentGroup
+from shoal.node.services import UserOrders
+from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.records import Phase
 from shoal.protocol.rollouts import RolloutGroup, decode_group
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 PEER_LIMIT = 512
 """Peers that are shown: members first, then by PeerId."""
@@ -159,30 +158,31 @@ class Source(Protocol):
         """Carry out "leave", "pause" or "resume"."""
 
 
-class DaemonSource:
-    """The facts of a running daemon."""
+class NodeSource:
+    """The facts of a running node. phase: that of its record."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts, rounds: Rounds, user: UserOrders, phase: Callable[[], Phase]) -> None:
+        self._p = parts
+        self._rounds = rounds
+        self._user = user
+        self._phase = phase
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._cpu = (time.monotonic(), self._cpu_s(), 0.0)
 
     def look(self) -> Facts:
         """See `Source`."""
-        daemon = self._daemon
-        electorate = self._electorate()
-        peers = self._peers(electorate)
-        sharing = daemon.sharing
+        standing, sharing = self._rounds.standing(), self._rounds.sharing
+        peers = self._peers(frozenset(standing.members))
         return Facts(
-            node=self._node(electorate, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
+            node=self._node(standing, [peer.peer for peer in peers if peer.member and peer.reach == "gone"]),
             peers=peers,
             groups=() if sharing is None else self._groups(sharing),
         )
 
     async def group(self, digest: str) -> GroupText | None:
         """See `Source`. The question is made again from the reference to the task, in a thread: nobody's word."""
-        sharing = self._daemon.sharing
+        sharing = self._rounds.sharing
         if sharing is None:
             return None
         known = next((known for known in sharing.recent if known.digest.hex() == digest), None)
@@ -197,57 +197,48 @@ class DaemonSource:
     async def order(self, op: str) -> None:
         """See `Source`."""
         if op == "leave":
-            self._daemon.leave_then(Outcome.LEFT)
+            self._user.leave()
         else:
-            self._daemon.attendance.pause(op == "pause")
+            self._user.pause(op == "pause")
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         return tuple(_in_a_line(group) for group in engine.recent)
 
     # -- this node -------------------------------------------------------------------------------------------
 
-    def _electorate(self) -> frozenset[str]:
-        daemon = self._daemon
-        if isinstance(daemon.engine, GossipEngine | RolloutEngine):
-            return frozenset({daemon.identity.peer_id, *daemon.engine.others})
-        return frozenset(daemon.chain.head.members)
-
-    def _node(self, electorate: frozenset[str], missing: Sequence[str]) -> NodeFacts:
-        daemon, manifest, desk = self._daemon, self._daemon.config.manifest, self._daemon.desk
-        term, round = daemon.position
-        common = not isinstance(daemon.engine, GossipEngine | RolloutEngine)
-        state = daemon.custody.state if common else None
-        traffic = daemon.traffic_bytes()
+    def _node(self, standing: Standing, missing: Sequence[str]) -> NodeFacts:
+        parts, rounds, manifest, desk = self._p, self._rounds, self._p.config.manifest, self._p.desk
+        traffic = parts.traffic_bytes()
         return NodeFacts(
-            peer=daemon.identity.peer_id,
-            swarm=daemon.swarm_id.hex(),
+            peer=parts.identity.peer_id,
+            swarm=parts.swarm_id.hex(),
             name=manifest.swarm.name,
-            strategy=manifest.sync.strategy,
+            strategy=manifest.strategy.name,
             workload=manifest.workload.name,
-            software=_software(),
-            phase=daemon.engine.phase,
-            term=term_text(daemon.chain.head.next_term if common else term),
-            round=round,
-            digest=None if state is None else daemon.shelf.header(state).digest.hex(),
-            paused=daemon.record_phase == "paused",
-            members=len(electorate),
+            software=SOFTWARE,
+            phase=rounds.engine.phase,
+            term=term_text(standing.term),
+            round=rounds.position[1],
+            digest=standing.digest,
+            paused=self._phase() == "paused",
+            members=len(standing.members),
             missing=missing,
-            long_missing=daemon.members.long_silent(missing),
+            long_missing=parts.members.long_silent(missing),
             loss=desk.metric,
             train_loss=desk.loss,
             tokens_per_s=desk.tokens_per_s,
             blocked_fraction=desk.blocked_fraction,
-            addresses=tuple(daemon.host.addresses),
-            peer_errors=daemon.host.remote_errors,
-            own_errors=daemon.host.handler_errors,
-            device=daemon.config.device,
+            addresses=tuple(parts.host.addresses),
+            peer_errors=parts.host.remote_errors,
+            own_errors=parts.host.handler_errors,
+            device=parts.config.device,
             uptime_s=time.monotonic() - self._began,
             cpu=self._cpu_cores(),
             memory_bytes=int(self._process.memory_info().rss),
-            disk_free_bytes=shutil.disk_usage(daemon.store.folder).free,
-            rollouts=None if daemon.sharing is None else _rollouts(daemon.sharing),
-            bans=_bans(daemon.chain.banned),
-            alerts=tuple(daemon.standstill.alerts),
+            disk_free_bytes=shutil.disk_usage(parts.store.folder).free,
+            rollouts=None if rounds.sharing is None else _rollouts(rounds.sharing),
+            bans=_bans(parts.chain.banned),
+            alerts=tuple(parts.standstill.alerts),
             **traffic,
         )
 
@@ -268,8 +259,8 @@ class DaemonSource:
     # -- the others ------------------------------------------------------------------------------------------
 
     def _peers(self, electorate: frozenset[str]) -> list[PeerFacts]:
-        daemon = self._daemon
-        members, me = daemon.members, daemon.identity.peer_id
+        parts = self._p
+        members, me = parts.members, parts.identity.peer_id
         alive, linked, suspected = members.alive(), members.links.linked(), members.suspected()
         records = {record.peer: record for record in members.book.records()}
         everyone: set[str] = {*records, *electorate, *alive, me}
@@ -277,7 +268,7 @@ class DaemonSource:
         found = []
         for peer in known[:PEER_LIMIT]:
             record = records.get(peer)  # type: ignore[call-overload]
-            moved = daemon.lanes.moved(PeerId(peer))
+            moved = parts.lanes.moved(PeerId(peer))
             mine = peer == me
             reach: Reach = "gone"
             if mine:
@@ -291,11 +282,11 @@ class DaemonSource:
             found.append(
                 PeerFacts(
                     peer=peer,
-                    phase=daemon.record_phase if mine else ("unknown" if record is None else record.phase),
+                    phase=self._phase() if mine else ("unknown" if record is None else record.phase),
                     reach=reach,
                     member=peer in electorate,
-                    round=daemon.position[1] if mine else (0 if record is None else record.round),
-                    tokens_per_s=daemon.desk.tokens_per_s if mine else (0.0 if record is None else record.tokens_per_s),
+                    round=self._rounds.position[1] if mine else (0 if record is None else record.round),
+                    tokens_per_s=parts.desk.tokens_per_s if mine else (0.0 if record is None else record.tokens_per_s),
                     sent=moved.taken,
                     received=moved.received,
                     software="" if record is None else record.software,
@@ -308,7 +299,7 @@ class DaemonSource:
         from shoal.node.sapo.families import load_family
         from shoal.node.sapo.tasks import TaskChoice, TaskSource
 
-        section = self._daemon.config.manifest.rollouts
+        section = self._p.config.manifest.rollouts
         assert section is not None
         try:
             choices = [
@@ -343,12 +334,6 @@ def _in_a_line(known: RecentGroup) -> GroupFacts:
         completions=announced.completions,
         reward=announced.reward_mean,
     )
-
-
-def _software() -> str:
-    from shoal.node.status import SOFTWARE
-
-    return SOFTWARE
 
 
 def _rollouts(engine: RolloutEngine) -> RolloutFacts:

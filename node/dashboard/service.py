@@ -1,4 +1,4 @@
-"""The service of the daemon that serves the page: takes the port, then lets `Site` do the rest.
+"""The service of a node that serves the page: takes the port, then lets `Site` do the rest.
 
 What serving needs is imported in a thread once the port is taken, so that no node starts later for its page.
 """
@@ -13,20 +13,15 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
 from shoal.node.config import PageAddress
-from shoal.node.dashboard.facts import DaemonSource, Source
+from shoal.node.dashboard.facts import Source
 from shoal.node.dashboard.token import link_of, load_token
-from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import Event
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.members import Change
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 QUEUE_LIMIT_EVENTS = 4096
 BACKLOG = 64
@@ -34,14 +29,6 @@ BACKLOG = 64
 Events = deque[Event]
 
 logger = logging.getLogger(__name__)
-
-
-def page_of(daemon: Daemon, address: PageAddress) -> PageService:
-    """The page of a daemon, which hears of its events from here on."""
-    folder = daemon.store.folder
-    page = PageService(DaemonSource(daemon), address, folder=folder, history=folder / LOG_NAME)
-    daemon.events.listen(page.hear)
-    return page
 
 
 class PageService:

@@ -8,14 +8,15 @@ end the first one, so it is asked under a key made for that, and by the record o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import trio
 
+from shoal.node.config import NodeConfig
 from shoal.node.discovery.credentials import CHECKPOINT_NAME, kept_checkpoint
-from shoal.node.state.catchup import CatchUp
-from shoal.node.state.chain_choice import ChainChoice, ChoiceParts
+from shoal.node.outcome import Progress
+from shoal.node.state.chain_choice import Ask, ChainChoice, ChoiceParts
 from shoal.node.state.chain_comparison import fetched_after
 from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, REQUEST_DEADLINE_S
 from shoal.protocol.address import parse_address
@@ -32,13 +33,11 @@ from shoal.protocol.peering import (
     Refusal,
 )
 from shoal.protocol.records import open_record
-from shoal.protocol.wire import canonical, decode
+from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.forwarding import Allowance
 from shoal.swarm.host import Host
+from shoal.swarm.members import Members
 from shoal.swarm.streams import MessageStream
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 LOOK_PROTOCOL = "/shoal/look/1"
 REQUEST_LIMIT_BYTES = 2 * RECORD_LIMIT_BYTES
@@ -52,29 +51,40 @@ PLACES_LIMIT = 4
 logger = logging.getLogger(__name__)
 
 
-def choice_of(daemon: Daemon, catchup: CatchUp) -> ChainChoice:
-    """The choice of a daemon. Raises ConfigError if its chain is another than that of the link it was given."""
-    places = named_places((*daemon.config.join, *daemon.config.manifest.network.bootstrap))
-    me = daemon.identity.peer_id
+def choice_of(
+    config: NodeConfig,
+    *,
+    folder: Path,
+    chain: Chain,
+    host: Host,
+    members: Members,
+    ask: Ask,
+    tell: Callable[[Progress], None],
+) -> ChainChoice:
+    """The choice of a node, which shows its own chain to others from here on.
+
+    Raises ConfigError if that is another than the chain of the link it was given.
+    """
+    places, swarm_id = named_places((*config.join, *config.manifest.network.bootstrap)), config.manifest.swarm_id
 
     async def elsewhere(peer: PeerId, base: Chain) -> Mapping[str, Chain]:
-        return await chains_at(daemon, peer, places.get(peer, ()), base)
+        return await chains_at(members, peer, places.get(peer, ()), base)
 
-    ChainLooks(daemon)
+    ChainLooks(host, swarm_id, members, chain)
     parts = ChoiceParts(
-        chain=daemon.chain,
-        ask=catchup.certificates,
-        linked=lambda: daemon.links.linked(),
-        next_linked=lambda: daemon.links.next_linked(),
-        known=lambda: frozenset((*places, *(record.peer for record in daemon.members.book.records()))) - {me},
-        tell=daemon.on_progress,
-        checkpoint=kept_checkpoint(daemon.store.folder, daemon.swarm_id),
+        chain=chain,
+        ask=ask,
+        linked=members.links.linked,
+        next_linked=members.links.next_linked,
+        known=lambda: frozenset((*places, *(record.peer for record in members.book.records()))) - {host.peer_id},
+        tell=tell,
+        checkpoint=kept_checkpoint(folder, swarm_id),
         elsewhere=elsewhere,
     )
     try:
         return ChainChoice(parts)
     except ConfigError:
-        (daemon.store.folder / CHECKPOINT_NAME).unlink(missing_ok=True)  # the next start is without the link's word
+        (folder / CHECKPOINT_NAME).unlink(missing_ok=True)  # the next start is without the link's word
         raise
 
 
@@ -89,7 +99,7 @@ def named_places(addresses: tuple[str, ...]) -> dict[PeerId, tuple[str, ...]]:
     return {peer: tuple(texts)[:PLACES_LIMIT] for peer, texts in found.items()}
 
 
-async def chains_at(daemon: Daemon, peer: PeerId, addresses: tuple[str, ...], base: Chain) -> Mapping[str, Chain]:
+async def chains_at(members: Members, peer: PeerId, addresses: tuple[str, ...], base: Chain) -> Mapping[str, Chain]:
     """What is served at each of several addresses of one peer, as far as each answers; nothing where there is one."""
     found: dict[str, Chain] = {}
     if len(addresses) < 2:
@@ -98,7 +108,7 @@ async def chains_at(daemon: Daemon, peer: PeerId, addresses: tuple[str, ...], ba
     async def ask_at(address: str) -> None:
         with trio.move_on_after(PLACE_DEADLINE_S):
             try:
-                found[address] = await _chain_at(daemon, peer, address, base.up_to(base.height))
+                found[address] = await _chain_at(members, peer, address, base.up_to(base.height))
             except (NetworkError, RemoteError) as error:
                 logger.info("%s: %s", address, error)
 
@@ -108,10 +118,10 @@ async def chains_at(daemon: Daemon, peer: PeerId, addresses: tuple[str, ...], ba
     return found
 
 
-async def _chain_at(daemon: Daemon, peer: PeerId, address: str, base: Chain) -> Chain:
+async def _chain_at(members: Members, peer: PeerId, address: str, base: Chain) -> Chain:
     """What the node at one address serves. Raises RemoteError if it would not admit this one, NetworkError."""
     host = Host(identity=Identity.generate(), listen=())
-    record = daemon.members.hello().record
+    record = members.hello().record
 
     async def ask(after: int, rebases: int) -> ChainPart:
         request = canonical(LookAtChain(record=record, after=after, rebases=rebases))
@@ -141,10 +151,12 @@ async def _chain_at(daemon: Daemon, peer: PeerId, address: str, base: Chain) -> 
 class ChainLooks:
     """Shows the chain to who may join and has not said hello, within an allowance for all together."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, host: Host, swarm_id: SwarmId, members: Members, chain: Chain) -> None:
+        self._swarm_id = swarm_id
+        self._members = members
+        self._chain = chain
         self._allowance = Allowance(BYTES_PER_S, BURST_BYTES)
-        daemon.host.serve(LOOK_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
+        host.serve(LOOK_PROTOCOL, self._serve, limit_bytes=ANSWER_LIMIT_BYTES)
 
     async def _serve(self, stream: MessageStream) -> None:
         """Answer one request. Raises RemoteError when it is malformed, or its record does not hold."""
@@ -154,11 +166,11 @@ class ChainLooks:
         await stream.aclose()
 
     def _answer(self, asked: LookAtChain, peer: PeerId) -> LookAnswer:
-        record = open_record(asked.record, self._daemon.swarm_id, trio.current_time(), peer=peer).record
-        reason = self._daemon.members.admission.reason_not_to_join(record)
+        record = open_record(asked.record, self._swarm_id, trio.current_time(), peer=peer).record
+        reason = self._members.admission.reason_not_to_join(record)
         if reason is not None:
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
-        chain = self._daemon.chain
+        chain = self._chain
         part = chain.after(asked.after, CERTIFICATES_IN_ANSWER_LIMIT, asked.rebases)
         answer = ChainPart(certificates=part, head=chain.height)
         cost, now = len(canonical(answer)), trio.current_time()

@@ -4,60 +4,57 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
 from shoal.node.control import Handler, JsonValue, Order
 from shoal.node.discovery.credentials import kept_invite, revoke
+from shoal.node.parts import Parts
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.invites import parse_holder
 from shoal.protocol.swarm_link import ADDRESSES_LIMIT, PEERS_LIMIT, SwarmLink, format_link
 
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
-
-def link_handlers(daemon: Daemon) -> Mapping[str, Handler]:
+def link_handlers(parts: Parts) -> Mapping[str, Handler]:
     """The op `link`."""
 
     async def link() -> Mapping[str, JsonValue]:
-        invite = kept_invite(daemon.store.folder, daemon.swarm_id)
+        invite = kept_invite(parts.store.folder, parts.swarm_id)
         shared = invite if invite is not None and invite.key is not None else None  # one for this node helps nobody
         made = SwarmLink(
-            swarm=daemon.swarm_id,
-            addresses=tuple(link_addresses(daemon)),
+            swarm=parts.swarm_id,
+            addresses=tuple(link_addresses(parts)),
             invite=shared,
-            checkpoint=daemon.chain.checkpoint,
+            checkpoint=parts.chain.checkpoint,
         )
         return {
             "link": format_link(made),
-            "admits": daemon.config.manifest.swarm.admission == "open" or shared is not None,
-            "admission": daemon.config.manifest.swarm.admission,
-            "workload": daemon.config.manifest.workload.name,
+            "admits": parts.config.manifest.swarm.admission == "open" or shared is not None,
+            "admission": parts.config.manifest.swarm.admission,
+            "workload": parts.config.manifest.workload.name,
         }
 
     return {"link": link}
 
 
-def link_orders(daemon: Daemon) -> Mapping[str, Order]:
+def link_orders(parts: Parts) -> Mapping[str, Order]:
     """The op `revoke`."""
 
     async def take_back(peers: Sequence[str]) -> Mapping[str, JsonValue]:
         named = {parse_holder(text) for text in peers}
-        revocations = await trio.to_thread.run_sync(revoke, daemon.store.folder, daemon.config.manifest, named)
-        daemon.members.revoke(revocations)
+        revocations = await trio.to_thread.run_sync(revoke, parts.store.folder, parts.config.manifest, named)
+        parts.members.revoke(revocations)
         return {"version": revocations.version, "revoked": len(revocations.peers)}
 
     return {"revoke": take_back}
 
 
-def link_addresses(daemon: Daemon) -> list[str]:
+def link_addresses(parts: Parts) -> list[str]:
     """Where a newcomer may ask: this node first, then linked members, in case that this one is gone by then."""
-    members = daemon.members
+    members = parts.members
     others = [members.addresses_of(peer) for peer in sorted(members.links.linked())]
-    of_peers = [best_addresses(addresses) for addresses in (daemon.host.addresses, *others)]
+    of_peers = [best_addresses(addresses) for addresses in (parts.host.addresses, *others)]
     if any(found and not _is_loopback(found[0]) for found in of_peers):
         of_peers = [[address for address in found if not _is_loopback(address)] for found in of_peers]
     return [address for found in [found for found in of_peers if found][:PEERS_LIMIT] for address in found]

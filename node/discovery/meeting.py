@@ -13,24 +13,22 @@ import ipaddress
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
 from shoal.node.config import NodeConfig
-from shoal.node.status import node_record
+from shoal.node.parts import Parts
+from shoal.node.services import Service
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.address_book import AddressBook
 from shoal.swarm.members import Change, Members
 from shoal.swarm.rendezvous.hivemind import Hivemind
 from shoal.swarm.rendezvous.hivemind_messages import Start
 from shoal.swarm.rendezvous.kademlia import Kademlia
 from shoal.swarm.rendezvous.meeting_points import FirstSight, MeetingPoint, open_point, sign_point
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
-    from shoal.node.services import Service
 
 GO_DEADLINE_S = 300.0
 """One announcement and look-up in one table."""
@@ -78,7 +76,7 @@ def _on_this_machine(text: str) -> bool:
 
 
 class Meeting:
-    """One node's way into one table. A service of the daemon.
+    """One node's way into one table. A service of the parts.
 
     addresses: where this node is, to be said. known: where others are that may keep points.
     """
@@ -178,9 +176,12 @@ class Meeting:
             logger.warning("%s: %s", point.peer, error)
 
 
-def meetings_of(daemon: Daemon) -> list[Service]:
-    """The services with which this daemon meets others by SwarmId: none, where its user wants none."""
-    config, members, book = daemon.config, daemon.members, daemon.finding.book
+def meetings_of(parts: Parts, book: AddressBook, addresses: Callable[[], Sequence[str]]) -> list[Service]:
+    """The services with which this node meets others by SwarmId: none, where its user wants none.
+
+    addresses: where this node says that it is.
+    """
+    config, members = parts.config, parts.members
     named = (*config.join, *config.manifest.network.bootstrap)
     bootstrap = {parse_address(text).peer for text in named}
 
@@ -197,20 +198,20 @@ def meetings_of(daemon: Daemon) -> list[Service]:
     def meeting(table: Table) -> Meeting:
         return Meeting(
             table,
-            identity=daemon.identity,
-            boot=daemon.boot,
+            identity=parts.identity,
+            boot=parts.boot,
             config=config,
             members=members,
-            addresses=lambda: node_record(daemon).control_addresses,
+            addresses=addresses,
             known=known,
         )
 
     services: list[Service] = []
     if wants_table(config):
-        table = Kademlia(daemon.host, daemon.swarm_id, keeps=keeps)
+        table = Kademlia(parts.host, parts.swarm_id, keeps=keeps)
         table.know(named)
         services.append(meeting(table))
     if config.hivemind:
-        hivemind = Hivemind(daemon.swarm_id, Start(initial=config.hivemind))
+        hivemind = Hivemind(parts.swarm_id, Start(initial=config.hivemind))
         services += [hivemind, meeting(hivemind)]
     return services

@@ -14,12 +14,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import trio
 
 from shoal.node.discovery.port_mapping import MappingFailed, PortMapping
 from shoal.node.outcome import Notice
+from shoal.node.parts import Parts
 from shoal.node.reporting import events
 from shoal.protocol.address import format_address, parse_address
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -37,9 +38,6 @@ from shoal.swarm.reaching.passages import PassageDesk, ask_passage
 from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.sightings import SightingDesk
 from shoal.swarm.reaching.straight import Straightening
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 CHECKERS = 4
 """Members that knock; fewer where there are fewer."""
@@ -63,14 +61,14 @@ logger = logging.getLogger(__name__)
 
 
 class Reaching:
-    """One node's reachability; a service of its daemon, and what its lanes ask."""
+    """One node's reachability; a service of its, and what its lanes ask."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._host, self._lanes, self._members = daemon.host, daemon.lanes, daemon.members
-        self._links = daemon.links
-        self._config = daemon.config
-        self._events = daemon.events
-        self._on_progress = daemon.on_progress
+    def __init__(self, parts: Parts) -> None:
+        self._host, self._lanes, self._members = parts.host, parts.lanes, parts.members
+        self._links = parts.links
+        self._config = parts.config
+        self._events = parts.events
+        self._on_progress = parts.on_progress
         self._evidence = Evidence()
         self._mapping: PortMapping | None = None
         self._mapping_tried = False
@@ -85,16 +83,20 @@ class Reaching:
         """Control addresses at which members have reached this node."""
         self.proven_lanes: tuple[str, ...] = ()
         self.passages = PassageDesk(self._host, upload=self._lanes.upload)
-        self._host.relay.comes_first = self.passages.comes_first = self._host.comes_first
+        self.passages.comes_first = self._host.comes_first
         DialBackDesk(self._host, self._is_linked)
         self.sightings = SightingDesk(self._host)
         self._parted: set[PeerId] = set()
         """The linked members of whom the user was told that there are no lanes to them."""
-        puncher = Puncher(self._host, self, self._evidence.hosts)
-        puncher.parted = self._tell_parted
+        self._puncher = Puncher(self._host, self, self._evidence.hosts)
+        self._puncher.parted = self._tell_parted
+        self._straightening = Straightening(self._host, self._puncher, self._relayed)
+
+    def connect(self) -> None:
+        """Have circuits and lanes go by what is known here: who comes first, who relays, where holes are punched."""
+        self._host.relay.comes_first = self._host.comes_first
         desks = (self.passages, self.sightings)
-        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=puncher)
-        self._straightening = Straightening(self._host, puncher, self._relayed)
+        self._lanes.use(self, knocks=self._host.knocks, desks=desks, puncher=self._puncher)
 
     # -- what others of this node ask ----------------------------------------------------------------------------
 

@@ -14,18 +14,17 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
+from shoal.node.config import NodeConfig
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbSink
 from shoal.node.reporting.events import Event
+from shoal.protocol.identity import PeerId
 from shoal.swarm.members import Change
-
-if TYPE_CHECKING:
-    from shoal.node.daemon import Daemon
 
 QUEUE_LIMIT: Final = 4096
 CLOSE_DEADLINE_S: Final = 10.0
@@ -157,16 +156,16 @@ def _given_up(name: str, sinks: dict[str, ScalarSink]) -> Iterator[None]:
         sinks.pop(name, None)
 
 
-def writers_of(daemon: Daemon) -> Sequence[EventWriters]:
+def writers_of(config: NodeConfig, peer: PeerId, events: EventLog) -> Sequence[EventWriters]:
     """The writers that the user asked for, or none."""
-    config, sinks = daemon.config, dict[str, OpenSink]()
+    sinks = dict[str, OpenSink]()
     if config.tensorboard is not None:
         sinks["tensorboard"] = partial(TensorBoardSink, config.tensorboard)
     if config.wandb is not None:
         sinks["wandb"] = partial(
             WandbSink,
             config.wandb,
-            name=f"{config.manifest.swarm.name} {daemon.identity.peer_id}",
+            name=f"{config.manifest.swarm.name} {peer}",
             folder=config.data_dir,
         )
-    return [EventWriters(daemon.events, sinks)] if sinks else []
+    return [EventWriters(events, sinks)] if sinks else []

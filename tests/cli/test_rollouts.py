@@ -11,7 +11,6 @@ from shoal.cli.render import shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.control_client import BytesStatus, RolloutStatus, Status
 from shoal.node.outcome import RoundShared
-from shoal.node.sapo.daemon import AveragingDaemon, RolloutDaemon, daemon_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -41,8 +40,9 @@ def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> N
     assert (manifest.sync.strategy, manifest.sync.inner_steps) == ("diloco", 8)
     assert manifest.rollouts is not None
     config = config_of(RunOptions(manifest=path, external_groups=2))
-    assert daemon_of(config.manifest) is AveragingDaemon
-    assert daemon_of(parse_manifest(write_manifest(tmp_path).read_text())) is RolloutDaemon
+    assert (config.manifest.strategy.certifies, config.manifest.strategy.shares_rollouts) == (True, False)
+    alone = parse_manifest(write_manifest(tmp_path).read_text())
+    assert (alone.strategy.certifies, alone.strategy.shares_rollouts) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -330,8 +329,7 @@ def newcomer_targets(host: Host) -> Iterator[Target]:
 
     yield Target("key in use answer", answers, told, ())
     chain = Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST)
-    daemon: Any = SimpleNamespace(host=host, swarm_id=SWARM, members=members, chain=chain)
-    looks = ChainLooks(daemon)
+    looks = ChainLooks(host, SWARM, members, chain)
     looked = tuple(wire.canonical(peering.LookAtChain(record=record, after=after)) for after in (0, 1, 1 << 40))
     yield Target("look at chain", looked, on_stream(looks._serve), FOREIGN)
 

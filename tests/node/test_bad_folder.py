@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.node.daemon import stored_chain
+from shoal.node.node import stored_chain
 from shoal.node.rounds.order_file import OrderFile
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import read_state

@@ -45,7 +45,7 @@ from shoal.node.config import Hold, NodeConfig
 from shoal.node.control import ControlServer, JsonValue
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.control_ops import orders
-from shoal.node.daemon import Daemon
+from shoal.node.node import Node
 from shoal.node.reporting.event_log import EventLog, line_of
 from shoal.node.reporting.events import Certified, Event, Linked, Voted
 from shoal.node.state.store import Store
@@ -485,10 +485,10 @@ def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) 
         config = NodeConfig(manifest=manifest, data_dir=tmp_path / "node", test_mode=test_mode)
         with Store(config.data_dir) as store:
             log = EventLog(tmp_path / "events.jsonl")
-            node = Daemon(config, store, log, lambda _: None)
+            node = Node(config, store, log, lambda _: None)
             log.close()
             everyday = {"rollback", "rebase", "amend", "amend_by_authority", "revoke"}
-            assert set(orders(node)) == everyday | ({"hold", "cut"} if test_mode else set())
+            assert set(orders(node.parts, node.rounds)) == everyday | ({"hold", "cut"} if test_mode else set())
 
 
 def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
@@ -498,13 +498,13 @@ def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
     async def test() -> None:
         with Store(tmp_path) as store:
             log = EventLog(tmp_path / "events.jsonl")
-            node = Daemon(config, store, log, lambda _: None)
-            await orders(node)["hold"](["2:train", "2:reduce:0.5"])
-            await node.holds.at(1, "train")  # not held any more
+            node = Node(config, store, log, lambda _: None)
+            await orders(node.parts, node.rounds)["hold"](["2:train", "2:reduce:0.5"])
+            await node.parts.holds.at(1, "train")  # not held any more
             with trio.move_on_after(0.2):
-                await node.holds.at(2, "train")
+                await node.parts.holds.at(2, "train")
             with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
-                await orders(node)["hold"](["soon"])
+                await orders(node.parts, node.rounds)["hold"](["soon"])
             log.close()
 
     run(test)

@@ -69,6 +69,7 @@ class Member:
         self.events = EventLog(folder / f"{self.host.peer_id}.jsonl")
         daemon: Any = self
         self.reaching = Reaching(daemon)
+        self.reaching.connect()
         if not reached:
             self.host.knocks.expect = lambda expected: None  # type: ignore[method-assign]
         swarm[self.host.peer_id] = self

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.config import NodeConfig
-from shoal.node.daemon import Daemon
+from shoal.node.node import Node
 from shoal.node.outcome import Outcome
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.state.store import Store
@@ -25,7 +25,7 @@ PEER = Identity.from_seed(bytes([7]) * 32)
 
 
 @contextmanager
-def daemon(folder: Path) -> Iterator[Daemon]:
+def daemon(folder: Path) -> Iterator[Node]:
     """A node that is made and not running."""
     manifest = Manifest(
         swarm=SwarmSection(name="test", founders=[PEER.peer_id], admission="open"),
@@ -36,19 +36,19 @@ def daemon(folder: Path) -> Iterator[Daemon]:
     with Store(folder) as store:
         log = EventLog(folder / "events.jsonl")
         try:
-            yield Daemon(config, store, log, lambda _: None)
+            yield Node(config, store, log, lambda _: None)
         finally:
             log.close()
 
 
-def hear_of_peer(node: Daemon, seq: int, phase: Phase) -> None:
+def hear_of_peer(node: Node, seq: int, phase: Phase) -> None:
     """Its record comes."""
     record = NodeRecord(peer=PEER.peer_id, boot=seq, phase=phase)
-    data = seal_record(Sealer(PEER, node.swarm_id, seq), record)
+    data = seal_record(Sealer(PEER, node.parts.swarm_id, seq), record)
     assert node.members.book.receive(data, 0.0, peer=PEER.peer_id) is not None
 
 
-def level_of_a_broken_lane(node: Daemon, caplog: pytest.LogCaptureFixture) -> int:
+def level_of_a_broken_lane(node: Node, caplog: pytest.LogCaptureFixture) -> int:
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="shoal.node.rounds.frames"):
         node.router.lane_closed(PEER.peer_id, NetworkError("the connection ended without a CLOSE frame"))

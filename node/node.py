@@ -1,0 +1,522 @@
+"""A node: one root nursery in which everything it does lives and dies.
+
+    store ── identity, boot counter, logs          host ── links ── members   (who is there)
+    trainer process ── desk ─┐                     lanes ── router ─┬─ plan traffic ── reductions
+    control socket ── status ┴── engine ───────────────────────────┴─ chunk exchange ── catch-up
+
+Leaving: a promise to sign nothing more, said to the others while the links are still up; then the nursery is
+cancelled and every part closes within its own deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from shoal.collectives.finals import Finals
+from shoal.collectives.outer import OuterSettings
+from shoal.collectives.traffic import PlanTraffic
+from shoal.node.audits.auditing import Auditing
+from shoal.node.config import NodeConfig
+from shoal.node.control import ControlServer, JsonValue
+from shoal.node.control_ops import handlers, orders
+from shoal.node.dashboard.facts import NodeSource
+from shoal.node.dashboard.service import PageService
+from shoal.node.discovery.chain_places import choice_of
+from shoal.node.discovery.credentials import admission_of
+from shoal.node.discovery.finding import Finding, peers_of
+from shoal.node.discovery.meeting import meetings_of
+from shoal.node.discovery.reaching import Reaching
+from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.holds import Holds
+from shoal.node.lane_requests import LANE_PROTOCOL, answer_lane_request, lane_pool_of
+from shoal.node.loops.attendance import Attendance
+from shoal.node.loops.external_trainer import Detached, trainer_of
+from shoal.node.outcome import Notice, Outcome, Progress, TrainerTraceback
+from shoal.node.parts import Parts
+from shoal.node.reporting import events
+from shoal.node.reporting.event_files import LOG_NAME
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.reporting.event_writers import writers_of
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.fork_watch import ForkWatch
+from shoal.node.rounds.frames import FrameRouter
+from shoal.node.rounds.inbox import Reduced
+from shoal.node.rounds.key_use import KeyUse
+from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.relay_room import RelayRoom
+from shoal.node.rounds.standstill import Standstill
+from shoal.node.services import Service, UserOrders
+from shoal.node.state.catchup import CatchUp
+from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.state.custody import Custody, CustodyParts
+from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.librarian import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, Librarian
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import Store, disk_errors, write_atomically
+from shoal.node.status import left_in_order, node_record, status
+from shoal.node.strategies.table import rounds_of
+from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
+from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
+from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
+from shoal.node.training.training import TrainingDesk
+from shoal.node.workload import WorkloadError
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
+from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageError
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.manifest import Manifest, render_manifest
+from shoal.protocol.messages import Message, Term
+from shoal.protocol.records import NodeRecord, Phase
+from shoal.protocol.wire import Sealer
+from shoal.swarm.host import Host
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.manifest_exchange import ManifestDesk
+from shoal.swarm.members import Members
+from shoal.swarm.shared_memory import SharedMemory
+from shoal.swarm.streams import MessageStream
+
+DRAIN_DEADLINE_S = 3.0
+FAREWELL_S = 0.5
+"""After saying goodbye, time for it to reach the others."""
+EVALUATION_DEADLINE_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One node. Made by `run_node`, which also owns the store and the event log.
+
+    All parts are made first, each of those before it; then they are wired to each other. None of them is given the
+    node: what a part may know of the others are `Parts`, and its rounds.
+    """
+
+    def __init__(
+        self, config: NodeConfig, store: Store, log: EventLog, on_progress: Callable[[Progress], None]
+    ) -> None:
+        manifest, folder = config.manifest, store.folder
+        self.outcome = Outcome.DONE
+        self._over = trio.Event()
+        # -- who this is, and what it has
+        identity = Identity.load_or_create(folder / "node.key")
+        self.key_use = KeyUse(folder, identity.peer_id, store.durable_records(), take_over=config.take_over)
+        boot = store.next_boot(above=self.key_use.other_boot)
+        self.key_use.started(boot)
+        chain, outer = stored_chain(store, manifest), OuterSettings.of(manifest)
+        shelf = StateShelf(folder, manifest.round.chunk_values, kinds=outer.kinds)
+        round_log, holds = RoundLog(log), Holds(config.holds, log)
+        # -- who is there, and what moves between them
+        self.host = host = Host(identity=identity, listen=config.listen)
+        self.router = FrameRouter()
+        lanes = lane_pool_of(config, me=identity.peer_id, host=host, sink=self.router)
+        vectors = VectorShelf(shelf.lookup)
+        chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
+        self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
+        self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
+        links, linked = members.links, members.links.linked
+        self.finding = Finding(folder=folder, config=config, host=host, members=members, on_progress=on_progress)
+        self.shared_memory = SharedMemory(host, lanes, linked)
+        # -- what trains
+        self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned)
+        self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
+        desk = _training_desk(self.trainer, manifest, members)
+        # -- the state, and how it is come by
+        self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, shelf=shelf, outer=outer)
+        ask = catchup.certificates
+        forks = ForkWatch(folder=folder, chain=chain, ask=ask, say=links.broadcast, log=round_log, tell=on_progress)
+        choice = choice_of(config, folder=folder, chain=chain, host=host, members=members, ask=ask, tell=on_progress)
+        custody = Custody(
+            CustodyParts(
+                store=store,
+                chain=chain,
+                shelf=shelf,
+                catchup=catchup,
+                earlier=EarlierStates(folder, chain=chain, shelf=shelf, outer=outer),
+                links=links,
+                choice=choice,
+                key_use=self.key_use,
+                holds=holds,
+                log=round_log,
+                on_progress=on_progress,
+            )
+        )
+        resumption = Resumption(folder, send=self.trainer.send, on_progress=on_progress, always=self._keeps_round)
+        self.parts = Parts(
+            config=config,
+            store=store,
+            events=log,
+            on_progress=on_progress,
+            identity=identity,
+            swarm_id=manifest.swarm_id,
+            boot=boot,
+            chain=chain,
+            shelf=shelf,
+            vectors=vectors,
+            host=host,
+            lanes=lanes,
+            chunks=chunks,
+            members=members,
+            holds=holds,
+            layouts=self.layouts,
+            desk=desk,
+            standstill=Standstill(forks=forks, key_use=self.key_use),
+            custody=custody,
+            resumption=resumption,
+            checkpoints=_checkpoints(config, chain, shelf, custody, resumption, on_progress),
+            reduce=ReduceDesk(
+                identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
+            ),
+            relay_room=RelayRoom(host, self.traffic, linked),
+            ask=self._ask,
+        )
+        self.rounds = rounds_of(self.parts)
+        self._make_services()
+        self._wire()
+
+    def _make_members(self, config: NodeConfig, host: Host, sealer: Sealer, chain: Chain) -> Members:
+        """Who is there: whose record, messages and admission are this node's."""
+        manifest, me = config.manifest, host.peer_id
+        named = peers_of((*config.join, *manifest.network.bootstrap))
+        return Members(
+            host=host,
+            sealer=sealer,
+            swarm_id=manifest.swarm_id,
+            manifest=manifest,
+            record=self._record,
+            deliver=self._deliver,
+            admission=admission_of(config.data_dir, manifest, me, chain=chain, named=named),
+        )
+
+    def _make_services(self) -> None:
+        """Make what goes on beside the rounds."""
+        parts, rounds = self.parts, self.rounds
+        self.attendance = Attendance(put=rounds.engine.put, on_progress=parts.on_progress)
+        self.user = UserOrders(leave=self._leave, pause=self.attendance.pause)
+        self.reaching = Reaching(parts)
+        self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
+        self.page = self._page()
+        meetings = meetings_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
+        writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
+        services = (self.finding, *meetings, self.reaching, self.auditing, *writers, self.page)
+        self.services: Sequence[Service] = [service for service in services if service is not None]
+
+    def _wire(self) -> None:
+        """Connect what was made."""
+        parts, rounds = self.parts, self.rounds
+        self.router.connect(self.traffic, parts.chunks, parting=self._either_leaves)
+        parts.lanes.prefer(parts.host.comes_first, parts.host.is_known)
+        parts.members.on_elsewhere = self.key_use.saw_record
+        self.reaching.connect()
+        parts.custody.parted = parts.standstill.forks.suspect
+        self.catchup.accepts = lambda header: self.layouts.accept(header.layout)
+        if rounds.contributed is not None:
+            parts.members.admission.contributed = rounds.contributed
+        if rounds.certifying is not None and self.auditing is not None:
+            rounds.certifying.observer = self.auditing
+            parts.reduce.excluded = self.auditing.excluded
+        if self.page is not None:
+            parts.events.listen(self.page.hear)
+
+    def _page(self) -> PageService | None:
+        address, folder = self.parts.config.dashboard, self.parts.store.folder
+        if address is None:
+            return None
+        source = NodeSource(self.parts, self.rounds, self.user, lambda: self.record_phase)
+        return PageService(source, address, folder=folder, history=folder / LOG_NAME)
+
+    # -- what its parts ask --------------------------------------------------------------------------------------
+
+    @property
+    def record_phase(self) -> Phase:
+        """The phase in this node's record."""
+        return "leaving" if self._over.is_set() else self.rounds.record_phase
+
+    def _record(self) -> NodeRecord:
+        return node_record(self.parts, self.rounds, self.reaching, self.record_phase)
+
+    def _status(self) -> Mapping[str, JsonValue]:
+        return status(self.parts, self.rounds, self.reaching, self.page, self.record_phase)
+
+    def _deliver(self, peer: PeerId, message: Message) -> None:
+        self.rounds.engine.hear(peer, message)
+
+    def _reduced(self, finals: Finals, seconds: float) -> None:
+        self.rounds.engine.put(Reduced(finals, seconds))
+
+    def _keeps_round(self, round: int) -> bool:
+        return self.parts.checkpoints.is_due(round)
+
+    def _either_leaves(self, peer: PeerId) -> bool:
+        """Whether this node or `peer` is on its way out, so that lanes between them end. From any thread."""
+        record = self.members.record_of(peer)
+        return self.record_phase == "leaving" or (record is not None and record.phase == "leaving")
+
+    def _leave(self) -> None:
+        self._leave_then(Outcome.LEFT)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Live until the rounds are done, the user says so, or training fails.
+
+        Raises ConfigError for a port in use or a workload that cannot be built, StorageError for a full disk.
+
+        Cancellation: everything is closed, the trainer stopped; nothing is said to the others.
+        """
+        began = time.monotonic()
+        parts = self.parts
+        parts.events.write(events.Started(peer_id=parts.identity.peer_id, pid=os.getpid(), boot=parts.boot))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.host.run)
+            self.host.serve(LANE_PROTOCOL, self._answer_lane)
+            self.host.serve(FETCH_PROTOCOL, self._answer_fetch)
+            self.host.serve(LAYOUT_PROTOCOL, self.layouts.serve)
+            ManifestDesk(self.host, parts.config.manifest)
+            await nursery.start(parts.lanes.run)
+            nursery.start_soon(self.shared_memory.run)
+            await nursery.start(self.members.run)
+            ops = handlers(parts, self.user, self._status), orders(parts, self.rounds)
+            await nursery.start(ControlServer(parts.store.folder, *ops).run)
+            parts.events.write(
+                events.Listening(
+                    addresses=tuple(self.host.addresses),
+                    lanes=tuple(parts.lanes.addresses),
+                    seconds=round(time.monotonic() - began, 3),
+                )
+            )
+            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(self._watch_alive, nursery)
+            nursery.start_soon(self._watch_left)
+            nursery.start_soon(self.key_use.run)
+            for task in self.rounds.tasks:
+                nursery.start_soon(task)
+            for service in self.services:
+                await nursery.start(service.run)
+            nursery.start_soon(self._train_and_take_part)
+            await self._over.wait()
+            await self.members.links.drain(deadline_s=DRAIN_DEADLINE_S)
+            await trio.sleep(FAREWELL_S)
+            nursery.cancel_scope.cancel()
+        return self.outcome
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        if not self._over.is_set():
+            self.outcome = outcome
+            self.parts.events.write(events.Left(reason=reason))
+            self.members.announce()
+            self._over.set()
+
+    async def _train_and_take_part(self) -> None:
+        """Take part to the end, and end the node when what it trains raises."""
+        try:
+            await self._take_part()
+        except* WorkloadError as group:
+            error = _first(group)
+            self.parts.on_progress(TrainerTraceback(summary=str(error), traceback=getattr(error, "traceback", "")))
+            self.parts.events.write(events.Failed(message=str(error)))
+            self._end(Outcome.FAILED, "the workload failed")
+
+    async def _take_part(self) -> None:
+        """Have the rounds made, and rollouts shared, by what the strategy asks for; the end of either ends the node."""
+        async with trio.open_nursery() as nursery:
+            if self.rounds.sharing is not None:
+                nursery.start_soon(self.rounds.sharing.run)
+            if self.rounds.trains:
+                await self._train()
+                nursery.cancel_scope.cancel()
+
+    async def _train(self) -> None:
+        """Start the trainer, then take part in rounds."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.trainer.run)
+            nursery.start_soon(self._watch_trainer)
+            started, layout = self.trainer.started, self.trainer.layout
+            self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
+            self.layouts.know(layout)
+            await self.parts.checkpoints.expect(layout)
+            await self.rounds.run(numel=layout.numel)
+
+    async def _watch_trainer(self) -> None:
+        async for event in self.trainer.events:
+            self.parts.desk.heard(event)
+            self.parts.resumption.heard(event)
+            if isinstance(event, TrainerFailed):
+                await self._training_failed(event)
+            else:
+                self._note_trainer(event)
+                if isinstance(event, Restarted) and not isinstance(event, Detached):
+                    await self.parts.desk.restarted()
+                self.attendance.heard(event)
+                self.rounds.engine.put(event)
+
+    def _abandoned(self) -> None:
+        self.parts.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))
+        self._leave_then(Outcome.LEFT)
+
+    async def _training_failed(self, event: TrainerFailed) -> None:
+        self.parts.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
+        self.parts.events.write(events.Failed(message=event.summary))
+        self._leave_then(Outcome.FAILED)
+
+    def _note_trainer(self, event: TrainerEvent) -> None:
+        if isinstance(event, Contribution) and self.parts.desk.speed_is_news:
+            self.members.announce()
+        elif isinstance(event, Evaluated):
+            metric = self.trainer.started.metric
+            self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
+        elif isinstance(event, Restored):
+            self.parts.events.write(events.Resumed(round=event.round, exact=event.exact, refused=event.refused))
+        elif isinstance(event, Detached):
+            self.parts.events.write(events.LoopDetached(cause=event.cause))
+        elif isinstance(event, Restarted):
+            logger.warning("the trainer was started again: %s", event.cause)
+            self.parts.events.write(events.TrainerRestarted(cause=event.cause))
+
+    async def _watch_signals(self) -> None:
+        """The first SIGINT or SIGTERM leaves in order, the second at once."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                if self.rounds.engine.leaving or self.rounds.engine.finished:
+                    self._end(Outcome.INTERRUPTED, "interrupted while leaving")
+                    return
+                self.parts.on_progress(Notice(text="leaving the swarm; press Ctrl-C again to stop at once"))
+                logger.info("signal %d: leaving", number)
+                self._leave_then(Outcome.INTERRUPTED)
+
+    def _leave_then(self, outcome: Outcome) -> None:
+        """Leave in order where this node takes part already, else at once."""
+        if self.rounds.engine.finished:
+            return
+        if self.rounds.leaves_in_order:
+            self.outcome = outcome
+            self.rounds.engine.ask_to_leave()
+        else:
+            self._end(outcome, "left before taking part")
+
+    async def _watch_left(self) -> None:
+        await self.rounds.engine.left.wait()
+        if self.rounds.engine.finished:
+            await self.parts.desk.evaluate_last(EVALUATION_DEADLINE_S)
+            self._end(Outcome.DONE, "rounds done")
+        self._end(self.outcome, "left")
+
+    # -- peers -----------------------------------------------------------------------------------------------
+
+    async def _watch_alive(self, nursery: trio.Nursery) -> None:
+        async for change in self.members.changes:
+            record = self.members.record_of(change.peer)
+            left = left_in_order(change, record)
+            self.parts.events.write(events.peer_event(change.kind, change.peer, left=left))
+            for service in self.services:
+                service.heard(change)
+            if change.kind == "revoked":
+                self.parts.lanes.drop(change.peer)
+            self.rounds.engine.alive(self.members.alive())
+            if change.kind == "lost":
+                self.layouts.forget(change.peer)
+            elif change.kind == "linked" and self.rounds.trains:
+                nursery.start_soon(self.layouts.watch, change.peer)
+            if change.kind in ("linked", "detoured"):
+                certified = (Term(), 0) if record is None else (Term(*record.term), record.round)
+                self.rounds.engine.linked(change.peer, certified)
+
+    async def _answer_lane(self, stream: MessageStream) -> None:
+        self._check_admitted(stream)
+        await answer_lane_request(self.parts.lanes, stream)
+
+    async def _answer_fetch(self, stream: MessageStream) -> None:
+        self._check_admitted(stream)
+        await Librarian(chain=self.parts.chain, shelf=self.parts.shelf).serve(stream)
+
+    def _check_admitted(self, stream: MessageStream) -> None:
+        if stream.peer not in self.members.links.linked():
+            raise RemoteError("wants something without having been admitted", peer=stream.peer)
+
+    async def _ask(self, peer: PeerId, request: bytes) -> bytes:
+        await self.layouts.check(peer)  # if the swarm's model is another, it can be said where
+        return await self.host.request(
+            peer, FETCH_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=ANSWER_LIMIT_BYTES
+        )
+
+
+def _training_desk(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingDesk:
+    """The trainer's orders, and what it makes. Steps of a round follow the members' speeds where these are balanced."""
+    return TrainingDesk(
+        trainer,
+        seed=manifest.workload.seed,
+        inner_steps=manifest.sync.round_steps,
+        speeds=members.speeds if manifest.sync.balances else None,
+        kinds=OuterSettings.of(manifest).kinds,
+        evaluate_every=manifest.sync.fragments,
+    )
+
+
+def _checkpoints(
+    config: NodeConfig,
+    chain: Chain,
+    shelf: StateShelf,
+    custody: Custody,
+    resumption: Resumption,
+    on_progress: Callable[[Progress], None],
+) -> Checkpoints:
+    parts = CheckpointParts(
+        folder=config.data_dir,
+        manifest=config.manifest,
+        chain=chain,
+        save=custody.save,
+        shelf=shelf,
+        resumption=resumption,
+        on_progress=on_progress,
+    )
+    return Checkpoints(parts, every=config.checkpoint_every, keep=config.checkpoint_keep)
+
+
+def stored_chain(store: Store, manifest: Manifest) -> Chain:
+    """The chain as far as this node had it. Raises StorageError if what is on disk does not hold."""
+    chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
+    try:
+        for entry in store.certificates():
+            chain.extend(entry, trusted=True)
+    except RemoteError as error:
+        raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
+    return chain
+
+
+def _first(group: BaseExceptionGroup[ShoalError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _check_same_swarm(store: Store, manifest: Manifest) -> None:
+    """A data folder belongs to one swarm: another swarm's votes and state have no business in it."""
+    path = store.folder / "swarm"
+    with disk_errors(store.folder):
+        known = path.read_text().strip() if path.exists() else None
+    if known is not None and known != manifest.swarm_id.hex():
+        raise ConfigError(
+            f"{store.folder} belongs to another swarm ({known[:16]}…); choose another --data-dir for this manifest"
+        )
+    if known is None:
+        write_atomically(path, manifest.swarm_id.hex().encode())
+    write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
+
+
+async def run_node(config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Run one node until it is done; see `Node.run`."""
+    with Store(config.data_dir) as store:
+        _check_same_swarm(store, config.manifest)
+        if config.forget_promises:
+            store.forget_promises()
+        log = EventLog(store.folder / LOG_NAME)
+        try:
+            return await Node(config, store, log, on_progress or (lambda _: None)).run()
+        finally:
+            log.close()

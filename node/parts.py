@@ -1,0 +1,81 @@
+"""The parts of a node that all others may know: made by `Node`, which wires them and gives them out.
+
+Whoever needs some of a node is given these, never the node itself; and no part imports this module that is named here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.node.config import NodeConfig
+from shoal.node.gossip.exchange import VectorShelf
+from shoal.node.holds import Holds
+from shoal.node.outcome import Progress
+from shoal.node.reporting.event_log import EventLog
+from shoal.node.rounds.reducing import ReduceDesk
+from shoal.node.rounds.relay_room import RelayRoom
+from shoal.node.rounds.standstill import Standstill
+from shoal.node.state.checkpoints import Checkpoints
+from shoal.node.state.custody import Custody
+from shoal.node.state.resumption import Resumption
+from shoal.node.state.states import StateShelf
+from shoal.node.state.store import Store
+from shoal.node.training.layouts import Layouts
+from shoal.node.training.training import TrainingDesk
+from shoal.protocol.chain import Chain
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.wire import SwarmId
+from shoal.swarm.host import Host
+from shoal.swarm.lanes.chunks import ChunkExchange
+from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.links import Links
+from shoal.swarm.members import Members
+
+SOFTWARE: Final = f"shoal {importlib.metadata.version('shoal')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a node is made of. ask: one request to a peer's librarian, and its answer."""
+
+    config: NodeConfig
+    store: Store
+    events: EventLog
+    on_progress: Callable[[Progress], None]
+    identity: Identity
+    swarm_id: SwarmId
+    boot: int
+    chain: Chain
+    shelf: StateShelf
+    vectors: VectorShelf
+    host: Host
+    lanes: LanePool
+    chunks: ChunkExchange
+    members: Members
+    holds: Holds
+    layouts: Layouts
+    desk: TrainingDesk
+    standstill: Standstill
+    custody: Custody
+    resumption: Resumption
+    checkpoints: Checkpoints
+    reduce: ReduceDesk
+    relay_room: RelayRoom
+    ask: Callable[[PeerId, bytes], Awaitable[bytes]]
+
+    @property
+    def links(self) -> Links:
+        """The connections to members."""
+        return self.members.links
+
+    def traffic_bytes(self) -> dict[str, int]:
+        """Bytes that went over lanes and control since this node started."""
+        return {
+            "lanes_sent": self.lanes.bytes_sent,
+            "lanes_received": self.lanes.bytes_received,
+            "control_sent": self.host.traffic.bytes_sent,
+            "control_received": self.host.traffic.bytes_received,
+        }

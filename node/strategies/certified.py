@@ -1,0 +1,97 @@
+"""Rounds that a majority certifies: all members hold one state, and the chain says how it came about.
+
+With a section [rollouts] the members' agents are their training loops, and share rollouts beside the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.node.audit import AuditTrail
+from shoal.node.parts import Parts
+from shoal.node.reporting.round_log import RoundLog
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.engine_parts import EngineParts
+from shoal.node.strategies.rollouts import rollout_engine
+from shoal.node.strategies.rounds import Rounds, Standing, Task
+from shoal.protocol.chain import Position
+from shoal.protocol.records import Phase
+
+
+def engine_parts(parts: Parts) -> EngineParts:
+    """What an engine that trains works with."""
+    return EngineParts(
+        config=parts.config,
+        identity=parts.identity,
+        store=parts.store,
+        custody=parts.custody,
+        shelf=parts.shelf,
+        links=parts.links,
+        reduce=parts.reduce,
+        resumption=parts.resumption,
+        checkpoints=parts.checkpoints,
+        desk=parts.desk,
+        log=RoundLog(parts.events),
+        holds=parts.holds,
+        audit=AuditTrail(parts.store.folder / "rounds", enabled=parts.config.test_mode),
+        standstill=parts.standstill,
+        traffic_bytes=parts.traffic_bytes,
+        suspected=parts.members.suspected,
+        may_join=parts.members.may_join,
+        on_progress=parts.on_progress,
+    )
+
+
+class CertifiedRounds(Rounds):
+    """A node's part in certified rounds."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self.engine = self.certifying = self._engine = Engine(engine_parts(parts))
+        if parts.config.manifest.rollouts is not None:
+            self.sharing = rollout_engine(parts, averages=True)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """See `Rounds`."""
+        custody, standstill = self._p.custody, self._p.standstill
+        reductions = (self._p.reduce.run, self._p.relay_room.run)
+        state = (custody.load_ahead, custody.run, self._engine.going_back.run, standstill.forks.run)
+        return (*reductions, *state, self._p.resumption.run, self._p.checkpoints.run)
+
+    @property
+    def record_phase(self) -> Phase:
+        """See `Rounds`. Who is needed until a vote is through says only that it is paused."""
+        if not self._engine.departure.needed:
+            return super().record_phase
+        return "joining" if self._engine.machine is None else "paused"
+
+    @property
+    def paused(self) -> bool:
+        """See `Rounds`."""
+        return self._p.desk.paused
+
+    @property
+    def position(self) -> Position:
+        """See `Rounds`."""
+        head = self._p.chain.head
+        return head.term, head.round
+
+    async def run(self, *, numel: int) -> None:
+        """See `Rounds`."""
+        await self._engine.run(numel=numel)
+
+    def standing(self) -> Standing:
+        """See `Rounds`."""
+        head, state, machine = self._p.chain.head, self._p.custody.state, self._engine.machine
+        return Standing(
+            term=head.next_term,
+            round=head.state_round,
+            members=head.members,
+            digest=None if state is None else self._p.shelf.header(state).digest.hex(),
+            missing=self._engine.missing(),
+            rollbacks={} if machine is None else machine.consents(),
+            amendments={} if machine is None else machine.amend_consents(),
+            amended=self._p.chain.amended(head.next_round),
+            abstains=self._engine.abstains,
+        )

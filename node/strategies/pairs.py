@@ -1,0 +1,50 @@
+"""Rounds in pairs: each member holds a state of its own, and exchanges it with one partner after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.node.gossip.engine import GossipEngine
+from shoal.node.gossip.exchange import GossipExchange
+from shoal.node.parts import Parts
+from shoal.node.state.fetching import Fetcher
+from shoal.node.state.transfer import DonorScores
+from shoal.node.strategies.certified import engine_parts
+from shoal.node.strategies.rounds import Rounds, Standing
+from shoal.protocol.chain import Position
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Term
+
+
+class PairRounds(Rounds):
+    """A node's part in rounds with partners."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        fetcher = Fetcher(lanes=parts.lanes, chunks=parts.chunks, scores=DonorScores())
+        exchange = GossipExchange(shelf=parts.vectors, fetcher=fetcher, ask=parts.ask)
+        self.engine = self._engine = GossipEngine(engine_parts(parts), exchange, parts.layouts)
+
+    @property
+    def contributed(self) -> Callable[[PeerId], bool] | None:
+        """See `Rounds`."""
+        return self._engine.contributors.__contains__
+
+    @property
+    def paused(self) -> bool:
+        """See `Rounds`."""
+        return self._p.desk.paused
+
+    @property
+    def position(self) -> Position:
+        """See `Rounds`."""
+        return Term(), self._engine.state_round
+
+    async def run(self, *, numel: int) -> None:
+        """See `Rounds`."""
+        await self._engine.run(numel=numel)
+
+    def standing(self) -> Standing:
+        """See `Rounds`."""
+        members = (self._p.identity.peer_id, *sorted(self._engine.others))
+        return Standing(term=Term(), round=self._engine.state_round, members=members)

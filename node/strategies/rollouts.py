@@ -1,0 +1,82 @@
+"""Rounds of a node's own agent, which trains on its own completions and on those of others. No trainer is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.node.outcome import PhaseChanged, Progress
+from shoal.node.parts import Parts
+from shoal.node.sapo.engine import RolloutEngine, RolloutParts
+from shoal.node.strategies.rounds import Rounds, Standing
+from shoal.protocol.chain import Position
+from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Term
+
+FOLDER = "rollouts"
+"""In the data folder: groups, the agent's files, and which rounds were announced."""
+
+
+class RolloutRounds(Rounds):
+    """A node's rounds under a strategy that exchanges nothing but rollouts."""
+
+    trains = False
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self.engine = self.sharing = self._engine = rollout_engine(parts)
+
+    @property
+    def contributed(self) -> Callable[[PeerId], bool] | None:
+        """See `Rounds`."""
+        return self._engine.contributors.__contains__
+
+    @property
+    def leaves_in_order(self) -> bool:
+        """See `Rounds`. Nobody waits for this node, at any time."""
+        return True
+
+    @property
+    def paused(self) -> bool:
+        """See `Rounds`."""
+        return self._engine.paused
+
+    @property
+    def position(self) -> Position:
+        """See `Rounds`."""
+        return Term(), self._engine.state_round
+
+    async def run(self, *, numel: int) -> None:
+        """See `Rounds`. There is no trainer: the agent goes through rounds as long as rollouts are shared."""
+        raise LocalError("a trainer where an agent trains")
+
+    def standing(self) -> Standing:
+        """See `Rounds`."""
+        members = (self._p.identity.peer_id, *sorted(self._engine.others))
+        return Standing(term=Term(), round=self._engine.state_round, members=members)
+
+
+def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
+    """What shares rollouts. averages: beside rounds that average the policies, whose phase is the node's then."""
+    section = parts.config.manifest.rollouts
+    if section is None:
+        raise LocalError("a node that shares rollouts without a section [rollouts]")
+
+    def told(progress: Progress) -> None:
+        if not isinstance(progress, PhaseChanged):
+            parts.on_progress(progress)
+
+    return RolloutEngine(
+        RolloutParts(
+            config=parts.config,
+            section=section,
+            identity=parts.identity,
+            boot=parts.boot,
+            host=parts.host,
+            members=parts.members,
+            folder=parts.store.folder / FOLDER,
+            events=parts.events,
+            on_progress=told if averages else parts.on_progress,
+            averages=averages,
+        )
+    )

@@ -1,0 +1,139 @@
+"""The interface of a node's rounds, whatever its strategy exchanges: what the rest of the node asks of them.
+
+A strategy says what it exchanges (`protocol/strategies`); `table` has which of these a node takes part by.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.inbox import Own
+from shoal.node.sapo.engine import RolloutEngine
+from shoal.protocol.amending import AmendConsent
+from shoal.protocol.chain import Position
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest
+from shoal.protocol.messages import Consent, Message, Term
+from shoal.protocol.records import Phase
+
+Task = Callable[[], Awaitable[None]]
+
+
+class RoundEngine(Protocol):
+    """What carries a node's rounds out, from obtaining a state to leaving."""
+
+    def hear(self, peer: PeerId, message: Message) -> None:
+        """A message of a round arrived."""
+
+    def put(self, event: Own) -> None:
+        """An input of this node's own."""
+
+    def alive(self, peers: frozenset[PeerId]) -> None:
+        """Who is believed alive changed."""
+
+    def linked(self, peer: PeerId, certified: Position) -> None:
+        """A link came up; the peer's record says that its newest certificate is that of `certified`."""
+
+    def ask_to_leave(self) -> None:
+        """Leave the swarm as soon as the rounds allow; `left` is set then."""
+
+    @property
+    def left(self) -> trio.Event:
+        """Set once this node takes part in nothing more."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether leaving was asked for."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rounds asked for are done: the node stops by itself."""
+
+    @property
+    def phase(self) -> str:
+        """What the node is doing, for its user."""
+
+    @property
+    def machine(self) -> object | None:
+        """None before this node takes part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a node stands in its swarm. digest: of its newest state, where that is in common.
+
+    members: whose rounds these are, this node among them. amended: the settings in force where they were amended.
+    """
+
+    term: Term
+    round: int
+    members: Sequence[PeerId]
+    digest: str | None = None
+    missing: Sequence[PeerId] = ()
+    rollbacks: Mapping[PeerId, Consent] = field(default_factory=dict)
+    amendments: Mapping[PeerId, AmendConsent] = field(default_factory=dict)
+    amended: Manifest | None = None
+    abstains: str | None = None
+
+
+class Rounds(ABC):
+    """A node's rounds under one kind of strategy."""
+
+    engine: RoundEngine
+    certifying: Engine | None = None
+    """The engine again, where what it comes to is certified."""
+    sharing: RolloutEngine | None = None
+    """What shares rollouts, where these are shared: all that there is, or beside the rounds."""
+    trains: bool = True
+    """Whether a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """What runs beside these rounds until the node ends."""
+        return ()
+
+    @property
+    def contributed(self) -> Callable[[PeerId], bool] | None:
+        """Whether somebody contributed, as far as was seen here; None where the chain says it."""
+        return None
+
+    @property
+    def leaves_in_order(self) -> bool:
+        """Whether the engine has to be asked to leave; before a node takes part it may just end."""
+        return self.engine.machine is not None
+
+    @property
+    def record_phase(self) -> Phase:
+        """The phase in this node's record."""
+        if self.engine.leaving:
+            return "leaving"
+        if self.engine.machine is None:
+            return "joining"
+        return "paused" if self.paused else "training"
+
+    @property
+    @abstractmethod
+    def paused(self) -> bool:
+        """Whether the node's user wants the accelerator."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """Term and round of this node's record: of its newest certificate, or of its own newest state."""
+
+    @abstractmethod
+    async def run(self, *, numel: int) -> None:
+        """Take part in rounds with a trainer of a model of `numel` parameters, until cancelled or this node has left.
+
+        Raises StorageError, ConfigError. Cancellation: what was persisted stands.
+        """
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Where this node stands now."""
