@@ -40,7 +40,7 @@ import blake3
 import msgspec
 
 from shoal.protocol.errors import LocalError
-from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest import InnerSection, Manifest
 
 FRAME_LIMIT_BYTES = 4 << 20  # of a message between daemon and trainer
 TRACEBACK_LIMIT_CHARS = 16_000
@@ -56,32 +56,18 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Base of everything on the control pipe; the struct's name is its tag."""
 
 
-class InnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The inner AdamW. Its learning rate follows the swarm's tokens (`schedule`), so that all nodes share it."""
+class InnerSettings(InnerSection, frozen=True, kw_only=True):
+    """The manifest's [inner], as a trainer takes it; a trial of a workload without a manifest steps by these defaults.
+
+    The learning rate follows the swarm's tokens (`schedule`), so that all nodes share it.
+    """
 
     lr: float = 3e-3
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: float = 1.0
-    warmup_tokens: int = 0
-    schedule: str = "constant"
-    decay_tokens: int = 0
-    min_lr: float = 0.0
 
     @classmethod
     def of(cls, manifest: Manifest) -> InnerSettings:
         """Those of a swarm."""
-        inner = manifest.inner
-        return cls(
-            lr=inner.lr,
-            weight_decay=inner.weight_decay,
-            betas=(inner.betas[0], inner.betas[1]),
-            clip_norm=inner.clip_norm,
-            warmup_tokens=inner.warmup_tokens,
-            schedule=inner.schedule,
-            decay_tokens=inner.decay_tokens,
-            min_lr=inner.min_lr,
-        )
+        return cls(**msgspec.structs.asdict(manifest.inner))
 
 
 class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ FOUNDER = Identity.from_seed(bytes(32)).peer_id
 
 
 def rates(schedule: str, *tokens: int) -> list[float]:
-    settings = InnerSettings(lr=1.0, warmup_tokens=100, schedule=schedule, decay_tokens=1000, min_lr=0.2)
+    falls: dict[str, Any] = {} if schedule == "constant" else {"decay_tokens": 1000, "min_lr": 0.2}
+    settings = InnerSettings(lr=1.0, warmup_tokens=100, schedule=schedule, **falls)  # type: ignore[arg-type]
     return [learning_rate(settings, t) for t in tokens]
 
 
@@ -85,7 +87,11 @@ def test_the_trainer_is_told_all_of_the_manifests_optimizer() -> None:
         "min_lr": 0.125,
     }
     told = InnerSettings.of(settings_of(**inner))
-    assert {name: getattr(told, name) for name in told.__struct_fields__} == {**inner, "betas": (0.5, 0.75)}
+    assert {name: getattr(told, name) for name in told.__struct_fields__} == {
+        "optimizer": "adamw",
+        **inner,
+        "betas": (0.5, 0.75),
+    }
 
 
 @pytest.mark.parametrize(
