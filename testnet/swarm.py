@@ -32,7 +32,6 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import (
     Manifest,
     SwarmSection,
-    render_manifest,
     validate_manifest,
 )
 from shoal.protocol.manifest_rollouts import DEFAULT_ROLLOUTS
@@ -41,10 +40,11 @@ from shoal.testnet.check import Check, Witness, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.course import Course, NodeFacts, Outcome, settled_rounds
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
+from shoal.testnet.fleet import Fleet
 from shoal.testnet.interruption import until_interrupted
-from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Journal, Linked
-from shoal.testnet.links.namespaces import LOOPBACK, Network, network, why_no_routers, why_not
-from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+from shoal.testnet.journal import CaughtUp, Certified, Evaluated, Failed, Holding, Linked
+from shoal.testnet.links.namespaces import Network, network, why_no_routers, why_not
+from shoal.testnet.nodes import NodeProcess, Runtime
 from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_progress, progress_in
 from shoal.testnet.reports.page import render_page
 from shoal.testnet.reports.plot import draw_loss
@@ -81,7 +81,7 @@ async def run_testnet(
     with _network_for(scenario) as links:
         out = await trio.to_thread.run_sync(_prepare_folder, out)
         testnet = Testnet(scenario, out, on_progress, runtime or Runtime(), links)
-        interrupted = await testnet.run()
+        interrupted = await testnet.go()
     report = await trio.to_thread.run_sync(testnet.write_report)
     if interrupted:
         raise KeyboardInterrupt
@@ -143,21 +143,17 @@ def _prepare_folder(out: Path) -> Path:
     return replace_earlier_run(out, "testnet", folders=("nodes",), files=("report.json", "report.html", "loss.png"))
 
 
-class Testnet:
-    """One run. `run` first, then `write_report`."""
+class Testnet(Fleet):
+    """One run. `go` first, then `write_report`."""
 
     __test__ = False  # for pytest, which takes the name for its own
 
     def __init__(
         self, scenario: Scenario, out: Path, on_progress: OnProgress, runtime: Runtime, links: Network | None = None
     ) -> None:
+        super().__init__(out, runtime=runtime, network=links)
         self.scenario = scenario
-        self.journal = Journal()
-        self.network = links
-        self._out = out
         self._on_progress = on_progress
-        self._runtime = runtime
-        self._nodes: dict[int, NodeProcess] = {}
         self._records = [FaultRecord(fault=fault) for fault in scenario.faults]
         self._began_at = self._ended_at = time.time()
         self._trouble: str | None = None
@@ -165,30 +161,15 @@ class Testnet:
         self._facts: tuple[NodeFacts, ...] = ()
         self._told: set[tuple[str, int]] = set()
         self._entries_told = 0
-        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
-        founders = [self._add_node(index).peer_id for index in range(scenario.nodes)]
-        self._manifest = out / "swarm.toml"
-        self._manifest.write_text(render_manifest(testnet_manifest(scenario, founders)), encoding="utf-8")
-
-    def node(self, index: int) -> NodeProcess:
-        """The node of that index. Raises NetworkError if it has not joined yet."""
-        if index not in self._nodes:
-            raise NetworkError(f"there is no node {index} yet")
-        return self._nodes[index]
+        self.found(testnet_manifest(scenario, [self.add(index).peer_id for index in range(scenario.nodes)]))
 
     def holds(self, index: int) -> tuple[Hold, ...]:
         """Where the node of that index is to hold for faults whose moment has not come."""
         return holds_for(self.scenario, index, self._records)
 
-    def _add_node(self, index: int) -> NodeProcess:
-        folder = self._out / "nodes" / str(index)
-        folder.mkdir(mode=0o700)
-        self._nodes[index] = NodeProcess(index, folder, self.journal, self._runtime)
-        return self._nodes[index]
-
     # --- the run ---
 
-    async def run(self) -> bool:
+    async def go(self) -> bool:
         """Go through the scenario and end all nodes; True if a signal ended it.
 
         Cancellation: all processes are ended and reaped.
@@ -196,13 +177,13 @@ class Testnet:
         limit_s = deadline_s(self.scenario)
         async with trio.open_nursery() as nursery:
             # The processes live out here, so that the scenario can be over while they are asked to leave.
-            nursery.start_soon(self._launch_all, nursery)
+            nursery.start_soon(self.run, self._tell_end)
             with trio.move_on_after(limit_s) as scope:
                 await self._go_through()
             if scope.cancelled_caught:
                 self._trouble = f"not finished after {limit_s:.0f} s"
             self._ended_at, self._ending = time.time(), True
-            self._facts = tuple(self._facts_of(node) for _, node in sorted(self._nodes.items()))
+            self._facts = tuple(self._facts_of(node) for node in self.nodes)
             await self._ask_all_to_leave()
             nursery.cancel_scope.cancel()
         self._tell_news()  # what the nodes logged last, such as the loss after the last round
@@ -236,24 +217,25 @@ class Testnet:
 
     async def _start_founders(self, nursery: trio.Nursery) -> bool:
         """Node 0 first, then the others, which join it; False if it does not come up."""
-        first = self._nodes[0]
+        first = self.node(0)
         # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
         divided = any(fault.kind == "partition" for fault in self.scenario.faults)
         rounds = None if divided else self.scenario.rounds
-        await self._launch(first, join=(), rounds=rounds, waits=True)
+        await self.launch(first, rounds=rounds, holds=self._first_holds(0))
         with trio.move_on_after(START_DEADLINE_S):
             await self.journal.until(lambda: bool(first.addresses) or not first.alive)
         if not first.addresses:
             self._trouble = f"node 0 did not come up; see {first.folder / 'log.txt'}"
             return False
         for index in range(1, self.scenario.nodes):
-            await self._launch(self._nodes[index], join=first.addresses, rounds=rounds, waits=True)
+            node, holds = self.node(index), self._first_holds(index)
+            await self.launch(node, join=first.addresses, rounds=rounds, holds=holds)
         await self._start_together(nursery)
         return True
 
     async def _start_together(self, nursery: trio.Nursery) -> None:
         """Have the founders begin their first round when all are there: half of them may be a quorum, and not wait."""
-        founders = [self._nodes[index] for index in range(self.scenario.nodes)]
+        founders = [self.node(index) for index in range(self.scenario.nodes)]
         if self.scenario.strategy == ROLLOUTS:
             return  # each goes through rounds of its own
         with trio.move_on_after(TOGETHER_DEADLINE_S):
@@ -284,42 +266,22 @@ class Testnet:
 
         Raises NetworkError if there is none, or if the node runs already.
         """
-        node = self._nodes.get(index)
-        if node is not None and node.alive:
+        if self.has(index) and self.node(index).alive:
             raise NetworkError(f"node {index} is running already")
-        others = (other for _, other in sorted(self._nodes.items()) if other.index != index)
+        others = (other for other in self.nodes if other.index != index)
         host = next((other for other in others if other.addresses and not other.stopped), None)
         if host is None:
             raise NetworkError("nobody is there to join")
         # How many rounds are left for it nobody knows: it stays until it is asked to leave.
-        await self._launch(node or self._add_node(index), join=host.addresses, rounds=None)
+        node = self.node(index) if self.has(index) else self.add(index)
+        await self.launch(node, join=host.addresses, holds=self.holds(index))
 
-    async def _launch(
-        self, node: NodeProcess, *, join: tuple[str, ...], rounds: int | None, waits: bool = False
-    ) -> None:
-        holds = self.holds(node.index)
-        if waits and self.scenario.strategy != ROLLOUTS:
-            holds = tuple(dict.fromkeys((TOGETHER, *holds)))
-        place = LOOPBACK if self.network is None else self.network.place(node.index)
-        launch = Launch(
-            manifest=self._manifest,
-            data_dir=node.folder,
-            join=join,
-            rounds=rounds,
-            holds=holds,
-            place=place,
-            workload=self.scenario.workload,
-        )
-        lives = len(node.lives)
-        await self._launches.send((node, launch))
-        await self.journal.until(lambda: len(node.lives) > lives)
+    def _first_holds(self, index: int) -> tuple[Hold, ...]:
+        """Where a founder holds: also where all begin together."""
+        holds = self.holds(index)
+        return holds if self.scenario.strategy == ROLLOUTS else tuple(dict.fromkeys((TOGETHER, *holds)))
 
-    async def _launch_all(self, nursery: trio.Nursery) -> None:
-        async for node, launch in self._to_launch:
-            nursery.start_soon(self._live, node, launch)
-
-    async def _live(self, node: NodeProcess, launch: Launch) -> None:
-        await node.run(launch)
+    def _tell_end(self, node: NodeProcess) -> None:
         code = node.lives[-1].exit_code
         if code and node.struck is None and not self._ending:
             reasons = [event.message for event in self.journal.of(Failed, node.index)]
@@ -334,7 +296,7 @@ class Testnet:
             return
         await self.journal.until(lambda: not self._busy())
         with trio.move_on_after(FINISH_DEADLINE_S):
-            await self.journal.until(lambda: all(self._has_followed(node) for node in self._nodes.values()))
+            await self.journal.until(lambda: all(self._has_followed(node) for node in self.nodes))
             if self.scenario.tokens is not None:
                 last = self._last_round()
                 await self.journal.until(lambda: any(event.round == last for event in self.journal.of(Evaluated)))
@@ -352,12 +314,12 @@ class Testnet:
     def _last_round_certified(self) -> bool:
         """Whether somebody certified it; or where each counts its own, whether all who live are through theirs."""
         if self.scenario.strategy == ROLLOUTS:
-            return all(map(self._has_followed, self._nodes.values()))
+            return all(map(self._has_followed, self.nodes))
         last = self._last_round()
-        return any(node.certified(last) for node in self._nodes.values())
+        return any(node.certified(last) for node in self.nodes)
 
     def _nobody_left(self) -> bool:
-        return not any(node.alive for node in self._nodes.values()) and not self._busy()
+        return not any(node.alive for node in self.nodes) and not self._busy()
 
     def _busy(self) -> bool:
         """Whether a fault has begun and is not done."""
@@ -381,7 +343,7 @@ class Testnet:
 
         with trio.move_on_after(LEAVE_DEADLINE_S):
             async with trio.open_nursery() as nursery:
-                for node in self._nodes.values():
+                for node in self.nodes:
                     if node.alive and not node.stopped:
                         nursery.start_soon(ask, node)
 
@@ -402,7 +364,7 @@ class Testnet:
         entries = self.journal.entries[self._entries_told :]
         self._entries_told += len(entries)
         for entry in entries:
-            for key, progress in progress_in(entry, self._nodes[entry.node].peer_id, self.scenario):
+            for key, progress in progress_in(entry, self.node(entry.node).peer_id, self.scenario):
                 if key not in self._told:
                     self._told.add(key)
                     self._on_progress(progress)
@@ -430,7 +392,7 @@ class Testnet:
         return "running" if self._finished(node) else "left"
 
     def _gossip_settings(self) -> GossipSettings:
-        founders = [node.peer_id for node in self._nodes.values() if node.index < self.scenario.nodes]
+        founders = [node.peer_id for node in self.nodes if node.index < self.scenario.nodes]
         return GossipSettings.of(testnet_manifest(self.scenario, founders).sync)
 
     def write_report(self) -> Report:
@@ -446,7 +408,7 @@ class Testnet:
         )
         witnesses = [
             Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(course, n.index))
-            for n in self._nodes.values()
+            for n in self.nodes
         ]
         if self.scenario.strategy == "gossip":
             check = check_gossip(witnesses, course.certified_rounds(), self._gossip_settings())
@@ -455,8 +417,8 @@ class Testnet:
         else:
             check = check_swarm(witnesses, course.certified_rounds())
         report = make_report(course, check)
-        with disk_errors(self._out):
-            (self._out / "report.json").write_bytes(to_json(report))
-            (self._out / "report.html").write_text(render_page(report), encoding="utf-8")
-            draw_loss(report, self._out / "loss.png")
+        with disk_errors(self.folder):
+            (self.folder / "report.json").write_bytes(to_json(report))
+            (self.folder / "report.html").write_text(render_page(report), encoding="utf-8")
+            draw_loss(report, self.folder / "loss.png")
         return report

@@ -37,6 +37,7 @@ from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
+from shoal.lab.fleet import kill
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.config import Hold
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -303,7 +304,7 @@ async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: Tell) -> _S
     swarm.open_gate(round)
     await swarm.until_holding(round, "reduce", [victim])
     if bench.fault == "sigkill":
-        swarm.kill(victim)
+        kill(victim)
     else:
         victim.signal(signal.SIGSTOP)
     await swarm.until_certified(round, survivors)

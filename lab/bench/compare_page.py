@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.lab.bench.allreduce import Allreduce, FaultResult
-from shoal.lab.bench.compare import MIB, Comparison, Sample
+from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
+from shoal.lab.bench.compare import Comparison, Sample
 from shoal.lab.page import cell, number, spread, table, targets
 from shoal.lab.targets import Spread
 from shoal.protocol.errors import ConfigError

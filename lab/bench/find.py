@@ -4,7 +4,7 @@ Real nodes on loopback train together; then `shoal link` is asked at one, and `s
 is timed, some times over, one newcomer after the other. The members run at the lowest priority, so that they take less
 from the newcomer than the machines stand for that they would have of their own.
 
-    started       imports, the link read, the manifest fetched and checked, the key made
+    started       imports, the link read, the manifest fetched and checked
     listening     host, lanes and control socket are up
     linked        the first member admitted it
     linked_all    so did all others
@@ -13,28 +13,23 @@ from the newcomer than the machines stand for that they would have of their own.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import msgspec
+import trio
 
+from shoal.lab.fleet import Swarm, end
 from shoal.lab.targets import Row, Target
-from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import render_manifest, validate_manifest
-from shoal.testnet.tether import tethered
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.journal import Contributed, Linked, Listening
+from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 DEADLINE_S = 180.0
-POLL_S = 0.01
 MEMBERS_NICENESS = 19
 STAGES = ("started", "listening", "linked", "linked_all", "contributed")
 LINKED = Target(name="a newcomer is linked after", unit="s", most=5.5)
@@ -57,100 +52,87 @@ class FindSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return LINKED.row(self.linked_s), LINKED_ALL.row(self.linked_all_s)
 
 
-class _Event(msgspec.Struct, frozen=True):
-    at: float
-    event: str
-    peer: str = ""
+class LinkedSwarm(Swarm):
+    """Members that train in `folder`, and newcomers: whoever comes after the first has nothing but a link."""
 
+    def __init__(self, folder: Path, members: int) -> None:
+        self.members = members
+        super().__init__(folder, members, _manifest, runtime=Runtime(command=self._command))
 
-class _Node:
-    """One process of `shoal run`, in a folder of its own."""
+    def _command(self, launch: Launch) -> list[str]:
+        niceness = MEMBERS_NICENESS if int(launch.data_dir.name) < self.members else 0
+        command = node_command(launch)
+        command.remove("--test-mode")
+        for link in launch.join:
+            command[command.index(str(launch.manifest))] = link
+            at = command.index("--join")
+            del command[at : at + 2]
+        return ["env", "OMP_NUM_THREADS=1", "nice", "-n", str(niceness), *command]
 
-    def __init__(self, folder: Path, what: str, *, niceness: int) -> None:
-        self.folder = folder
-        self._log: IO[bytes] = (folder.parent / f"{folder.name}.log").open("wb")
-        self.began_at = time.time()
-        self._process = subprocess.Popen(
-            tethered(
-                [
-                    *("nice", "-n", str(niceness), sys.executable, "-m", "shoal.cli.main", "run", what),
-                    *("--data-dir", str(folder), "--no-mdns", "--dashboard", "off", "--threads", "1"),
-                    *("--listen", "/ip4/127.0.0.1/tcp/0", "--lane-listen", "127.0.0.1:0"),
-                ]
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+    async def begin(self) -> None:
+        """Start all members; returns once all are linked and have contributed. Raises NetworkError."""
+        first, *others = self.nodes
+        await self.launch(first)
+        await self.until(lambda: bool(first.addresses), "the first node listens", DEADLINE_S)
+        link = await self.link(first)
+        for node in others:
+            await self.launch(node, join=(link,))
+        await self.until(lambda: all(map(self._takes_part, self.nodes)), "all members train together", DEADLINE_S)
+
+    def _takes_part(self, node: NodeProcess) -> bool:
+        return self._linked_at(node, self.members - 1) is not None and bool(self.journal.of(Contributed, node.index))
+
+    def _linked_at(self, node: NodeProcess, peers: int) -> float | None:
+        """When a node was linked with so many others; None if it is not yet."""
+        seen: dict[str, float] = {}
+        for event in self.journal.of(Linked, node.index):
+            seen.setdefault(event.peer, event.at)
+        if not peers:
+            return 0.0
+        return sorted(seen.values())[peers - 1] if len(seen) >= peers else None
+
+    async def link(self, node: NodeProcess) -> str:
+        """What `shoal link` says of a node. Raises NetworkError."""
+        command = [sys.executable, "-m", "shoal.cli.main", "link", "--data-dir", str(node.folder)]
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        if done.returncode:
+            raise NetworkError(f"no link: {' '.join(done.stderr.decode().split())}")
+        return done.stdout.decode().strip()
+
+    async def newcomer(self, index: int, link: str) -> dict[str, float]:
+        """Let one join, with an empty folder, until it has contributed; its seconds by stage. Then it is ended."""
+        node = self.add(index)
+        await self.launch(node, join=(link,))
+        await self.until(lambda: bool(self.journal.of(Contributed, index)), "a newcomer contributes", DEADLINE_S)
+        await self.until(
+            lambda: self._linked_at(node, self.members) is not None, "a newcomer is linked with all", DEADLINE_S
         )
-
-    def events(self) -> list[_Event]:
-        """Those whose lines are whole."""
-        return [msgspec.json.decode(line, type=_Event) for line in lines_of(self.folder / LOG_NAME)]
-
-    def wait(self, kind: str, *, peers: int = 1) -> float:
-        """When the first such event was, or that with which so many peers had it. Raises NetworkError."""
-        ends_at = time.monotonic() + DEADLINE_S
-        while True:
-            seen: dict[str, float] = {}
-            for event in self.events():
-                if event.event == kind:
-                    seen.setdefault(event.peer, event.at)
-            if len(seen) >= peers:
-                return sorted(seen.values())[peers - 1]
-            if self._process.poll() is not None or time.monotonic() > ends_at:
-                words = Path(self._log.name).read_text(errors="replace")[-500:]
-                raise NetworkError(f"a node does not come to {kind!r}: …{' '.join(words.split())}")
-            time.sleep(POLL_S)
-
-    def end(self) -> None:
-        """Kill it; its trainer ends when its socket does."""
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        started = next(
+            one.event.at for one in self.journal.entries if one.node == index and one.event.event == "started"
+        )
+        at = {
+            "started": started,
+            "listening": self.journal.of(Listening, index)[0].at,
+            "linked": self._linked_at(node, 1) or 0.0,
+            "linked_all": self._linked_at(node, self.members) or 0.0,
+            "contributed": self.journal.of(Contributed, index)[0].at,
+        }
+        await end(node)
+        return {stage: round(at[stage] - node.lives[0].started_at, 3) for stage in STAGES}
 
 
-@contextmanager
-def _swarm(folder: Path, nodes: int) -> Iterator[list[_Node]]:
-    keys = [Identity.load_or_create(folder / f"member{n}" / "node.key") for n in range(nodes)]
+def _manifest(founders: list[PeerId]) -> Manifest:
     tables = {
-        "swarm": {"name": "bench", "founders": [key.peer_id for key in keys], "admission": "open"},
+        "swarm": {"name": "bench", "founders": founders, "admission": "open"},
         "workload": {"name": "regression"},
         "sync": {"inner_steps": 100},
     }
-    manifest = folder / "swarm.toml"
-    manifest.write_text(render_manifest(validate_manifest(tables, source="the benchmark")))
-    members: list[_Node] = []
-    try:
-        members.append(_Node(folder / "member0", str(manifest), niceness=MEMBERS_NICENESS))
-        members[0].wait("listening")
-        link = _link_of(members[0])
-        members += [_Node(folder / f"member{n}", link, niceness=MEMBERS_NICENESS) for n in range(1, nodes)]
-        for member in members:
-            if nodes > 1:
-                member.wait("linked", peers=nodes - 1)
-            member.wait("contributed")
-        yield members
-    finally:
-        for member in members:
-            member.end()
-
-
-def _link_of(node: _Node) -> str:
-    command = [sys.executable, "-m", "shoal.cli.main", "link", "--data-dir", str(node.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    if done.returncode:
-        raise NetworkError(f"no link: {' '.join(done.stderr.split())}")
-    return done.stdout.strip()
+    return validate_manifest(tables, source="the benchmark")
 
 
 def measure_find(*, nodes: int, repetitions: int) -> FindSpeed:
     """Let so many newcomers in a row join a swarm of so many nodes. Raises NetworkError if a node fails."""
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
-        folder = Path(scratch)
-        with _swarm(folder, nodes) as members:
-            link = _link_of(members[-1])
-            newcomers = tuple(_newcomer(folder / f"newcomer{n}", link, nodes) for n in range(repetitions))
+    newcomers = trio.run(_measure, nodes, repetitions)
     median = {stage: statistics.median(times[stage] for times in newcomers) for stage in STAGES}
     return FindSpeed(
         nodes=nodes,
@@ -161,16 +143,11 @@ def measure_find(*, nodes: int, repetitions: int) -> FindSpeed:
     )
 
 
-def _newcomer(folder: Path, link: str, nodes: int) -> dict[str, float]:
-    node = _Node(folder, link, niceness=0)
-    try:
-        at = {
-            "contributed": node.wait("contributed"),
-            "started": node.wait("started"),
-            "listening": node.wait("listening"),
-            "linked": node.wait("linked"),
-            "linked_all": node.wait("linked", peers=nodes),
-        }
-        return {stage: round(at[stage] - node.began_at, 3) for stage in STAGES}
-    finally:
-        node.end()
+async def _measure(nodes: int, repetitions: int) -> tuple[dict[str, float], ...]:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
+        swarm = LinkedSwarm(Path(scratch), nodes)
+        async with swarm.owned():
+            await swarm.begin()
+            link = await swarm.link(swarm.nodes[-1])
+            found = [await swarm.newcomer(nodes + number, link) for number in range(repetitions)]
+    return tuple(found)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,15 +34,16 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.lab.bench.flood_attacker import FloodReport
+from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.lab.targets import Row, Target
 from shoal.node.control_client import request
 from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.protocol.errors import ConfigError, NetworkError
-from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Journal
-from shoal.testnet.nodes import Launch, NodeProcess, Runtime
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.journal import Certified
+from shoal.testnet.nodes import NodeProcess
 
-START_DEADLINE_S: Final = 180.0
 WINDOW_DEADLINE_S: Final = 240.0
 WARM_UP_ROUNDS: Final = 3
 LEAST_ROUNDS: Final = 3
@@ -136,47 +137,29 @@ def _own_processors() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class FloodBench:
+class FloodBench(Swarm):
     """Nodes that train in `folder`, the first of which is attacked."""
 
     def __init__(self, folder: Path, nodes: int, *, scale: float = 1.0) -> None:
-        self.journal = Journal()
         self.scale = scale
         self.of_nodes, self.of_attacker = halves()
-        self.nodes: list[NodeProcess] = []
-        for index in range(nodes):
-            (folder / f"node{index}").mkdir(mode=0o700)
-            self.nodes.append(NodeProcess(index, folder / f"node{index}", self.journal, Runtime()))
-        self.manifest = _manifest(self.nodes)
-        self._path = folder / "swarm.toml"
-        self._path.write_text(render_manifest(self.manifest), encoding="utf-8")
+        super().__init__(folder, nodes, _manifest)
 
     @contextlib.asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         """Nodes that have certified some rounds. Raises NetworkError; no process is left behind."""
-        first, *others = self.nodes
-        async with trio.open_nursery() as nursery:
+        async with self.owned():
             os.sched_setaffinity(0, self.of_nodes)  # what is started from here on runs there
-            nursery.start_soon(first.run, Launch(manifest=self._path, data_dir=first.folder))
-            await self._until(lambda: bool(first.addresses), START_DEADLINE_S, "the first node listens")
-            for node in others:
-                nursery.start_soon(node.run, Launch(manifest=self._path, data_dir=node.folder, join=first.addresses))
-            await self._until(lambda: all(map(self._trains, self.nodes)), START_DEADLINE_S, "the nodes train")
+            await self.start()
+            await self.until(lambda: all(map(self._trains, self.nodes)), "the nodes train", START_DEADLINE_S)
             os.sched_setaffinity(0, self.of_attacker)
             with _busy(self.of_attacker):
                 yield
-            nursery.cancel_scope.cancel()
 
     def _trains(self, node: NodeProcess) -> bool:
         """Whether a node certified a few rounds of all nodes; which, depends on when the last of them came."""
         rounds = self.journal.of(Certified, node.index)
         return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
-
-    async def _until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-        with trio.move_on_after(deadline_s) as scope:
-            await self.journal.until(condition)
-        if scope.cancelled_caught:
-            raise NetworkError(f"{what}: not within {deadline_s:.0f} s")
 
     async def window(self, seconds: float, *, attacked: bool) -> _Window:
         """What some seconds show, or more where rounds take longer. Raises NetworkError if there are too few."""
@@ -206,7 +189,7 @@ class FloodBench:
         began, refused, packets = time.time(), Counter(self.refused()), self._packets_s()
         daemons, trainers, attacked = _cpu_s(self._daemons()), _cpu_s(self._trainers()), _cpu_s([daemon])
         await trio.sleep(seconds)
-        await self._until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, WINDOW_DEADLINE_S, "the nodes train on")
+        await self.until(lambda: len(self._rounds(began)) > LEAST_ROUNDS, "the nodes train on", WINDOW_DEADLINE_S)
         took_s = time.time() - began
         daemons, trainers = _cpu_s(self._daemons()) - daemons, _cpu_s(self._trainers()) - trainers
         attacked, packets = _cpu_s([daemon]) - attacked, self._packets_s() - packets
@@ -269,9 +252,9 @@ def _lane_address(folder: Path) -> str:
     raise NetworkError("the attacked node does not say where its lanes listen")
 
 
-def _manifest(nodes: list[NodeProcess]) -> Manifest:
+def _manifest(founders: list[PeerId]) -> Manifest:
     tables = {
-        "swarm": {"name": "flood", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "swarm": {"name": "flood", "founders": founders, "admission": "open"},
         "workload": {"name": "regression", "options": {"inputs": 256, "outputs": 64}},
         "sync": {"inner_steps": INNER_STEPS, "balance": False},
     }

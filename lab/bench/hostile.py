@@ -26,15 +26,14 @@ import trio
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_strikes import STRIKES, Struck
 from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
-from shoal.lab.bench.node_logs import until_logged
 from shoal.lab.bench.uneven import CHUNK_VALUES, MODEL, WORKLOAD_NAME
+from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Journal
+from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.journal import Certified
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
-START_DEADLINE_S: Final = 180.0
 WARM_UP_ROUNDS: Final = 2
 SAMPLE_PERIOD_S: Final = 0.25
 STEPS_OF_A_ROUND: Final = 40
@@ -44,24 +43,21 @@ MACHINE_S: Final = 30.0
 """What a loaded machine may add to that."""
 
 
-class HostileSwarm:
+class HostileSwarm(Swarm):
     """The nodes of one run, in an empty `folder`; `running` starts them. The last one lies, if the kind needs that."""
 
     def __init__(self, bench: HostileBench, folder: Path) -> None:
         self.bench = bench
-        self.folder = folder
-        self.journal = Journal()
         self.strike = folder / "strike"
         self._options: dict[Path, tuple[str, ...]] = {}
-        self._runtime = Runtime(command=self._command)
         self._step = folder / "step"
         self._step.write_text(str(bench.round_s / STEPS_OF_A_ROUND))
         count = HONEST + (bench.kind in LIARS)
-        self.nodes = [self.node(index, folder / f"node{index}") for index in range(count)]
-        self.manifest = _manifest(self.nodes)
-        self._path = folder / "swarm.toml"
-        self._path.write_text(render_manifest(self.manifest), encoding="utf-8")
-        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
+        super().__init__(folder, count, _manifest, runtime=Runtime(command=self._command))
+
+    def home(self, index: int) -> Path:
+        """The folder of a node, whose name stands in what is found wrong."""
+        return self.folder / f"node{index}"
 
     @property
     def honest(self) -> list[NodeProcess]:
@@ -78,11 +74,6 @@ class HostileSwarm:
         """The SwarmId."""
         return self.manifest.swarm_id.hex()
 
-    def node(self, index: int, folder: Path) -> NodeProcess:
-        """A node with this folder, which is made if it is not there."""
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return NodeProcess(index, folder, self.journal, self._runtime)
-
     def _command(self, launch: Launch) -> list[str]:
         command = [*node_command(launch), "--data", str(self._step), *self._options.get(launch.data_dir, ())]
         if self.liar is not None and launch.data_dir == self.liar.folder:
@@ -91,40 +82,23 @@ class HostileSwarm:
             command[program : program + 1] = lying
         return command
 
-    async def launch(self, node: NodeProcess, *options: str, join: tuple[str, ...] = ()) -> None:
-        """Start a process of `node`, with these options besides."""
+    async def launch_with(self, node: NodeProcess, *options: str) -> None:
+        """Start a process of `node`, which joins the first, with these options besides."""
         self._options[node.folder] = options
-        lives = len(node.lives)
-        launch = Launch(manifest=self._path, data_dir=node.folder, join=join, workload=WORKLOAD_NAME)
-        await self._launches.send((node, launch))
-        await self.journal.until(lambda: len(node.lives) > lives)
+        await self.launch(node, join=self.nodes[0].addresses)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The nodes, once they have certified some rounds together. Raises NetworkError; no process is left behind."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._own_processes)
-            first, *others = self.nodes
-            await self.launch(first)
-            await self._until(lambda: bool(first.addresses), START_DEADLINE_S, "the first node listens")
-            for node in others:
-                await self.launch(node, join=first.addresses)
+        async with self.owned():
+            await self.start()
             deadline_s = START_DEADLINE_S + WARM_UP_ROUNDS * SLACK * self.bench.round_s
-            await self._until(lambda: all(map(self._takes_part, self.nodes)), deadline_s, "all nodes train together")
+            await self.until(lambda: all(map(self._takes_part, self.nodes)), "all nodes train together", deadline_s)
             yield
-            nursery.cancel_scope.cancel()
-
-    async def _own_processes(self) -> None:
-        async with trio.open_nursery() as nursery:
-            async for node, launch in self._to_launch:
-                nursery.start_soon(node.run, launch)
 
     def _takes_part(self, node: NodeProcess) -> bool:
         rounds = self.journal.of(Certified, node.index)
         return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
-
-    async def _until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-        await until_logged(condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s)
 
     # -- what is measured ------------------------------------------------------------------------------------
 
@@ -187,9 +161,9 @@ def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> floa
     return (ended - began) / min(len(rounds), wanted)
 
 
-def _manifest(nodes: list[NodeProcess]) -> Manifest:
+def _manifest(founders: list[PeerId]) -> Manifest:
     tables = {
-        "swarm": {"name": "hostile", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "swarm": {"name": "hostile", "founders": founders, "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "options": dict(MODEL)},
         "sync": {"inner_steps": STEPS_OF_A_ROUND, "balance": False},
         "round": {"chunk_values": CHUNK_VALUES},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ import trio
 
 from shoal.lab.bench.hostile_member import LYING_KINDS, TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import HONEST, STRANGERS
+from shoal.lab.fleet import end
 from shoal.node.control_client import request
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.limits import Reason
@@ -80,7 +80,7 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
             struck.made["nodes full"] = HONEST
         struck.paced.remove(founder)
         await end(founder)
-        await swarm.launch(founder, join=swarm.honest[0].addresses)
+        await swarm.launch_with(founder)
         before = [await _without_place(node) for node in struck.paced]
         yield
         after = [await _without_place(node) for node in struck.paced]
@@ -91,14 +91,6 @@ async def _without_place(node: NodeProcess) -> int:
     """How many came to it when all its places were taken, or were not dialled for that."""
     status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
     return int(status["refused"].get(Reason.LINKS.value, 0))
-
-
-async def end(node: NodeProcess) -> None:
-    """Kill a node's process, and wait until it is gone."""
-    life = node.lives[-1]
-    node.signal(signal.SIGKILL)
-    node.struck = "killed"
-    await life.ended.wait()
 
 
 @contextlib.asynccontextmanager
@@ -124,9 +116,9 @@ async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]
     await trio.to_thread.run_sync(
         partial(shutil.copytree, original.folder, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
     )
-    copy = swarm.node(HONEST, folder)
+    copy = swarm.make(HONEST, folder)
     struck.paced.remove(original)
-    await swarm.launch(copy, join=swarm.honest[0].addresses)
+    await swarm.launch_with(copy)
     struck.made["copies"] = 1
     yield
     if copy.alive:
@@ -134,7 +126,7 @@ async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]
         struck.made["copies killed at the end"] = 1
     if not original.alive:
         struck.made["originals that ended"] = 1
-        await swarm.launch(original, "--take-over", join=swarm.honest[0].addresses)
+        await swarm.launch_with(original, "--take-over")
 
 
 STRIKES: Final[dict[str, Strike]] = {

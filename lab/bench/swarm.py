@@ -1,7 +1,7 @@
 """The swarm that a benchmark measures: the nodes a user starts, with contributions that cost nothing.
 
-    BenchSwarm ── NodeProcess.run, one per start        gates/<round>: held locked here until a round may begin
-              └── the nodes' event logs, in one journal        └─ the synthetic workload of every node waits for it
+    BenchSwarm: a `Swarm`, and gates/<round>: held locked here until a round may begin
+                                      └─ the synthetic workload of every node waits for it
 
 The nodes run as with `shoal run`. Only one that has to stop at a point exactly (a fault, a look at its memory) is in
 test mode. While the gate of a round is closed, all nodes stand in its TRAIN phase with nothing to do.
@@ -10,24 +10,24 @@ test mode. While the gate of a round is closed, all nodes stand in its TRAIN pha
 from __future__ import annotations
 
 import fcntl
-import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
-import trio
 
-from shoal.lab.bench.node_logs import until_logged
+from shoal.lab.fleet import Swarm
 from shoal.node.config import Hold
 from shoal.node.reporting.event_files import LOG_NAME, lines_of
 from shoal.node.workloads.synthetic import WORKLOAD_NAME
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, render_manifest, validate_manifest
-from shoal.testnet.journal import Certified, Holding, Journal, RoundStarted
-from shoal.testnet.links.namespaces import LOOPBACK, Place
+from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
+from shoal.testnet.journal import Certified, Holding, RoundStarted
+from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 START_DEADLINE_S: Final = 120.0
@@ -43,8 +43,8 @@ SEED: Final = 1
 class BenchSpec:
     """What swarm to measure. holds: by node, where it stops; who has any, and all with `test_mode`, is in test mode.
 
-    environment: settings of the nodes' processes, each NAME=VALUE. places: where each runs, none for loopback. sockets:
-    nodes share no memory: all that moves goes through the kernel's sockets.
+    environment: settings of the nodes' processes, each NAME=VALUE. sockets: nodes share no memory: all that moves goes
+    through the kernel's sockets.
     """
 
     peers: int
@@ -54,7 +54,6 @@ class BenchSpec:
     test_mode: bool = False
     holds: Mapping[int, tuple[Hold, ...]] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
     sockets: bool = False
 
     @property
@@ -70,66 +69,44 @@ class BenchSpec:
         return ROUND_DEADLINE_S + self.numel * self.peers / SLOW_VALUES_PER_S
 
 
-class BenchSwarm:
+class BenchSwarm(Swarm):
     """The nodes of one swarm in `folder`, which must be empty. Made by `running_swarm`."""
 
-    def __init__(self, spec: BenchSpec, folder: Path, gates: ExitStack) -> None:
+    def __init__(self, spec: BenchSpec, folder: Path, gates: ExitStack, network: Network | None) -> None:
         self.spec = spec
-        self.journal = Journal()
-        self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
-        self._manifest = folder / "swarm.toml"
         runtime = Runtime(command=self._command)
-        self.nodes: list[NodeProcess] = []
-        for index in range(spec.peers):
-            node_folder = folder / f"node{index}"
-            node_folder.mkdir(mode=0o700)
-            self.nodes.append(NodeProcess(index, node_folder, self.journal, runtime))
-        self._manifest.write_text(render_manifest(_manifest(spec, self.nodes)), encoding="utf-8")
-        self._gates_folder = folder / "gates"
-        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
+        super().__init__(folder, spec.peers, partial(_manifest, spec), runtime=runtime, network=network)
+        self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
 
     def _command(self, launch: Launch) -> list[str]:
-        command = [*node_command(launch), "--data", str(self._gates_folder), "--log-level", "warning"]
+        command = [*node_command(launch), "--data", str(self.folder / "gates"), "--log-level", "warning"]
         if not (self.spec.test_mode or launch.holds):
             command.remove("--test-mode")
         if self.spec.sockets:
             command.append("--no-shared-memory")
         return ["env", *self.spec.environment, *command]
 
-    async def run(self) -> None:
-        """Own the nodes' processes. Cancellation: all are killed and reaped."""
-        async with trio.open_nursery() as nursery:
-            async for node, launch in self._to_launch:
-                nursery.start_soon(node.run, launch)
-
-    async def start(self) -> None:
+    async def begin(self) -> None:
         """Start all nodes and have each linked with each, in front of the gate of round 1. Raises NetworkError."""
-        first, *others = self.nodes
-        await self.launch(first, join=())
-        await self.until(lambda: bool(first.addresses), "the first node listens", START_DEADLINE_S)
-        for node in others:
-            await self.launch(node, join=first.addresses)
+        await self.start()
         await self.until(
             lambda: all(self.begun(node, 1) for node in self.nodes) and self._all_linked(),
             "all nodes are linked and in round 1",
             START_DEADLINE_S,
         )
 
-    async def launch(self, node: NodeProcess, *, join: tuple[str, ...], after: int = 0) -> None:
-        """Start a process of `node`, which holds where its holds of rounds later than `after` say."""
-        holds = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
-        lives = len(node.lives)
-        place = self.spec.places[node.index] if self.spec.places else LOOPBACK
-        launch = Launch(
-            manifest=self._manifest,
-            data_dir=node.folder,
-            join=join,
-            holds=holds,
-            place=place,
-            workload=WORKLOAD_NAME,
-        )
-        await self._launches.send((node, launch))
-        await self.journal.until(lambda: len(node.lives) > lives)
+    async def launch(
+        self,
+        node: NodeProcess,
+        *,
+        join: tuple[str, ...] = (),
+        rounds: int | None = None,
+        holds: tuple[Hold, ...] = (),
+        after: int = 0,
+    ) -> None:
+        """Start a process of `node`, which holds where its holds of rounds later than `after` say, too."""
+        own = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
+        await super().launch(node, join=join, rounds=rounds, holds=(*holds, *own))
 
     def _all_linked(self) -> bool:
         """Whether each node believes all others alive, and is linked with them."""
@@ -179,15 +156,6 @@ class BenchSwarm:
             lambda: all(map(holds, nodes)), f"all hold in round {round}, {phase}", self.spec.round_deadline_s
         )
 
-    async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Wait for what the nodes' logs must show. Raises NetworkError at the deadline, or as soon as a node died."""
-        await until_logged(condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s)
-
-    def kill(self, node: NodeProcess) -> None:
-        """SIGKILL, as a fault that explains the process's end."""
-        node.signal(signal.SIGKILL)
-        node.struck = "killed"
-
     def certified_by(self, round: int) -> dict[int, Certified]:
         """Who certified that round, by the node's index."""
         return {
@@ -196,20 +164,21 @@ class BenchSwarm:
 
 
 @asynccontextmanager
-async def running_swarm(spec: BenchSpec, folder: Path) -> AsyncIterator[BenchSwarm]:
-    """A swarm in front of the gate of round 1. Raises NetworkError; whatever happens, no process is left."""
+async def running_swarm(spec: BenchSpec, folder: Path, network: Network | None = None) -> AsyncIterator[BenchSwarm]:
+    """A swarm in front of the gate of round 1, in these namespaces or on loopback.
+
+    Raises NetworkError; whatever happens, no process is left.
+    """
     with ExitStack() as gates:
-        swarm = BenchSwarm(spec, folder, gates)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(swarm.run)
-            await swarm.start()
+        swarm = BenchSwarm(spec, folder, gates, network)
+        async with swarm.owned():
+            await swarm.begin()
             yield swarm
-            nursery.cancel_scope.cancel()
 
 
-def _manifest(spec: BenchSpec, nodes: list[NodeProcess]) -> Manifest:
+def _manifest(spec: BenchSpec, founders: list[PeerId]) -> Manifest:
     tables = {
-        "swarm": {"name": "bench", "founders": [node.peer_id for node in nodes], "admission": "open"},
+        "swarm": {"name": "bench", "founders": founders, "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "seed": SEED, "options": {"numel": spec.numel}},
         "sync": {"inner_steps": 1, "codec": spec.codec, "balance": False, "norm_clip": False},
         "round": {"chunk_values": spec.chunk_values, "grace_s": GRACE_S},

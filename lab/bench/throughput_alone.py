@@ -50,7 +50,7 @@ async def run_alone(bench: ThroughputBench, folder: Path) -> Alone:
         )
         cpu = loops.cpu().share_since(before)
     found = tuple(stretch_of(since(loops.made(node), warm), bench) for node in range(bench.nodes))
-    return Alone(loops=found, cpu=cpu, device=(folder / "0" / DEVICE).read_text(encoding="utf-8"))
+    return Alone(loops=found, cpu=cpu, device=(loops.home(0) / DEVICE).read_text(encoding="utf-8"))
 
 
 def since(made: list[Contributed], moment: float) -> list[Contributed]:

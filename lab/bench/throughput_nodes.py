@@ -9,22 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
-import trio
 
-from shoal.lab.bench.node_logs import ended_early, output_of, until_logged
 from shoal.lab.bench.throughput_loop import WRONG_USAGE
-from shoal.lab.bench.throughput_spec import WORKLOAD_NAME, CpuShare, Stretch, ThroughputBench
+from shoal.lab.bench.throughput_spec import CpuShare, Stretch, ThroughputBench
+from shoal.lab.fleet import START_DEADLINE_S, Swarm, output_of
 from shoal.protocol.errors import ConfigError, ShoalError
-from shoal.protocol.manifest import render_manifest
-from shoal.testnet.journal import Contributed, Journal
+from shoal.testnet.journal import Contributed
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
 
-START_DEADLINE_S: Final = 180.0
 VALUES_PER_S: Final = 1_000_000
 """Deadlines grow with the size at this pace."""
 
@@ -58,22 +54,14 @@ class Cpu(NamedTuple):
         )
 
 
-class Nodes:
+class Nodes(Swarm):
     """As many processes as `bench` has nodes, in an empty folder; `command` makes the command line of each."""
 
     def __init__(self, bench: ThroughputBench, folder: Path, command: Callable[[Launch], list[str]]) -> None:
-        self.journal = Journal()
-        self.nodes: list[NodeProcess] = []
-        for index in range(bench.nodes):
-            home = folder / str(index)
-            home.mkdir(mode=0o700)
-            self.nodes.append(NodeProcess(index, home, self.journal, Runtime(command=command)))
-        manifest = bench.manifest([node.peer_id for node in self.nodes])
-        self.round_steps = manifest.sync.round_steps
+        super().__init__(folder, bench.nodes, bench.manifest, runtime=Runtime(command=command))
+        self.round_steps = self.manifest.sync.round_steps
         self.start_s = START_DEADLINE_S + bench.shape.parameters / VALUES_PER_S
         """How long they may take to start."""
-        self._manifest = folder / "swarm.toml"
-        self._manifest.write_text(render_manifest(manifest), encoding="utf-8")
 
     @asynccontextmanager
     async def running(self, *, joined: bool) -> AsyncIterator[None]:
@@ -81,22 +69,19 @@ class Nodes:
 
         Raises ConfigError, NetworkError; whatever happens, no process is left.
         """
-        first, *others = self.nodes
-        launch = partial(Launch, manifest=self._manifest, workload=WORKLOAD_NAME)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.run, launch(data_dir=first.folder))
+        async with self.owned():
             if joined:
-                await self.until(lambda: bool(first.addresses), "the first node listens", self.start_s)
-            for node in others:
-                nursery.start_soon(node.run, launch(data_dir=node.folder, join=first.addresses))
+                await self.start(deadline_s=self.start_s)
+            else:
+                for node in self.nodes:
+                    await self.launch(node)
             yield
-            nursery.cancel_scope.cancel()
 
-    async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Wait for what the logs must show. Raises NetworkError at the deadline, that or ConfigError when one ends."""
-        await until_logged(
-            condition, what, nodes=self.nodes, journal=self.journal, deadline_s=deadline_s, error_of=_error_of
-        )
+    def error_of(self, node: NodeProcess) -> ShoalError:
+        """What it means that a node ended by itself: wrong usage may be its user's fault."""
+        if node.lives[-1].exit_code == WRONG_USAGE and (words := output_of(node).strip()):
+            return ConfigError(words.splitlines()[-1])
+        return super().error_of(node)
 
     def made(self, node: int) -> list[Contributed]:
         """What that node did, in order."""
@@ -115,9 +100,3 @@ def _cpu_s(processes: Iterable[psutil.Process]) -> float:
         with suppress(psutil.NoSuchProcess):  # a helper that ended this moment
             total += sum(process.cpu_times()[:2])
     return total
-
-
-def _error_of(node: NodeProcess) -> ShoalError:
-    if node.lives[-1].exit_code == WRONG_USAGE and (words := output_of(node).strip()):
-        return ConfigError(words.splitlines()[-1])
-    return ended_early(node)

@@ -217,10 +217,9 @@ async def _reduce(
         numel=bench.values,
         codec=bench.codec,
         rounds=ROUNDS_LIMIT,
-        places=tuple(links.place(index) for index in range(bench.peers)),
     )
     tell(f"starting {bench.peers} nodes")
-    async with running_swarm(spec, folder) as swarm:
+    async with running_swarm(spec, folder, links) as swarm:
         found = Course(bench)
         busy_s, began = links.emulator_cpu_s(), time.monotonic()
         for round in range(1, ROUNDS_LIMIT + 1):

@@ -1,6 +1,6 @@
 """A fault campaign: many seeded faults in swarms of real processes, and every certified round recomputed.
 
-    run_campaign ── per group ── living_swarm
+    run_campaign ── per group ── LivingSwarm
                                    └─ per run: all hold ─ fault ─ the survivors certify ─ victims come back ─ all hold
                                                └─ examine: values, forks, votes, deadlines        ─► RunRecord
 
@@ -42,7 +42,7 @@ from shoal.lab.campaigns.campaign_plan import (
     pairs_of,
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
-from shoal.lab.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm, short_manifest
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
 from shoal.lab.zygote import zygote
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
@@ -157,9 +157,8 @@ class _Course:
             swarms += 1
             folder = self._out / "groups" / f"{group.name}-{swarms}"
             failed = self._failed(group)
-            async with living_swarm(
-                folder, group, self._campaign.seed, manifest_of=manifest_of, runtime=runtime
-            ) as swarm:
+            made = LivingSwarm(folder, group, self._campaign.seed, manifest_of=manifest_of, runtime=runtime)
+            async with made.owned() as swarm:
                 await self._run_on(swarm, runs)
             if self._failed(group) == failed and not self._campaign.keep:
                 await trio.to_thread.run_sync(shutil.rmtree, folder)
@@ -172,9 +171,9 @@ class _Course:
         """Take runs off the list and do them, as long as the swarm recovers from them."""
         gate = None
         try:
-            await swarm.start()
+            await swarm.begin()
             gate = await swarm.gather(after=1)
-        except (Unrecovered, NetworkError) as error:
+        except NetworkError as error:
             await self._record(swarm, RunRecord(run=runs.pop(0), unrecovered=1, problems=(str(error),)))
         while runs and gate is not None:
             self.calm_s[swarm.group.name] = round(swarm.calm_s, 3)
@@ -188,7 +187,7 @@ class _Course:
         trouble: tuple[str, ...] = ()
         try:
             following = await attempt.carry_out()
-        except (Unrecovered, NetworkError) as error:
+        except NetworkError as error:
             trouble = (str(error),)
         last = gate if following is None else following - 1
         record = await trio.to_thread.run_sync(attempt.record, last, trouble)
@@ -245,15 +244,15 @@ class _Attempt:
     async def carry_out(self) -> int:
         """The fault, the certificate, everybody's return; returns where the next round begins.
 
-        Raises Unrecovered or NetworkError if the survivors or the whole swarm do not get there.
+        Raises NetworkError if the survivors or the whole swarm do not get there.
         """
         self._released_at = await self._fault.let_go()
-        trouble: list[NetworkError | Unrecovered] = []
+        trouble: list[NetworkError] = []
 
         async def noting(part: Callable[[], Awaitable[None]]) -> None:
             try:
                 await part()
-            except (NetworkError, Unrecovered) as error:
+            except NetworkError as error:
                 trouble.append(error)
 
         async with trio.open_nursery() as nursery:
@@ -270,8 +269,8 @@ class _Attempt:
         swarm, gate, survivors = self._swarm, self._gate, self._fault.survivors
         await swarm.until(
             lambda: all(swarm.is_past(node, gate) for node in survivors),
-            self._bound_s + CERTIFY_SLACK_S,
             f"the survivors are past round {gate}",
+            self._bound_s + CERTIFY_SLACK_S,
         )
 
     def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:

@@ -17,7 +17,8 @@ import msgspec
 import trio
 
 from shoal.lab.campaigns.campaign_plan import CUTS, PAIRED, Run
-from shoal.lab.campaigns.campaign_swarm import START_DEADLINE_S, LivingSwarm
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm
+from shoal.lab.fleet import START_DEADLINE_S, kill
 from shoal.node.reporting.event_files import LOG_NAME, LogFollower
 from shoal.protocol.certificate import lead
 from shoal.protocol.messages import Value
@@ -175,7 +176,7 @@ class Fault:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def take_back(self) -> None:
-        """Continue who is stopped, start who was killed. Raises Unrecovered, NetworkError."""
+        """Continue who is stopped, start who was killed. Raises NetworkError."""
         swarm = self._swarm
         killed = [node for node in self.strike.victims if node.struck == "killed"]
         quiet = self.survivors if killed and self._run.quiet else ()
@@ -189,14 +190,8 @@ class Fault:
                 node.signal(signal.SIGCONT)
             await swarm.release([node])
         if quiet:
-            await swarm.until(lambda: all(map(swarm.under_way, killed)), START_DEADLINE_S, "who was killed is back")
+            await swarm.until(lambda: all(map(swarm.under_way, killed)), "who was killed is back", START_DEADLINE_S)
             await swarm.release(quiet)
-
-
-def kill(node: NodeProcess) -> None:
-    """SIGKILL the node and its trainer."""
-    node.signal(signal.SIGKILL)
-    node.struck = "killed"
 
 
 _ACTIONS: Final = {

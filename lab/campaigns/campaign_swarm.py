@@ -1,6 +1,6 @@
 """The swarm of one group of a campaign: it lives on from run to run, and stands still between two of them.
 
-    start ─► gather ─► [fault, while the swarm runs free] ─► revive ─► gather ─► …
+    begin ─► gather ─► [fault, while the swarm runs free] ─► revive ─► gather ─► …
              all are members and contribute, and hold where round R begins
 
 While all nodes hold, nothing is under way: what the rounds before left on disk can be judged, the lead of the round to
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,17 +22,18 @@ import trio
 from shoal.lab.campaigns.campaign_check import Member
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.soak_workload import WORKLOAD_NAME as PACED_REGRESSION
+from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.node.config import Hold
 from shoal.node.control_client import JsonValue, request
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import Manifest, render_manifest, validate_manifest
+from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
-from shoal.testnet.journal import CaughtUp, Certified, Failed, Holding, Journal, Listening, RoundStarted
-from shoal.testnet.links.namespaces import LOOPBACK, Network
-from shoal.testnet.nodes import CONTROL_DEADLINE_S, Launch, NodeProcess, Runtime
+from shoal.testnet.journal import CaughtUp, Certified, Holding, Listening, RoundStarted
+from shoal.testnet.links.namespaces import Network
+from shoal.testnet.nodes import CONTROL_DEADLINE_S, NodeProcess, Runtime
 
 CHUNK_VALUES: Final = 4096
 MODEL: Final = {"inputs": 320, "outputs": 256}
@@ -44,7 +44,6 @@ PACED_STEP_S: Final = 0.1
 GRACE_S: Final = 20.0
 REDUCE_DEADLINE_S: Final = 60.0
 
-START_DEADLINE_S: Final = 180.0
 WHOLE_DEADLINE_S: Final = 90.0
 GATHER_DEADLINE_S: Final = 30.0
 GATHER_TRIES_LIMIT: Final = 5
@@ -56,12 +55,12 @@ ManifestOf = Callable[[Group, int, list[PeerId]], Manifest]
 """The manifest of a group's swarm, by the seed and its founders."""
 
 
-class Unrecovered(ShoalError):
-    """The swarm did not come to where it should be in time."""
+class LivingSwarm(Swarm):
+    """One group's swarm, in an empty folder.
 
-
-class LivingSwarm:
-    """One group's swarm, in the namespaces of `network` if there is one. Made by `living_swarm`, which also ends it."""
+    network: where the nodes run, None for loopback. manifest_of: what they train; the campaign's own if left out.
+    runtime: how they are started; each by itself if left out.
+    """
 
     def __init__(
         self,
@@ -74,21 +73,9 @@ class LivingSwarm:
         runtime: Runtime | None = None,
     ) -> None:
         self.group = group
-        self.folder = folder
-        self.network = network
-        self._runtime = runtime or Runtime()
-        self.journal = Journal()
-        self.nodes = tuple(self._make(index) for index in range(group.peers))
-        self._manifest = (manifest_of or campaign_manifest)(group, seed, [node.peer_id for node in self.nodes])
-        self._manifest_path = folder / "swarm.toml"
-        self._manifest_path.write_text(render_manifest(self._manifest), encoding="utf-8")
+        manifest = partial(manifest_of or campaign_manifest, group, seed)
+        super().__init__(folder, group.peers, manifest, network=network, runtime=runtime)
         self._calm_s: list[float] = []
-        self._launches, self._to_launch = trio.open_memory_channel[tuple[NodeProcess, Launch]](0)
-
-    def _make(self, index: int) -> NodeProcess:
-        folder = self.folder / "nodes" / str(index)
-        folder.mkdir(mode=0o700, parents=True)
-        return NodeProcess(index, folder, self.journal, self._runtime)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -100,52 +87,16 @@ class LivingSwarm:
         """How long an undisturbed round of this swarm takes, in the median."""
         return statistics.median(self._calm_s)
 
-    # -- processes -------------------------------------------------------------------------------------------
-
-    async def own_processes(self) -> None:
-        """Start what is to be started, and own it. Cancellation: all processes are killed and reaped."""
-        async with trio.open_nursery() as nursery:
-            async for node, launch in self._to_launch:
-                nursery.start_soon(node.run, launch)
-
-    async def start(self) -> None:
-        """Start all nodes and let them begin together. Raises Unrecovered if they do not come up."""
-        first, *others = self.nodes
-        gate = (Hold(round=1, phase="train"),)
-        await self._launch(first, join=(), holds=gate)
-        await self.until(lambda: bool(first.addresses), START_DEADLINE_S, "node 0 listens")
-        for node in others:
-            await self._launch(node, join=first.addresses, holds=gate)
-        await self.until(self._all_linked, START_DEADLINE_S, "all nodes are up and linked")
+    async def begin(self) -> None:
+        """Start all nodes and let them begin together. Raises NetworkError if they do not come up."""
+        await self.start(holds=(Hold(round=1, phase="train"),))
+        await self.until(self._all_linked, "all nodes are up and linked", START_DEADLINE_S)
         await self.release(self.nodes)
 
     def _all_linked(self) -> bool:
         linked = [entry.node for entry in self.journal.entries if entry.event.event == "linked"]
         holding = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
         return all(linked.count(n.index) >= self.group.peers - 1 and n.index in holding for n in self.nodes)
-
-    async def revive(self, node: NodeProcess) -> None:
-        """Start a killed node again on its folder. Raises Unrecovered if nobody is there to join."""
-        await node.lives[-1].ended.wait()
-        hosts = [n for n in self.nodes if n is not node and n.addresses and not n.stopped]
-        if not hosts:
-            raise Unrecovered("nobody is left to join")
-        # Of all of them: one may be killed before it is reached, and a node does not remember others' addresses yet.
-        await self._launch(node, join=tuple(address for n in hosts for address in n.addresses), holds=())
-
-    async def _launch(self, node: NodeProcess, *, join: tuple[str, ...], holds: tuple[Hold, ...]) -> None:
-        lives = len(node.lives)
-        place = LOOPBACK if self.network is None else self.network.place(node.index)
-        launch = Launch(
-            manifest=self._manifest_path,
-            data_dir=node.folder,
-            join=join,
-            holds=holds,
-            place=place,
-            workload=self._manifest.workload.name,
-        )
-        await self._launches.send((node, launch))
-        await self.journal.until(lambda: len(node.lives) > lives)
 
     # -- orders ----------------------------------------------------------------------------------------------
 
@@ -183,27 +134,6 @@ class LivingSwarm:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Wait until `condition` holds. Raises Unrecovered at the deadline, or when a node ends that nobody struck."""
-
-        def over() -> bool:
-            return condition() or self._crashed() is not None
-
-        with trio.move_on_after(deadline_s):
-            await self.journal.until(over)
-        if condition():
-            return
-        crashed = self._crashed()
-        raise Unrecovered(crashed or f"{what}: not within {deadline_s:.0f} s")
-
-    def _crashed(self) -> str | None:
-        for node in self.nodes:
-            if node.lives and not node.alive and node.struck is None:
-                said = [event.message for event in self.journal.of(Failed, node.index)]
-                why = said[-1] if said else "see its log"
-                return f"node {node.index} ended with exit code {node.lives[-1].exit_code}: {why}"
-        return None
-
     def certificate(self, node: NodeProcess, round: int) -> Certified | None:
         """What a node logged when it certified a round; None if it did not."""
         return next((e for e in self.journal.of(Certified, node.index) if e.round == round), None)
@@ -230,21 +160,21 @@ class LivingSwarm:
     async def gather(self, after: int) -> int:
         """Wait until all contribute to one round after `after`, and let all hold where a later round begins.
 
-        Returns that round. Raises Unrecovered, and NetworkError if a node does not answer.
+        Returns that round. Raises NetworkError if they do not come there, or one does not answer.
         """
         begun_after = after
         for _ in range(GATHER_TRIES_LIMIT):
-            await self.until(partial(self.whole, after), WHOLE_DEADLINE_S, "all contribute again")
+            await self.until(partial(self.whole, after), "all contribute again", WHOLE_DEADLINE_S)
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
             await self.order_all(self.nodes, "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
-                await self.until(partial(self._all_hold, gate), START_DEADLINE_S, f"all begin round {gate}")
+                await self.until(partial(self._all_hold, gate), f"all begin round {gate}", START_DEADLINE_S)
             if self._all_hold(gate) and self._contributed(gate - 1):
                 self._note_calm(begun_after)
                 return gate
             after = gate  # somebody was past it, or late: all go on, and try again
             await self.release(self.nodes)
-        raise Unrecovered("the nodes do not come together")
+        raise NetworkError("the nodes do not come together")
 
     def whole(self, after: int) -> bool:
         """Whether there is a round after `after` that all certified, and contributed to."""
@@ -280,34 +210,10 @@ class LivingSwarm:
 
     def head(self) -> Value:
         """The newest value that node 0 has in its chain; while all hold, everybody's."""
-        path = self.nodes[0].folder / "chain.log"
-        origin = genesis(self._manifest.swarm_id, self._manifest.swarm.founders)
+        path = self.home(0) / "chain.log"
+        origin = genesis(self.manifest.swarm_id, self.manifest.swarm.founders)
         *_, head = (origin, *(certificate.value for certificate in read_chain(path)))
         return head
-
-
-@asynccontextmanager
-async def living_swarm(
-    folder: Path,
-    group: Group,
-    seed: int,
-    *,
-    network: Network | None = None,
-    manifest_of: ManifestOf | None = None,
-    runtime: Runtime | None = None,
-) -> AsyncIterator[LivingSwarm]:
-    """A group's swarm, not started yet. However the block ends, no process is left.
-
-    network: where the nodes run, None for loopback. manifest_of: what they train; the campaign's own if left out.
-    runtime: how they are started; each by itself if left out.
-    """
-    swarm = LivingSwarm(folder, group, seed, network=network, manifest_of=manifest_of, runtime=runtime)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(swarm.own_processes)
-        try:
-            yield swarm
-        finally:
-            nursery.cancel_scope.cancel()
 
 
 def campaign_manifest(

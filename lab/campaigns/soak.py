@@ -1,6 +1,6 @@
 """A soak: a swarm of real nodes that trains for hours with a fault a minute, and whether anything grows.
 
-    run_soak ── living_swarm ─┬─ strikes    one after the other, each at its time and when all are whole again
+    run_soak ── LivingSwarm ──┬─ strikes    one after the other, each at its time and when all are whole again
                               ├─ looks      every LOOK_PERIOD_S at every process and folder ─► samples.jsonl
                               └─ judge      rounds recomputed and forgotten as they become final
              └─ verdicts ─► soak.json
@@ -24,7 +24,7 @@ import trio
 
 from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.campaigns.campaign_swarm import LivingSwarm, Unrecovered, living_swarm
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, Strike, draw_strikes, steady_of
 from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord, to_json
@@ -93,7 +93,8 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[StrikeRecord], No
         links = None if without_links else stack.enter_context(network(soak.nodes))
         samples = stack.enter_context((out / "samples.jsonl").open("wb"))
         manifest_of = partial(soak_manifest, soak)
-        async with living_swarm(out, group, soak.seed, network=links, manifest_of=manifest_of) as swarm:
+        made = LivingSwarm(out, group, soak.seed, network=links, manifest_of=manifest_of)
+        async with made.owned() as swarm:
             course = _Course(soak, swarm, links, samples, on_strike)
             interrupted = await course.run(strikes)
             report = await trio.to_thread.run_sync(course.report, len(strikes), without_links)
@@ -141,7 +142,7 @@ class _Course:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heed_signals, nursery.cancel_scope)
             try:
-                await self._swarm.start()
+                await self._swarm.begin()
                 await self._until_whole(after=0)
                 self._began = time.monotonic()
                 nursery.start_soon(self._look_on)
@@ -149,7 +150,7 @@ class _Course:
                 await self._strike_all(strikes)
                 await self._sleep_until(self._soak.minutes * 60)
                 await self._until_whole(after=self._head())
-            except (Unrecovered, NetworkError) as error:
+            except NetworkError as error:
                 self._trouble = str(error)
             self._ended = time.monotonic()
             nursery.cancel_scope.cancel()
@@ -171,7 +172,7 @@ class _Course:
     # -- faults ----------------------------------------------------------------------------------------------
 
     async def _strike_all(self, strikes: Sequence[Strike]) -> None:
-        """Raises Unrecovered or NetworkError if the swarm does not get over one of them."""
+        """Raises NetworkError if the swarm does not get over one of them."""
         for strike in strikes:
             if self._elapsed() > strike.at_s + self._soak.period_s:
                 continue  # the one before took its time: it is left out, and the report says how many were done
@@ -194,9 +195,9 @@ class _Course:
         return max((event.round for event in self._swarm.journal.of(Certified)), default=self._rounds.last)
 
     async def _until_whole(self, after: int) -> None:
-        """Wait until all nodes contributed to one round after `after`. Raises Unrecovered."""
+        """Wait until all nodes contributed to one round after `after`. Raises NetworkError."""
         swarm = self._swarm
-        await swarm.until(lambda: swarm.whole(after), WHOLE_DEADLINE_S, "all contribute again")
+        await swarm.until(lambda: swarm.whole(after), "all contribute again", WHOLE_DEADLINE_S)
 
     # -- looking and judging ---------------------------------------------------------------------------------
 

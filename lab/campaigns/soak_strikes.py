@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
-from shoal.lab.campaigns.campaign_faults import kill
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.soak_plan import SLOW_MBIT, Strike
+from shoal.lab.fleet import kill
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.faults import flip_bits
 from shoal.testnet.links.namespaces import Network, pairs_between
@@ -23,7 +23,7 @@ LEAVE_DEADLINE_S: Final = 30.0
 async def strike_swarm(strike: Strike, swarm: LivingSwarm, links: Network | None) -> str | None:
     """Strike, wait as long as the fault lasts, and undo it; returns why it could not be done, None if it was.
 
-    Raises Unrecovered if a node that was ended cannot be started again.
+    Raises NetworkError if a node that was ended cannot be started again.
     """
     try:
         await _ACTIONS[strike.kind](strike, swarm, links)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.campaigns.campaign_swarm import MODEL, LivingSwarm, living_swarm
+from shoal.lab.campaigns.campaign_swarm import MODEL, LivingSwarm
 from shoal.testnet.check import Witness, check_swarm
 from shoal.testnet.faults import flip_bits
 from shoal.testnet.journal import Certified
@@ -50,8 +50,8 @@ def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_path: Pa
     async def main() -> None:
         group = Group(peers=3, codec="int8")
         with trio.fail_after(DEADLINE_S):
-            async with living_swarm(tmp_path, group, seed=5) as swarm:
-                await swarm.start()
+            async with LivingSwarm(tmp_path, group, seed=5).owned() as swarm:
+                await swarm.begin()
                 gate = await swarm.gather(0)
                 struck = swarm.nodes[2]
                 struck.signal(signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_path: Pa
                 assert any(path.parent.name == "state" and path.stem != "0" for path in flipped), flipped
                 # The others stand still meanwhile: were it far behind, it would fetch the state in any case.
                 await swarm.revive(struck)
-                await swarm.until(lambda: swarm.under_way(struck), DEADLINE_S, "node 2 takes part again")
+                await swarm.until(lambda: swarm.under_way(struck), "node 2 takes part again", DEADLINE_S)
                 await swarm.release([node for node in swarm.nodes if node is not struck])
                 whole = await swarm.gather(gate)
                 assert_right(swarm, whole)

@@ -66,14 +66,16 @@ def test_a_killed_node_spoils_no_value_and_its_delay_is_told(tmp_path: Path) -> 
     assert abs(fault.delay_s) < 30
     # It was struck in the midst of the round, once, and was a contributing member two rounds later.
     struck = bench.struck_rounds[0]
-    events = [json.loads(line) for line in (tmp_path / "timed" / "node2" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "timed" / "nodes" / "2" / "events.jsonl").read_text().splitlines()
+    ]
     (held,) = (e for e in events if e["event"] == "holding")
     assert (held["round"], held["phase"]) == (struck, "reduce")
     assert 0.4 <= held["progress"] <= 0.6
     assert [e["event"] for e in events].count("started") == 2
     last = [e for e in events if e["event"] == "certified"][-1]
     assert (last["round"], last["contributors"], len(last["members"])) == (bench.rounds, 3, 3)
-    assert not list((tmp_path / "timed").glob("node*/rounds/*/applied"))  # they would fill the disk
+    assert not list((tmp_path / "timed").glob("nodes/*/rounds/*/applied"))  # they would fill the disk
 
 
 @pytest.mark.parametrize(

@@ -269,8 +269,8 @@ def test_loops_alone_and_a_swarm_of_real_nodes_make_the_tokens_that_they_say(tmp
         assert node.tokens == node.steps * 4 * 16
         assert 0 < node.steps_s < node.wall_s
         assert 0 <= node.blocked_s < node.wall_s
-    assert not (tmp_path / "swarm" / "0" / "rounds").exists()  # which test mode would write
-    log = (tmp_path / "swarm" / "0" / "events.jsonl").read_bytes().splitlines()
+    assert not (tmp_path / "swarm" / "nodes" / "0" / "rounds").exists()  # which test mode would write
+    log = (tmp_path / "swarm" / "nodes" / "0" / "events.jsonl").read_bytes().splitlines()
     certified = {event["round"]: event["tokens"] for event in map(json.loads, log) if event["event"] == "certified"}
     measured = range(found.first_round, found.first_round + 3)
     assert sum(certified[number] for number in measured) == sum(node.tokens for node in found.nodes)
