@@ -4,8 +4,8 @@
                                    └─ per run: all hold ─ fault ─ the survivors certify ─ victims come back ─ all hold
                                                └─ examine: values, forks, votes, deadlines        ─► RunRecord
 
-The short version does the same to fewer swarms, several of them at once, whose nodes start at once (`zygote.py`) and
-train less between two reductions.
+The short version does the same to fewer swarms, several of them at once, whose nodes start at once (`fork_client.py`)
+and train less between two reductions.
 
 A run that fails leaves what is needed to understand it in `failures/<number>/`, and the campaign goes on; where a swarm
 does not come together again, the next run gets a new one. The whole is in `campaign.json`.
@@ -43,7 +43,7 @@ from shoal.lab.campaigns.campaign_plan import (
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
-from shoal.lab.zygote import zygote
+from shoal.lab.fork_client import forking
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -111,7 +111,7 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
 async def _runtime(campaign: Campaign) -> AsyncIterator[Runtime | None]:
     """How its nodes are started."""
     if campaign.short and sys.platform == "linux":
-        async with zygote() as runtime:
+        async with forking() as runtime:
             yield runtime
     else:
         yield None

@@ -1,12 +1,12 @@
 """Nodes without the seconds that their imports take: a process that has imported everything, and forks.
 
-    testnet ── start, reap ──► zygote (zygote_server.py) ── fork ──► node: `python -m MODULE ARGUMENT…` from there on
+    testnet ── start, reap ──► fork server (fork_server.py) ── fork ──► node: `python -m MODULE ARGUMENT…` from there on
        │                          ▲   └────────────────── fork ──► trainer ◄── messages, memory ── node
-       └── signals ──► node ── spawn ──► zygote_trainer.py, which stands for the trainer and ends as it does
+       └── signals ──► node ── spawn ──► forked_trainer.py, which stands for the trainer and ends as it does
 
 A node is a process of its own with a session, a log and a trainer of its own, as one started by `nodes.start_process`;
-only what Python does before its first line is done already. On Linux. The zygote and all its copies end with whoever
-started it.
+only what Python does before its first line is done already. On Linux. The fork server and all its copies end with
+whoever started it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.zygote_server import READY, REQUEST_LIMIT_BYTES, Answer, Reap, Request, Start
+from shoal.lab.fork_server import READY, REQUEST_LIMIT_BYTES, Answer, Reap, Request, Start
 from shoal.protocol.errors import LocalError
 from shoal.testnet.nodes import Runtime, environment
 from shoal.testnet.tether import tethered
@@ -46,25 +46,25 @@ _PYTHON: Final = (sys.executable, "-m")
 
 
 class Forked:
-    """A process that the zygote forked, to whoever asked for it what `subprocess.Popen` would be."""
+    """A process that the fork server forked, to whoever asked for it what `subprocess.Popen` would be."""
 
-    def __init__(self, zygote: Zygote, pid: int) -> None:
+    def __init__(self, client: ForkClient, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._zygote = zygote
+        self._client = client
 
     def wait(self) -> int:
-        """Return how it ended; to be asked when it has. Where the zygote was killed, so was it."""
+        """Return how it ended; to be asked when it has. Where the fork server was killed, so was it."""
         if self.returncode is None:
             try:
-                self.returncode = self._zygote.ask(Reap(pid=self.pid))
+                self.returncode = self._client.ask(Reap(pid=self.pid))
             except LocalError:
                 self.returncode = -signal.SIGKILL
         return self.returncode
 
 
-class Zygote:
-    """The testnet's end of the connection to its zygote."""
+class ForkClient:
+    """The testnet's end of the connection to its fork server."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -73,31 +73,31 @@ class Zygote:
     def start(self, command: Sequence[str], log: Path) -> Forked:
         """Start what `command` says, which is to run a Python module; its output goes to `log`. Raises LocalError."""
         if tuple(command[:2]) != _PYTHON:
-            raise LocalError(f"a zygote starts {' '.join(_PYTHON)} and nothing else, not {' '.join(command)}")
+            raise LocalError(f"a fork server starts {' '.join(_PYTHON)} and nothing else, not {' '.join(command)}")
         module, *arguments = command[2:]
         pid = self.ask(Start(module=module, arguments=tuple(arguments), log=str(log.absolute())))
         return Forked(self, pid)
 
     def ask(self, request: Request) -> int:
-        """The answer to a request. Blocks, for milliseconds. Raises LocalError if the zygote is gone."""
+        """The answer to a request. Blocks, for milliseconds. Raises LocalError if the fork server is gone."""
         try:
             self._connection.send(msgspec.json.encode(request))
             answer = self._connection.recv(REQUEST_LIMIT_BYTES)
         except OSError as error:
-            raise LocalError(f"the zygote does not answer: {error}") from error
+            raise LocalError(f"the fork server does not answer: {error}") from error
         if not answer:
-            raise LocalError("the zygote ended")
+            raise LocalError("the fork server ended")
         return msgspec.json.decode(answer, type=Answer).number
 
 
 @asynccontextmanager
-async def zygote(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
+async def forking(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
     """How to start nodes as copies of a process that has imported `preload`. To be entered in the main thread.
 
-    Raises LocalError if it does not come up. However the block ends, neither the zygote nor a copy of it is left.
+    Raises LocalError if it does not come up. However the block ends, neither the fork server nor a copy of it is left.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory(prefix="shoal-zygote-"))
+        folder = stack.enter_context(TemporaryDirectory(prefix="shoal-forks-"))
         ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         trainers = str(Path(folder) / "trainers.sock")
         process = _start_server([str(theirs.fileno()), trainers, *preload], theirs.fileno())
@@ -108,14 +108,14 @@ async def zygote(preload: Sequence[str] = PRELOAD) -> AsyncIterator[Runtime]:
             await trio.lowlevel.wait_readable(ours)
         ours.setblocking(False)
         if _received(ours) != READY:
-            raise LocalError("the zygote did not come up: see what it said above")
-        yield Runtime(start=Zygote(ours).start)
+            raise LocalError("the fork server did not come up: see what it said above")
+        yield Runtime(start=ForkClient(ours).start)
 
 
 def _start_server(arguments: Sequence[str], control: int) -> subprocess.Popen[bytes]:
     """Start it by this thread, as `nodes.start_process` starts a node."""
     return subprocess.Popen(
-        tethered([*_PYTHON, "shoal.lab.zygote_server", *arguments]),
+        tethered([*_PYTHON, "shoal.lab.fork_server", *arguments]),
         stdin=subprocess.DEVNULL,
         pass_fds=(control,),
         env=environment() | ONE_THREAD,

@@ -1,4 +1,4 @@
-"""Processes that a zygote forks are like those that are started: of a session, a log and an end of their own."""
+"""Processes that a fork server forks are like those that are started: of a session, a log and an end of their own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.lab.zygote import ONE_THREAD, zygote
-from shoal.lab.zygote_server import READY, STAND_IN
+from shoal.lab.fork_client import ONE_THREAD, forking
+from shoal.lab.fork_server import READY, STAND_IN
 from shoal.node.training.trainer_messages import Command, Framing, Ping, Pong, Report, Stop, pack, unpack_report
 from shoal.node.training.trainer_process import EXIT_CONFUSED
 from shoal.protocol.errors import LocalError
@@ -40,7 +40,7 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules the zygote and its copies find."""
+    """A folder whose modules the fork server and its copies find."""
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "copy_of_it.py").write_text(COPY)
@@ -69,7 +69,7 @@ def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: P
     async def test() -> None:
         log = tmp_path / "log.txt"
         log.write_text("before\n")
-        async with zygote(["json"]) as runtime:
+        async with forking(["json"]) as runtime:
             one = runtime.start(command("a", "b c"), log)
             pidfd = os.pidfd_open(one.pid)
             await trio.lowlevel.wait_readable(pidfd)
@@ -81,9 +81,9 @@ def test_a_copy_has_its_own_session_log_and_exit_code(modules: Path, tmp_path: P
     run(test)
 
 
-def test_a_copy_that_is_killed_says_so_and_none_outlives_the_zygote(modules: Path, tmp_path: Path) -> None:
+def test_a_copy_that_is_killed_says_so_and_none_outlives_the_server(modules: Path, tmp_path: Path) -> None:
     async def test() -> None:
-        async with zygote(["json"]) as runtime:
+        async with forking(["json"]) as runtime:
             logs = tmp_path / "1", tmp_path / "2"
             one, two = (runtime.start(command("lasting"), log) for log in logs)
             os.killpg(one.pid, signal.SIGKILL)
@@ -93,20 +93,20 @@ def test_a_copy_that_is_killed_says_so_and_none_outlives_the_zygote(modules: Pat
         assert has_ended(pidfd)
         os.close(pidfd)
         assert two.wait() == -signal.SIGKILL
-        with pytest.raises(LocalError, match="the zygote"):
+        with pytest.raises(LocalError, match="the fork server"):
             runtime.start(command("late"), tmp_path / "3")
 
     run(test)
 
 
-def test_a_zygote_and_its_copies_end_when_their_testnet_is_killed(modules: Path, tmp_path: Path) -> None:
+def test_a_server_and_its_copies_end_when_their_testnet_is_killed(modules: Path, tmp_path: Path) -> None:
     testnet = """
 import sys, trio
 from pathlib import Path
-from shoal.lab.zygote import zygote
+from shoal.lab.fork_client import forking
 
 async def main():
-    async with zygote(["json"]) as runtime:
+    async with forking(["json"]) as runtime:
         print(runtime.start([sys.executable, "-m", "copy_of_it", "lasting"], Path(sys.argv[1])).pid, flush=True)
         await trio.sleep_forever()
 
@@ -126,20 +126,20 @@ trio.run(main)
 
 def test_only_a_python_module_can_be_started(modules: Path, tmp_path: Path) -> None:
     async def test() -> None:
-        async with zygote(["json"]) as runtime:
-            with pytest.raises(LocalError, match=r"a zygote starts .* -m and nothing else, not ip netns"):
+        async with forking(["json"]) as runtime:
+            with pytest.raises(LocalError, match=r"a fork server starts .* -m and nothing else, not ip netns"):
                 runtime.start(["ip", "netns", "exec", "x", *command()], tmp_path / "log")
 
     run(test)
 
 
 @pytest.mark.parametrize(("name", "said"), [("threads", "threads started 1 threads"), ("nothing", "No module named")])
-def test_a_zygote_that_cannot_be_copied_does_not_come_up(
+def test_a_server_that_cannot_be_copied_does_not_come_up(
     modules: Path, name: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def test() -> None:
         with pytest.raises(LocalError, match="did not come up"):
-            async with zygote([name]):
+            async with forking([name]):
                 pass
 
     run(test)
@@ -173,14 +173,14 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     at = str(tmp_path / "trainers.sock")
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours, messages = socket.socketpair()
-    server = [sys.executable, "-m", "shoal.lab.zygote_server", str(theirs.fileno()), at]
+    server = [sys.executable, "-m", "shoal.lab.fork_server", str(theirs.fileno()), at]
     stand_in = [sys.executable, "-I", "-S", str(STAND_IN), at, str(messages.fileno()), "0", "1"]
     with (
         control,
         theirs,
         ours,
         messages,
-        subprocess.Popen(tethered(server), pass_fds=(theirs.fileno(),), env=os.environ | ONE_THREAD) as zygote,
+        subprocess.Popen(tethered(server), pass_fds=(theirs.fileno(),), env=os.environ | ONE_THREAD) as forking_process,
     ):
         for stream in (control, ours):
             stream.settimeout(DEADLINE_S)
@@ -189,7 +189,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
             messages.close()
             yield Trainer(running, ours)
             running.kill()
-        zygote.kill()
+        forking_process.kill()
 
 
 def test_a_stand_in_ends_as_its_trainer_does(trainer: Trainer) -> None:

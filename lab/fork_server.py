@@ -1,10 +1,10 @@
-"""The zygote: imports modules, and then forks a copy of itself for each node and each trainer that is to be started.
+"""The fork server: imports modules, and then forks a copy of itself for each node and trainer that is to be started.
 
-    python -m shoal.lab.zygote_server CONTROL TRAINERS MODULE…
+    python -m shoal.lab.fork_server CONTROL TRAINERS MODULE…
 
-CONTROL is an inherited socket of packets, over which the testnet asks (see zygote.py); at its end the zygote ends, and
-the kernel ends its copies. TRAINERS is where it listens for zygote_trainer.py. A copy is made only of a process with
-one thread, so this one starts none, and refuses modules that do.
+CONTROL is an inherited socket of packets, over which the testnet asks (see fork_client.py); at its end the fork server
+ends, and the kernel ends its copies. TRAINERS is where it listens for forked_trainer.py. A copy is made only of a
+process with one thread, so this one starts none, and refuses modules that do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READY: Final = b"ready"
 REQUEST_LIMIT_BYTES: Final = 1 << 16
 HELLO_DEADLINE_S: Final = 5.0
 TRAINER: Final = "shoal.node.training.trainer_start"
-STAND_IN: Final = Path(__file__).with_name("zygote_trainer.py")
+STAND_IN: Final = Path(__file__).with_name("forked_trainer.py")
 _DESCRIPTORS: Final = 4
 
 
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """The loop of the zygote. It returns in every copy too."""
+    """The loop of the fork server. It returns in every copy too."""
 
     def __init__(self, control: socket.socket, listener: socket.socket) -> None:
         self._control = control
@@ -140,17 +140,17 @@ class Server:
         os.kill(pid, signal.SIGKILL)
 
     def _fork(self) -> int:
-        """Fork; returns the copy's pid, and 0 in the copy, which keeps nothing of what is the zygote's alone."""
+        """Fork; returns the copy's pid, and 0 in the copy, which keeps nothing of what is the fork server's alone."""
         sys.stdout.flush()
         sys.stderr.flush()
-        zygote = os.getpid()
+        server = os.getpid()
         begun, begins = os.pipe()
         if pid := os.fork():
             os.close(begins)
             os.read(begun, 1)  # nobody may signal its session before there is one
             os.close(begun)
             return pid
-        if not tie_to(zygote):
+        if not tie_to(server):
             os._exit(1)
         os.setsid()
         os.close(begun)
@@ -210,7 +210,7 @@ def _preload(modules: Sequence[str], trainers: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the zygote, or one of its copies."""
+    """Be the fork server, or one of its copies."""
     descriptor, trainers, *modules = arguments
     control = socket.socket(fileno=int(descriptor))
     listener = socket.socket(socket.AF_UNIX)
