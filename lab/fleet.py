@@ -9,7 +9,6 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from shoal.node.config import Hold
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
+from shoal.testnet.faults import kill
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.journal import Failed
 from shoal.testnet.links.namespaces import Network
@@ -101,12 +101,6 @@ class Swarm(Fleet):
         words = _last_words(node)
         why = said[-1] if said else f"…{words}" if words else "see its log"
         return NetworkError(f"node {node.index} ended with exit code {node.lives[-1].exit_code}: {why}")
-
-
-def kill(node: NodeProcess) -> None:
-    """SIGKILL the node and its trainer, as a fault that explains its end. Raises NetworkError if it does not run."""
-    node.signal(signal.SIGKILL)
-    node.struck = "killed"
 
 
 async def end(node: NodeProcess) -> None:

@@ -42,20 +42,33 @@ class FaultRecord:
 
 
 class Field(Protocol):
-    """What faults need of the swarm that they strike."""
+    """What faults need of the swarm that they strike: a `Fleet` that knows how a node joins."""
 
-    scenario: Scenario
-    journal: Journal
     network: Network | None
 
-    def holds(self, index: int) -> tuple[Hold, ...]:
-        """Where the node of that index is to hold for faults whose moment has not come."""
+    @property
+    def nodes(self) -> list[NodeProcess]:
+        """All there are."""
+
+    @property
+    def seed(self) -> int:
+        """Of what is drawn."""
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none (yet)."""
 
     async def join(self, index: int) -> None:
         """Start a node of that index, new or known, and let it join the others."""
+
+
+class Stage(Field, Protocol):
+    """A swarm that goes through a scenario."""
+
+    scenario: Scenario
+    journal: Journal
+
+    def holds(self, index: int) -> tuple[Hold, ...]:
+        """Where the node of that index is to hold for faults whose moment has not come."""
 
 
 def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tuple[Hold, ...]:
@@ -69,7 +82,7 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
     return tuple(dict.fromkeys(holds))
 
 
-async def carry_out(record: FaultRecord, swarm: Field, announce: Callable[[FaultRecord], None]) -> None:
+async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[FaultRecord], None]) -> None:
     """Wait for the fault's moment, do it, and let go whoever held for it.
 
     A fault that cannot be done (its node is not running, or refuses) is recorded, not raised. What is done to links
@@ -80,23 +93,49 @@ async def carry_out(record: FaultRecord, swarm: Field, announce: Callable[[Fault
     await swarm.journal.first(lambda entry: _is_moment(fault, held, entry))
     record.at = time.time()
     announce(record)
+    held_when_stopped = fault.kind == "continue" and _stopped_in_a_hold(fault, swarm)
     try:
-        await _ACTIONS[fault.kind](fault, swarm)
+        await strike(fault, swarm)
+        if held_when_stopped:
+            await swarm.node(fault.target).ask("release")
     except NetworkError as error:
         record.error = str(error)
     if held is not None:
         await _release(held, swarm, record)
-    if fault.kind in _UNDOING and fault.duration_s is not None and record.error is None:
-        await trio.sleep(fault.duration_s)
+    if record.error is None:
         try:
-            await _UNDOING[fault.kind](fault, swarm)
+            await undo(fault, swarm)
         except NetworkError as error:
             record.error = str(error)
     record.done = True
     swarm.journal.poke()
 
 
-def has_begun(fault: Fault, swarm: Field) -> bool:
+async def strike(fault: Fault, swarm: Field) -> None:
+    """Do it now. A stop has ended when this returns, and a restart is done. Raises NetworkError if it cannot be done.
+
+    Cancellation leaves what was done so far.
+    """
+    await _ACTIONS[fault.kind](fault, swarm)
+
+
+async def undo(fault: Fault, swarm: Field) -> None:
+    """Wait as long as what was done to links lasts, and undo it. Raises NetworkError.
+
+    Cancellation leaves it done.
+    """
+    if fault.kind in _UNDOING and fault.duration_s is not None:
+        await trio.sleep(fault.duration_s)
+        await _UNDOING[fault.kind](fault, swarm)
+
+
+def _stopped_in_a_hold(fault: Fault, swarm: Stage) -> bool:
+    """Whether the node was stopped while it held, and nobody has let it go."""
+    stops = (f for f in swarm.scenario.faults if f.kind == "stop" and f.phase is not None)
+    return swarm.node(fault.target).stopped and any(stop.target == fault.target for stop in stops)
+
+
+def has_begun(fault: Fault, swarm: Stage) -> bool:
     """Whether the fault's moment is in the journal, be its task awake already or not."""
     held = swarm.scenario.held_node(fault)
     return any(_is_moment(fault, held, entry) for entry in swarm.journal.entries)
@@ -115,7 +154,7 @@ def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
     )
 
 
-async def _release(held: int, swarm: Field, record: FaultRecord) -> None:
+async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     """End the hold, unless its process is gone, or stopped: then a later `continue` ends it."""
     node = swarm.node(held)
     if not node.alive or node.stopped or record.fault.kind in ("kill", "restart"):
@@ -129,10 +168,14 @@ async def _release(held: int, swarm: Field, record: FaultRecord) -> None:
             record.error = record.error or str(error)
 
 
-async def _kill(fault: Fault, swarm: Field) -> None:
-    node = swarm.node(fault.target)
+def kill(node: NodeProcess) -> None:
+    """SIGKILL the node and its trainer, as a fault that explains its end. Raises NetworkError if it does not run."""
     node.signal(signal.SIGKILL)
     node.struck = "killed"
+
+
+async def _kill(fault: Fault, swarm: Field) -> None:
+    kill(swarm.node(fault.target))
 
 
 async def _stop(fault: Fault, swarm: Field) -> None:
@@ -144,19 +187,17 @@ async def _stop(fault: Fault, swarm: Field) -> None:
 
 
 async def _continue(fault: Fault, swarm: Field) -> None:
-    node = swarm.node(fault.target)
-    held_before = node.stopped and any(
-        f.kind == "stop" and f.phase is not None and f.target == fault.target for f in swarm.scenario.faults
-    )
-    node.signal(signal.SIGCONT)
-    if held_before:
-        await node.ask("release")
+    swarm.node(fault.target).signal(signal.SIGCONT)
 
 
 async def _leave(fault: Fault, swarm: Field) -> None:
     node = swarm.node(fault.target)
-    await node.ask("leave")
-    node.struck = "left"
+    before, node.struck = node.struck, "left"  # it may have ended when the answer is here
+    try:
+        await node.ask("leave")
+    except NetworkError:
+        node.struck = before
+        raise
 
 
 async def _join(fault: Fault, swarm: Field) -> None:
@@ -167,7 +208,7 @@ async def _restart(fault: Fault, swarm: Field) -> None:
     node = swarm.node(fault.target)
     if node.alive:
         if node.struck != "killed":
-            await _kill(fault, swarm)
+            kill(node)
         with trio.move_on_after(RESTART_DEADLINE_S):
             await node.lives[-1].ended.wait()
     if node.alive:
@@ -214,8 +255,8 @@ async def _cut(fault: Fault, swarm: Field) -> None:
         if not await trio.to_thread.run_sync(swarm.network.reset_lanes, fault.target):
             raise NetworkError(f"node {fault.target} has no lanes to cut")
         return
-    others = (swarm.node(index) for index in range(swarm.scenario.nodes) if index != fault.target)
-    await swarm.node(fault.target).ask("cut", *(other.peer_id for other in others))
+    node = swarm.node(fault.target)
+    await node.ask("cut", *(other.peer_id for other in swarm.nodes if other is not node))
 
 
 # -- disks ---------------------------------------------------------------------------------------------------
@@ -223,7 +264,7 @@ async def _cut(fault: Fault, swarm: Field) -> None:
 
 async def _corrupt(fault: Fault, swarm: Field) -> None:
     node = swarm.node(fault.target)
-    draw = random.Random(f"{swarm.scenario.seed} {fault.round} {fault.target}")
+    draw = random.Random(f"{swarm.seed} {fault.round} {fault.target}")
     with disk_errors(node.folder):
         flipped = await trio.to_thread.run_sync(flip_bits, node.folder, draw)
     if not flipped:

@@ -163,6 +163,11 @@ class Testnet(Fleet):
         self._entries_told = 0
         self.found(testnet_manifest(scenario, [self.add(index).peer_id for index in range(scenario.nodes)]))
 
+    @property
+    def seed(self) -> int:
+        """The scenario's."""
+        return self.scenario.seed
+
     def holds(self, index: int) -> tuple[Hold, ...]:
         """Where the node of that index is to hold for faults whose moment has not come."""
         return holds_for(self.scenario, index, self._records)

@@ -37,11 +37,11 @@ from shoal.lab.bench.decoding import decode_s
 from shoal.lab.bench.inspect import TERM, Inspection, inspect, witnesses
 from shoal.lab.bench.swarm import BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.times import NodeRound, RoundTimes, median_times, read_node, round_at, times_of
-from shoal.lab.fleet import kill
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.config import Hold
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.check import check_round
+from shoal.testnet.faults import kill
 from shoal.testnet.nodes import NodeProcess
 
 WARM_UP: Final = 2

@@ -6,7 +6,6 @@ has no point to hold at: the victim's log is watched instead, and the record say
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,15 @@ import trio
 
 from shoal.lab.campaigns.campaign_plan import CUTS, PAIRED, Run
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
-from shoal.lab.fleet import START_DEADLINE_S, kill
+from shoal.lab.fleet import START_DEADLINE_S
 from shoal.node.reporting.event_files import LOG_NAME, LogFollower
 from shoal.protocol.certificate import lead
 from shoal.protocol.messages import Value
 from shoal.protocol.quorum import is_quorum
+from shoal.testnet import scenario
+from shoal.testnet.faults import strike
 from shoal.testnet.nodes import NodeProcess
+from shoal.testnet.scenario import Kind
 
 POINT_DEADLINE_S: Final = 30.0
 SECOND_POINT_S: Final = 0.5
@@ -127,23 +129,26 @@ class Fault:
         """Whether the round was certified before the point was met."""
         return any(self._swarm.certificate(node, self._gate) is not None for node in self.survivors)
 
+    async def _strike(self, kind: Kind, *victims: NodeProcess) -> None:
+        """Do to these what a scenario calls so; to all victims where none are named."""
+        for node in victims or self.strike.victims:
+            await strike(scenario.Fault(kind=kind, round=self._gate, node=node.index), self._swarm)
+
     async def _kill(self) -> None:
-        for node in self.strike.victims:
-            kill(node)
+        await self._strike("kill")
 
     async def _kill_repair(self) -> None:
         first, *second = self.strike.victims
-        kill(first)
+        await self._strike("kill", first)
         for node in second:
             at_repair = partial(self._swarm.holding, node, self._gate, "repair")
             with trio.move_on_after(POINT_DEADLINE_S):
                 await self._swarm.journal.until(lambda met=at_repair: met() is not None or self._over())  # type: ignore[misc]
             self.strike.point += " and at repair" if at_repair() is not None else ", with nothing to repair"
-            kill(node)
+            await self._strike("kill", node)
 
     async def _stop(self) -> None:
-        for node in self.strike.victims:
-            node.signal(signal.SIGSTOP)
+        await self._strike("stop")
 
     async def _stop_continue(self) -> None:
         await self._stop()
@@ -157,9 +162,9 @@ class Fault:
 
     async def _stop_two(self) -> None:
         first, *second = self.strike.victims
-        first.signal(signal.SIGSTOP)
+        await self._strike("stop", first)
         for node in second:
-            kill(node)
+            await self._strike("kill", node)
 
     async def _cut(self) -> None:
         (victim,) = self.strike.victims
@@ -187,7 +192,7 @@ class Fault:
                 await swarm.revive(node)
                 continue
             if node.stopped:
-                node.signal(signal.SIGCONT)
+                await self._strike("continue", node)
             await swarm.release([node])
         if quiet:
             await swarm.until(lambda: all(map(swarm.under_way, killed)), "who was killed is back", START_DEADLINE_S)

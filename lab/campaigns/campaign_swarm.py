@@ -73,6 +73,7 @@ class LivingSwarm(Swarm):
         runtime: Runtime | None = None,
     ) -> None:
         self.group = group
+        self.seed = seed
         manifest = partial(manifest_of or campaign_manifest, group, seed)
         super().__init__(folder, group.peers, manifest, network=network, runtime=runtime)
         self._calm_s: list[float] = []
@@ -97,6 +98,10 @@ class LivingSwarm(Swarm):
         linked = [entry.node for entry in self.journal.entries if entry.event.event == "linked"]
         holding = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
         return all(linked.count(n.index) >= self.group.peers - 1 and n.index in holding for n in self.nodes)
+
+    async def join(self, index: int) -> None:
+        """Start a node again (see `revive`)."""
+        await self.revive(self.node(index))
 
     # -- orders ----------------------------------------------------------------------------------------------
 

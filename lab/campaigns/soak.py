@@ -37,7 +37,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.interruption import until_interrupted
 from shoal.testnet.journal import Certified
-from shoal.testnet.links.namespaces import Network, network, why_not
+from shoal.testnet.links.namespaces import network, why_not
 from shoal.testnet.run_folder import new_run, write_reports
 from shoal.testnet.scenario import ROUND_LIMIT
 
@@ -95,7 +95,7 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[StrikeRecord], No
         manifest_of = partial(soak_manifest, soak)
         made = LivingSwarm(out, group, soak.seed, network=links, manifest_of=manifest_of)
         async with made.owned() as swarm:
-            course = _Course(soak, swarm, links, samples, on_strike)
+            course = _Course(soak, swarm, samples, on_strike)
             interrupted = await course.run(strikes)
             report = await trio.to_thread.run_sync(course.report, len(strikes), without_links)
     await trio.to_thread.run_sync(write_reports, out, {"soak.json": to_json(report) + "\n"})
@@ -120,13 +120,11 @@ class _Course:
         self,
         soak: Soak,
         swarm: LivingSwarm,
-        links: Network | None,
         samples: IO[bytes],
         on_strike: Callable[[StrikeRecord], None],
     ) -> None:
         self._soak = soak
         self._swarm = swarm
-        self._links = links
         self._samples_file = samples
         self._on_strike = on_strike
         self._samples: list[Sample] = []
@@ -178,7 +176,7 @@ class _Course:
                 continue  # the one before took its time: it is left out, and the report says how many were done
             await self._sleep_until(strike.at_s)
             before, struck_at = self._head(), self._elapsed()
-            error = await strike_swarm(strike, self._swarm, self._links)
+            error = await strike_swarm(strike, self._swarm)
             undone_at = self._elapsed()
             await self._until_whole(after=max(before, self._head()))
             record = StrikeRecord(

@@ -32,9 +32,20 @@ from shoal.lab.campaigns.soak_measures import (
     slope,
     unjudged,
 )
-from shoal.lab.campaigns.soak_plan import AWAY_S, ENDING, KINDS, LINKED, Strike, draw_strikes, steady_of
+from shoal.lab.campaigns.soak_plan import (
+    AWAY_S,
+    ENDING,
+    KINDS,
+    LINKED,
+    SLOW_MBIT,
+    Kind,
+    Strike,
+    draw_strikes,
+    steady_of,
+)
 from shoal.lab.campaigns.soak_report import SoakReport, StrikeRecord, ok, to_json
 from shoal.lab.campaigns.soak_rounds import MARGIN, RoundJudge
+from shoal.lab.campaigns.soak_strikes import faults_of
 from shoal.lab.cli.soak import strike_line, summary, verdict_line
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.journal import Certified, Event, Journal, Listening, RoundStarted
@@ -230,6 +241,28 @@ def test_folder_that_its_node_removes_while_it_is_looked_at_counts_for_nothing(
     monkeypatch.setattr("os.scandir", scandir)
     assert 5000 <= look_at_folder(tmp_path, at_s=1.0, node=2, round=7).disk < 10_000 + 3 * 8192
     assert not (tmp_path / "finals" / "0.0-1").exists()
+
+
+# -- strikes -------------------------------------------------------------------------------------------------
+
+
+def struck(kind: Kind, *nodes: int) -> list[tuple[str, int | None, float | None]]:
+    strike = Strike(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=0.0 if kind == "cut" else 3.0)
+    return [(fault.kind, fault.node, fault.duration_s) for fault in faults_of(strike, 4)]
+
+
+def test_strikes_are_faults_of_a_scenario_and_who_is_ended_comes_back() -> None:
+    assert struck("kill", 3) == [("restart", 3, 3.0)]
+    assert struck("leave", 2) == [("leave", 2, None), ("restart", 2, 3.0)]
+    assert struck("corrupt", 2) == [("corrupt", 2, None), ("restart", 2, 3.0)]
+    assert struck("stop", 0) == [("stop", 0, 3.0)]
+    assert struck("cut", 1) == [("cut", 1, None)]
+    assert struck("slow", 1) == [("slow", 1, 3.0)]
+    (slow,) = faults_of(Strike(number=7, at_s=60.0, kind="slow", nodes=(1,), lasts_s=3.0), 4)
+    assert slow.rate_mbit == SLOW_MBIT
+    for kind, nodes, rest in (("partition", (2,), (0, 1, 3)), ("halves", (0, 3), (1, 2))):
+        (apart,) = faults_of(Strike(number=7, at_s=60.0, kind=kind, nodes=nodes, lasts_s=3.0), 4)
+        assert (apart.kind, apart.groups, apart.duration_s, apart.traffic) == ("partition", (nodes, rest), 3.0, "all")
 
 
 # -- rounds --------------------------------------------------------------------------------------------------
