@@ -80,4 +80,10 @@ AUDITS: tuple[Bug, ...] = (
         "return encoded_part(payload, grid=grid, codec=how, chunk=chunk, root=plan.participants[place].root)",
         "return payload[: how.encoded_bytes(grid.length(chunk))]",
     ),
+    bug(
+        "evidence about another swarm is believed",
+        "tests/collectives/test_proofs.py::test_evidence_about_another_swarm_is_refused",
+        "if evidence.base.swarm != swarm:",
+        "if len(evidence.base.swarm) != len(swarm):",
+    ),
 )

@@ -64,4 +64,22 @@ COLLECTIVES: tuple[Bug, ...] = (
         "if self._closed or inbox is None or inbox.owing:",
         "if self._closed or inbox is None or len(inbox.owing) > 1:",
     ),
+    bug(
+        "an owner that gets a chunk back signs it anew",
+        "tests/collectives/test_repair_revisions.py::test_owner_that_gets_a_chunk_back_posts_the_same_bytes",
+        "elif not (chunk in self._inboxes or chunk in self._summing or chunk in self._signed):",
+        "elif not (chunk in self._inboxes or chunk in self._summing):",
+    ),
+    bug(
+        "a final that is being read while its owner is closed off is taken",
+        "tests/collectives/test_repair.py::test_final_that_is_being_read_while_its_owner_is_closed_off_is_not_taken",
+        "return not (self._closed or refused or final.chunk in self._finals) and self.form.accepts(final)",
+        "return not (self._closed or final.chunk in self._finals) and self.form.accepts(final)",
+    ),
+    bug(
+        "finals are told at a close off that nobody checked",
+        "tests/collectives/test_repair.py::test_final_that_its_owner_did_not_sign_is_not_told",
+        "if final.chunk not in unsound:",
+        "if final.chunk >= 0:",
+    ),
 )

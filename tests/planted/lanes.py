@@ -62,4 +62,31 @@ LANES: tuple[Bug, ...] = (
         "if header.kind in BULK_KINDS and header.offset + header.length > header.total:",
         "if header.kind in BULK_KINDS and header.offset + header.length > header.total + 1:",
     ),
+    bug(
+        "a second hello is taken for a frame",
+        "tests/swarm/lanes/test_lane.py::test_lane_refuses_a_second_hello",
+        """
+        if header.kind is FrameKind.HELLO:
+            raise RemoteError("a second hello", peer=self.peer)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "a place of a chunk is given out twice",
+        "tests/swarm/lanes/test_chunks.py::test_place_of_a_frame_is_given_out_once",
+        """
+        self.given_out.add(header.offset)
+        """,
+        """
+        self.given_out.add(header.length)
+        """,
+    ),
+    bug(
+        "the counter in a nonce is a byte",
+        "tests/swarm/lanes/test_seal.py::test_no_two_frames_are_sealed_with_one_nonce",
+        'nonce = self.frames.to_bytes(12, "big")',
+        'nonce = (self.frames % 256).to_bytes(12, "big")',
+    ),
 )

@@ -702,6 +702,22 @@ PROTOCOL: tuple[Bug, ...] = (
         "return watched if inquiry is not None and inquiry.nonce == nonce else None",
     ),
     bug(
+        "one who cannot reach a peer confirms its death",
+        "tests/protocol/test_membership.py::test_broken_connection_is_confirmed_when_nobody_asked_has_one",
+        "nobody_has = inquiry is not None and bool(inquiry.vias) and inquiry.without == set(inquiry.vias)",
+        "nobody_has = inquiry is not None and bool(inquiry.vias) and bool(inquiry.without)",
+    ),
+    bug(
+        "a node that was stopped itself excuses everybody for ever",
+        "tests/protocol/test_membership.py::test_always_late_machine_still_finds_its_dead",
+        """
+        watched.excuses += 1
+        """,
+        """
+        watched.excuses += 0
+        """,
+    ),
+    bug(
         "who left signs a prepare certificate",
         "tests/protocol/test_one_signature.py"
         "::test_who_left_counts_in_no_prepare_certificate_and_in_no_votes_where_leaves_are_not_taken_off",

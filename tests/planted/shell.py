@@ -154,4 +154,74 @@ SHELL: tuple[Bug, ...] = (
         "included: tuple[bool, ...] | None = (True,) * made.encoded.grid.chunks",
         "included: tuple[bool, ...] | None = None",
     ),
+    bug(
+        "work made after a restart is settled by what was announced before it",
+        "tests/node/rounds/test_participation.py::test_work_of_the_round_under_way_is_settled_by_its_certificate_only",
+        "same = place is not None and finals.plan.participants[place].root == made.encoded.root",
+        "same = place is not None",
+    ),
+    bug(
+        "residuals on an abandoned state are carried on",
+        "tests/node/rounds/test_participation.py::test_residual_of_before_goes_with_the_state_too",
+        """
+        if fresh:
+            self._contributions.drop()
+        """,
+        """
+        if fresh and self.made is not None:
+            self._contributions.made = None
+        """,
+    ),
+    bug(
+        "a residual ages one round however many passed",
+        "tests/node/rounds/test_participation.py"
+        "::test_work_is_kept_for_as_many_rounds_as_the_limit_says_though_nothing_else_was_made",
+        "rounds = max(1, self._custody.chain.standing.round - made.round + 1)",
+        "rounds = 1",
+    ),
+    bug(
+        "amended settings do not reach what is contributed",
+        "tests/node/rounds/test_amendments.py::test_part_in_a_round_is_by_its_settings_from_the_anchor_on",
+        """
+        self._contributions.retune(sync.plan_codec, manifest.round.staleness_rounds, mixing=sync.applied_mixing)
+        """,
+        """
+
+        """,
+    ),
+    bug(
+        "a state that was fetched is not on disk before anything follows from it",
+        "tests/node/state/test_custody.py::test_newcomer_fetches_adopts_serves_and_keeps_the_state",
+        """
+        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        await self._saver.save_now(state)
+        """,
+        """
+        self._hold(state, await trio.to_thread.run_sync(self._p.shelf.header, state))
+        await self._saver.save_soon(state)
+        """,
+    ),
+    bug(
+        "states that were abandoned stay on disk",
+        "tests/node/state/test_earlier_states.py"
+        "::test_rollback_lets_go_of_what_it_abandoned_and_stands_on_what_was_kept",
+        "await self._saver.go_back(entry.value.state_round)",
+        "await trio.lowlevel.checkpoint()",
+    ),
+    bug(
+        "a state on disk counts without its certificate",
+        "tests/node/state/test_custody.py::test_state_on_disk_counts_only_with_its_certificate",
+        "if header.digest != self._p.chain.value(round).digest:",
+        "if header.round != self._p.chain.value(round).round:",
+    ),
+    bug(
+        "the certificate does not wait for the work of its round",
+        "tests/node/test_swarm_in_a_box.py::test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is",
+        """
+        await self._p.resumption.written(value.term, value.round)
+        """,
+        """
+
+        """,
+    ),
 )

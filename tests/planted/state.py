@@ -118,4 +118,41 @@ STATE: tuple[Bug, ...] = (
         "begin = self.header.kinds.index(kind) * self.header.numel",
         "begin = 0",
     ),
+    bug(
+        "one state less is served than is kept",
+        "tests/node/state/test_states.py::test_lookup_serves_the_last_states_and_forgets_older_ones",
+        "older = list(self._states)[:-STATES_KEPT]",
+        "older = list(self._states)[:1-STATES_KEPT]",
+    ),
+    bug(
+        "a state under the name of another round is taken",
+        "tests/node/state/test_states.py::test_files_that_are_no_states_are_ignored",
+        """
+        if state.round != round:
+            raise ValueError(f"it is of round {state.round}")
+        """,
+        """
+        if state.round < 0:
+            raise ValueError(f"it is of round {state.round}")
+        """,
+    ),
+    bug(
+        "chunks of one state go on into another of the same round",
+        "tests/node/state/test_catchup_interrupted.py"
+        "::test_attempt_that_failed_is_not_gone_on_with_for_the_same_round_of_another_term",
+        "if before is not None and before.assembly.digest == header.digest:",
+        "if before is not None and before.assembly.header.round == header.round:",
+    ),
+    bug(
+        "who offers a header that is none is asked again",
+        "tests/node/state/test_catchup.py::test_who_offers_another_header_is_not_asked_again",
+        """
+        logger.warning("%s", error)
+        scores.offended(peer, trio.current_time())
+        """,
+        """
+        logger.warning("%s", error)
+        scores.disappointed(peer, trio.current_time())
+        """,
+    ),
 )
