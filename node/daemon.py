@@ -42,7 +42,6 @@ from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.fork_watch import ForkWatch
 from shoal.node.rounds.frames import FrameRouter
-from shoal.node.rounds.inbox import Reduced
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReduceDesk
 from shoal.node.rounds.relay_room import RelayRoom
@@ -69,6 +68,7 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
 from shoal.protocol.records import Phase
@@ -258,7 +258,7 @@ class Daemon:
     @property
     def record_phase(self) -> Phase:
         """The phase in this node's record."""
-        needed = isinstance(self.engine, Engine) and self.engine.departure.needed
+        needed = isinstance(self.engine, Engine) and self.engine.member.needed
         if self._over.is_set() or (self.engine.leaving and not needed):
             return "leaving"
         if self.engine.machine is None:

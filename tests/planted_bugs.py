@@ -52,7 +52,7 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "the engine sends before it persists",
         f"{BOX}::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
-        "node/rounds/engine.py",
+        "protocol/member.py",
         "        decided: Certificate | None = None\n",
         "        effects = sorted(effects, key=lambda effect: isinstance(effect, Persist))\n"
         "        decided: Certificate | None = None\n",
@@ -93,22 +93,22 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "a residual counted again after a restart although it may have been counted",
         f"{BOX}::test_what_may_have_been_counted_since_the_work_on_disk_is_not_contributed_again",
-        "node/rounds/participation.py",
-        "resumption.find(chain, countable=countable)",
-        "resumption.find(chain, countable=True)",
+        "protocol/member.py",
+        "yield FindWork(countable)",
+        "yield FindWork(True)",
     ),
     bug(
         "the ready mark not written before Ready",
         f"{BOX}::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",
-        "node/rounds/participation.py",
-        "        await self._mark_announced()\n        self._p.log",
-        "        self._p.log",
+        "protocol/member.py",
+        "            yield from self._mark_announced()\n        yield from self._carry_out(machine.ready(ready",
+        "            pass\n        yield from self._carry_out(machine.ready(ready",
     ),
     bug(
         "the ready mark not written before a contribution is announced again",
         f"{BOX}::test_a_contribution_that_is_announced_again_after_a_restart_is_marked_first",
-        "node/rounds/participation.py",
-        "            await self._mark_announced()  #",
+        "protocol/member.py",
+        "            yield from self._mark_announced()  #",
         "            pass  #",
     ),
     bug(
@@ -125,8 +125,8 @@ BUGS: tuple[Bug, ...] = (
         (
             Edit("protocol/leading.py", "weightless=candidates.keys() - returners,", "weightless=(),"),
             Edit(
-                "node/rounds/participation.py",
-                "if self._me in self.recent_members() else JOINER",
+                "protocol/member.py",
+                "if self._me in self._recent_members() else JOINER",
                 "if True else JOINER",
             ),
         ),
@@ -134,8 +134,8 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "a joiner that trains before it is a member",
         f"{BOX}::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
-        "node/rounds/participation.py",
-        "if self._me in self.recent_members() else JOINER",
+        "protocol/member.py",
+        "if self._me in self._recent_members() else JOINER",
         "if True else JOINER",
     ),
     bug(
@@ -162,8 +162,8 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "finals of an earlier base worked out in the next round",
         f"{BOX}::test_finals_of_an_earlier_round_that_come_late_change_nothing",
-        "node/rounds/engine.py",
-        "or finals.plan.base != machine.previous.hash:",
+        "protocol/member.py",
+        "or plan.base != machine.previous.hash:",
         "or False:",
     ),
     bug(
@@ -368,8 +368,8 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "a certificate of a rollback to nowhere is decided",
         f"{ONE_WORD_NODES}::test_certificate_of_a_rollback_to_nowhere_ends_no_node",
-        "node/rounds/machines.py",
-        "        leads_back=chain.leads_back,\n",
+        "protocol/member.py",
+        "            leads_back=chain.leads_back,\n",
         "",
     ),
     bug(
@@ -382,7 +382,7 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "finals that were fetched are signed whatever their plan says",
         f"{ONE_WORD_NODES}::test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody",
-        "node/rounds/engine.py",
+        "protocol/member.py",
         "            check_plan(plan, plan.planner, machine.previous, self._settings)\n",
         "            pass\n",
     ),
@@ -479,8 +479,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     bug(
         "one peer's early words take the room of all others'",
-        "tests/node/rounds/test_inbox.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
-        "node/rounds/early.py",
+        "tests/protocol/test_early.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
+        "protocol/early.py",
         "        while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:\n",
         "        while len(words.kept) > EARLY_LIMIT_MESSAGES:\n",
     ),

@@ -38,10 +38,9 @@ from shoal.lab.simulate.talk import (
     Payload,
     falsehoods,
 )
-from shoal.node.rounds.departure import Departure, Parting
-from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
-from shoal.node.rounds.solitude import Solitude
 from shoal.protocol.agreement import Broadcast, Decided, DurableRecord, Mismatch, NeedFinals, Persist
+from shoal.protocol.departure import Departure, Parting
+from shoal.protocol.early import EARLY_LIMIT_MESSAGES
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.messages import (
@@ -52,6 +51,7 @@ from shoal.protocol.messages import (
     RoundMessage,
     domain_hash,
 )
+from shoal.protocol.no_quorum import NoQuorum
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
@@ -75,7 +75,7 @@ class Course(Reducing):
     def __init__(self, peer: SimulatedPeer) -> None:
         super().__init__(peer)
         self.early: deque[tuple[int, Message]] = deque(maxlen=EARLY_LIMIT_MESSAGES)
-        self._solitude = Solitude()
+        self._solitude = NoQuorum()
         self._departure = Departure(rounds=None)
         self._probation = Probation()
         self._candidates: dict[bytes, tuple[Finals, Report, F32]] = {}

@@ -13,9 +13,9 @@ from shoal.collectives.finals import Finals
 from shoal.lab.simulate.course import Course
 from shoal.lab.simulate.judge import Violation
 from shoal.lab.simulate.watch import LinkTalk, Watch
-from shoal.node.rounds.early import EARLY_LIMIT_MESSAGES
 from shoal.node.state.transfer import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.agreement import DurableRecord
+from shoal.protocol.early import EARLY_LIMIT_MESSAGES
 from shoal.protocol.gathering import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT

@@ -26,7 +26,7 @@ import trio
 from blake3 import blake3
 
 from shoal.node.outcome import PhaseChanged
-from shoal.node.rounds.inbox import SetPaused
+from shoal.protocol.inputs import SetPaused
 from shoal.protocol.messages import Certificate, Message
 from shoal.protocol.terms import make_rebase
 from shoal.protocol.wire import canonical

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.node.rounds.inbox import Reduced
 from shoal.node.state import store as store_module
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Reduced
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term
 from tests.node.box_life import Life
 from tests.node.box_witness import Bound

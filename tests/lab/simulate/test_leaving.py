@@ -7,7 +7,7 @@ import pytest
 from shoal.lab.simulate.outcome import Kit, Workload
 from shoal.lab.simulate.scenario import Fault, Scenario, random_scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
-from shoal.node.rounds.departure import LEAVE_PATIENCE_S
+from shoal.protocol.departure import LEAVE_PATIENCE_S
 from shoal.protocol.round import RoundMachine
 
 LAST_COPY = random_scenario(995)

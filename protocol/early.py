@@ -1,6 +1,6 @@
 """What peers said about rounds that have not begun here: kept for later, and no more of one peer than it needs for one.
 
-Who says too much loses its oldest words, not another's; and where all say too much, who takes up most room does.
+Who says too much loses its oldest messages, not another's; and where all say too much, who takes up most room does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from shoal.protocol.identity import PeerId
+from shoal.protocol.inputs import Heard
 from shoal.protocol.wire import canonical
-
-if TYPE_CHECKING:
-    from shoal.node.rounds.inbox import Heard
 
 EARLY_PEER_LIMIT_MESSAGES = 64
 EARLY_PEER_LIMIT_BYTES = 4 << 20
@@ -25,27 +22,30 @@ EARLY_LIMIT_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class _Words:
+class _Kept:
     """Of one peer, the oldest first: each with its place among all, and its size in bytes."""
 
     kept: deque[tuple[int, Heard, int]] = field(default_factory=deque)
     size: int = 0
 
 
-class EarlyWords:
+class EarlyMessages:
     """Messages that wait for their round. Use from one thread."""
 
     def __init__(self) -> None:
-        self._by_peer: dict[PeerId, _Words] = {}
+        self._by_peer: dict[PeerId, _Kept] = {}
         self._count = self._size = 0
         self._places = itertools.count()
 
     def __iter__(self) -> Iterator[Heard]:
         return (heard for words in self._by_peer.values() for _, heard, _ in words.kept)
 
+    def __len__(self) -> int:
+        return self._count
+
     def keep(self, heard: Heard) -> None:
         """Keep a message, and let go of what is too much."""
-        words, size = self._by_peer.setdefault(heard.peer, _Words()), len(canonical(heard.message))
+        words, size = self._by_peer.setdefault(heard.peer, _Kept()), len(canonical(heard.message))
         words.kept.append((next(self._places), heard, size))
         words.size += size
         self._size += size
